@@ -1,0 +1,194 @@
+"""Lanes whose rows go through the model together: one cache, one mask, one forward pass per step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from genctl import events
+from genctl.decode import cache as caches
+from genctl.decode.forward import Forward, Output, Sources, join_sources
+from genctl.decode.lane import Run
+
+ROOM = 512  # columns a cache is given at once beyond what it holds, at most
+
+
+class Batch:
+    """The rows of several lanes. Between steps rows are reordered, lanes leave and others join."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+        self.runs: list[Run] = []
+        self.joining: list[Run] = []
+        self.cache: caches.Cache | None = None
+        self.held: list[tuple[Run, int]] = []  # whose rows the cache has, in order, and how many
+        self.columns = 0  # of the cache
+        self.pads: dict[int, int] = {}  # id of a run -> columns of padding before its tokens
+        self.sources: Sources | None = None
+        self.layout: list[tuple[int, int]] = []  # for which runs and counts `sources` was made
+
+    def __len__(self) -> int:
+        return len(self.runs) + len(self.joining)
+
+    def welcomes(self, run: Run) -> bool:
+        """Whether a lane may share this batch's passes without a change in what it receives."""
+        if not len(self):
+            return True
+        other = (self.runs or self.joining)[0]
+        if run.lane.use_cache != other.lane.use_cache or drafts(run) or drafts(other):
+            return False
+        cache = run.prefix.cache
+        if cache is not None and not caches.mergeable(cache):
+            return False
+        if not self.forward.relative or not self.forward.takes_mask:  # absolute positions cannot be shifted
+            return all(run.length == member.length for member in (*self.runs, *self.joining))
+        return True
+
+    def join(self, run: Run) -> None:
+        self.joining.append(run)
+
+    def step(self, interrupted: str) -> Iterator[events.Event]:
+        """Bring the cache into the order that the last choices ask for, feed, and let every lane advance."""
+        self._arrange()
+        output = self._feed()
+        normalizer = output.logits.logsumexp(-1)
+        at = 0
+        for run in list(self.runs):
+            count = run.rows
+            part = slice(at, at + count)
+            at += count
+            run.passes += 1
+            mine = output if count == len(output.logits) else _slice(output, part)
+            yield from run.advance(mine, normalizer[part], interrupted)
+        self.runs = [run for run in self.runs if run.live]
+
+    # -- the cache -----------------------------------------------------------------------------------------------------
+
+    def _arrange(self) -> None:
+        if not self.runs and not self.joining:
+            return
+        cached = (self.runs or self.joining)[0].prefix.cache is not None
+        if cached:
+            self._arrange_cache()
+        self.runs += self.joining
+        self.joining = []
+        if not cached:
+            longest = max(run.length for run in self.runs)
+            self.pads = {id(run): longest - run.length for run in self.runs}
+        if self.forward.is_encoder_decoder:
+            self._arrange_sources()
+
+    def _arrange_cache(self) -> None:
+        rows: list[int] = []
+        at = 0
+        for run, count in self.held:
+            if run.live:
+                rows += [at + parent for parent in run.parents for _ in range(run.branches)]
+            at += count
+        room = min(ROOM, max(run.lane.max_new_tokens - run.pending.rows.written for run in (*self.runs, *self.joining)))
+        parts, spare = [], 0
+        if rows:
+            assert self.cache is not None
+            spare = min(self.pads[id(run)] for run in self.runs)
+            if spare or rows != list(range(at)):
+                index = torch.tensor(rows, device=self.forward.device)
+                self.cache = caches.select(self.cache, index, room=0 if self.joining else room, drop=spare)
+            rejected = self._rejected()
+            caches.crop(self.cache, rejected)
+            self.columns -= spare + rejected
+            parts.append(self.cache)
+        for run in self.joining:
+            index = torch.zeros(run.rows, dtype=torch.long, device=self.forward.device)
+            parts.append(caches.select(caches.self_part(run.prefix.cache), index, room=room))
+        if self.joining:
+            self.cache = caches.merge(parts, room=room)
+            lengths = {id(run): run.prefix.tokens.shape[1] for run in self.joining}
+            lengths |= {id(run): self.columns - (self.pads[id(run)] - spare) for run in self.runs}
+            self.columns = max(lengths.values())
+            self.pads = {key: self.columns - length for key, length in lengths.items()}
+        elif spare:
+            self.pads = {id(run): self.pads[id(run)] - spare for run in self.runs}
+        self.held = [(run, run.rows) for run in (*self.runs, *self.joining)]
+
+    def _rejected(self) -> int:
+        """Draft columns to take back. A lane that drafts is alone in its batch."""
+        run = self.runs[0]
+        choice = run.choice
+        return 0 if choice is None or run.fed_draft == 0 else run.fed_draft - choice.kept
+
+    def _arrange_sources(self) -> None:
+        layout = [(id(run), run.rows) for run in self.runs]
+        if layout == self.layout:
+            return
+        self.layout = layout
+        cross = [
+            None if run.prefix.cache is None else run.prefix.cache.cross_attention_cache for run in self.runs
+        ]
+        sources = [run.prefix.source for run in self.runs if run.prefix.source is not None]
+        self.sources = join_sources(sources, cross, [run.rows for run in self.runs])
+
+    # -- the pass ------------------------------------------------------------------------------------------------------
+
+    def _feed(self) -> Output:
+        forward, device = self.forward, self.forward.device
+        if self.cache is None:
+            feed = self._everything()
+            keep = 1 + max(run.drafted for run in self.runs)
+            start = 0
+        else:
+            parts = [run.unfed() for run in self.runs]
+            feed = parts[0] if len(parts) == 1 else torch.cat(parts)
+            keep, start = feed.shape[1], self.columns
+        mask = positions = None
+        longest = max(self.pads.values(), default=0)
+        columns = torch.arange(start, start + feed.shape[1], device=device)[None]
+        if longest:
+            pads = torch.tensor([self.pads[id(run)] for run in self.runs for _ in range(run.rows)], device=device)
+            whole = torch.arange(start + feed.shape[1], device=device)[None]
+            mask = (whole >= pads[:, None]).long()
+            positions = (columns - pads[:, None]).clamp(min=0)
+        else:
+            positions = columns
+        hidden = any(run.lane.strategy.needs_hidden for run in self.runs)
+        output = forward(
+            feed,
+            self.cache,
+            mask=mask,
+            positions=positions,
+            sources=self.sources,
+            keep=keep,
+            hidden=hidden,
+            first=self.cache is None,
+        )
+        if self.cache is not None:
+            self.columns += feed.shape[1]
+        for run in self.runs:
+            run.fed_draft = run.drafted
+        return output
+
+    def _everything(self) -> Tensor:
+        """All tokens of all rows, int64 [N, T+D], padded on the left: what a model without a cache is fed."""
+        parts = []
+        for run in self.runs:
+            tokens = run.pending.rows.tokens
+            if run.draft is not None:
+                tokens = torch.cat([tokens.repeat_interleave(run.branches, 0), run.draft.flatten(0, 1)], 1)
+            pad = self.pads[id(run)]
+            parts.append(torch.nn.functional.pad(tokens, (pad, 0)) if pad else tokens)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def drafts(run: Run) -> bool:
+    """Whether a lane puts tokens on trial: its cache is cropped by its own measure, so it goes alone."""
+    return bool(getattr(run.lane.strategy, "drafts", False))
+
+
+def _slice(output: Output, part: slice) -> Output:
+    return Output(
+        output.logits[part],
+        output.cache,
+        None if output.hidden is None else output.hidden[part],
+        None if output.layers is None else tuple(layer[part] for layer in output.layers),
+    )

@@ -1,0 +1,270 @@
+"""Score and commit: what the model said, as a search sees it; what a search chose, written down.
+
+The one place where tokens are written, rows end and candidates are cut. Every written token is looked at in order, so a
+stop inside an accepted draft is found where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genctl import events
+from genctl.decode.processors import trace as tracing
+from genctl.decode.types import Choice, Closed, Lane, Rows, Scores, Space, Written
+
+Node = tuple[int, Any]  # a token and the node before it; None at the prompt: forks share their stem
+
+
+@dataclass
+class Pending:
+    """The live rows of a lane with all that belongs to them."""
+
+    rows: Rows
+    nodes: list[Node | None]  # R, the new tokens of each row as a linked list
+    slots: list[int | None]  # R, which returned sequence each row is
+    buffer: Tensor  # int64 [R, capacity], `rows.tokens` is its filled part
+
+
+@dataclass
+class Commit:
+    """What one choice came to."""
+
+    pending: Pending
+    survivors: list[int]  # indices into the candidates
+    parents: list[int]  # the scored row that each survivor continues
+    written: list[tuple[events.Token, ...]]  # of each survivor
+    closed: list[tuple[int, tuple[events.Token, ...], Closed]] = field(default_factory=list)  # row, written, what it became
+
+
+def begin(tokens: Tensor, capacity: int) -> Pending:
+    """One empty row after a prompt. tokens int64 [1, T]; `capacity` is how many tokens may follow."""
+    length = int(tokens.shape[1])
+    buffer = torch.empty(1, length + capacity, dtype=torch.long, device=tokens.device)
+    buffer[:, :length] = tokens
+    return Pending(Rows(buffer[:, :length], [0.0], [0.0], length), [None], [None], buffer)
+
+
+def score(
+    lane: Lane, rows: Rows, draft: Tensor | None, raw: Tensor, normalizer: Tensor, space: Space
+) -> tuple[Tensor, list[list[tracing.Stage]]]:
+    """Apply the lane's processors to what follows each row and each draft prefix.
+
+    raw f32 [N, D+1, V]; draft int64 [R, B, D] or None. Returns scores [N, D+1, V] and the stages for each of the D+1
+    positions when the lane is traced.
+    """
+    scores = raw if space == "logits" else raw - normalizer[..., None]
+    if not lane.processors:
+        return scores, []
+    history = rows.tokens
+    flat: Tensor | None = None
+    if draft is not None:
+        history = history.repeat_interleave(draft.shape[1], 0)
+        flat = draft.flatten(0, 1)
+    columns, stages = [], []
+    for position in range(raw.shape[1]):
+        seen = history if position == 0 or flat is None else torch.cat([history, flat[:, :position]], 1)
+        here = scores[:, position]
+        if lane.trace:
+            here, stage = tracing.apply(lane.processors, seen, here.clone(), timing=True)
+            stages.append(stage)
+        else:
+            here = here.clone()  # some processors write in place, and the model's own logits are reported
+            for process in lane.processors:
+                here = process(seen, here)
+        columns.append(here)
+    return (columns[0][:, None] if len(columns) == 1 else torch.stack(columns, 1)), stages
+
+
+def commit(
+    lane: Lane,
+    pending: Pending,
+    draft: Tensor | None,
+    scores: Scores,
+    choice: Choice,
+    stages: list[list[tracing.Stage]],
+    elapsed: Callable[[], float],
+    interrupted: str = "",
+) -> Commit:
+    """Write the choice, close what ended, keep the best `width` of the rest.
+
+    Raises IndexError when a strategy names rows that were not scored.
+    """
+    branches = 1 if draft is None else draft.shape[1]
+    scored = choice.rows.tolist()
+    written = _written(draft, choice)  # int64 [C, m]
+    count = written.shape[1]
+    tokens = written.tolist()
+    gathered = scores.raw[choice.rows, :count].gather(2, written[:, :, None])[:, :, 0] - scores.normalizer[choice.rows, :count]
+    steps = gathered.tolist()
+    ranks = None if choice.ranks is None else choice.ranks.tolist()
+    before = pending.rows.written
+
+    survivors: list[int] = []
+    ended: list[tuple[int, int, str, str]] = []  # candidate, last position, reason, what
+    size = len(scored) // choice.groups
+    for group in range(choice.groups):
+        live = 0
+        for place in range(size):
+            candidate = group * size + place
+            if choice.width is not None and live == choice.width:
+                break
+            row = scored[candidate] // branches
+            stop = None
+            logprob = pending.rows.logprobs[row]
+            for position, token in enumerate(tokens[candidate]):
+                logprob += steps[candidate][position]
+                stop = _why(lane, pending.nodes[row], tokens[candidate], position, token, before, logprob, elapsed)
+                if stop is None and interrupted and position == count - 1:
+                    stop = (interrupted, "")
+                if stop is not None:
+                    # an end that the beam would not have kept is not a result
+                    if choice.width is None or place < choice.width:
+                        ended.append((candidate, position, *stop))
+                    break
+            if stop is None:
+                survivors.append(candidate)
+                live += 1
+
+    shown = survivors + [candidate for candidate, *_ in ended]
+    words = _report(lane, scores, scored, tokens, steps, shown, stages)
+    result_rows = [scored[c] // branches for c in survivors]
+    nodes: list[Node | None] = []
+    logprobs, totals, slots = [], [], []
+    for candidate, row in zip(survivors, result_rows, strict=True):
+        node = pending.nodes[row]
+        for token in tokens[candidate]:
+            node = (token, node)
+        nodes.append(node)
+        logprob = pending.rows.logprobs[row] + sum(steps[candidate])
+        logprobs.append(logprob)
+        totals.append(logprob if ranks is None else ranks[candidate])
+        slots.append(None if choice.slots is None else choice.slots[candidate])
+    closed = []
+    for candidate, position, reason, what in ended:
+        row = scored[candidate] // branches
+        made = (*history(pending.nodes[row]), *tokens[candidate][: position + 1])
+        logprob = pending.rows.logprobs[row] + sum(steps[candidate][: position + 1])
+        total = logprob if ranks is None else ranks[candidate]
+        slot = None if choice.slots is None else choice.slots[candidate]
+        closed.append((row, words[candidate][: position + 1], Closed(made, logprob, total, reason, slot, what)))
+    rows, buffer = _extend(pending, result_rows, written, survivors)
+    new = Rows(rows, logprobs, totals, pending.rows.prompt_len)
+    return Commit(
+        Pending(new, nodes, slots, buffer),
+        survivors,
+        [scored[c] for c in survivors],
+        [words[c] for c in survivors],
+        closed,
+    )
+
+
+def history(node: Node | None) -> tuple[int, ...]:
+    """The tokens that lead to a node, oldest first."""
+    tokens = []
+    while node is not None:
+        token, node = node
+        tokens.append(token)
+    return tuple(reversed(tokens))
+
+
+def _written(draft: Tensor | None, choice: Choice) -> Tensor:
+    parts = []
+    if draft is not None and choice.kept:
+        parts.append(draft.flatten(0, 1)[choice.rows, : choice.kept])
+    if choice.tokens is not None:
+        parts.append(choice.tokens[:, None])
+    if not parts:
+        return choice.rows.new_empty(len(choice.rows), 0)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _why(
+    lane: Lane,
+    node: Node | None,
+    written: Sequence[int],
+    position: int,
+    token: int,
+    before: int,
+    logprob: float,
+    elapsed: Callable[[], float],
+) -> tuple[str, str] | None:
+    """Why a row ends after this token: EOS, then the criteria in their order, then the length."""
+    if token in lane.eos:
+        return "eos", ""
+    count = before + position + 1
+    if lane.criteria:
+
+        def tail(wanted: int) -> list[int]:
+            newest = list(written[max(0, position + 1 - wanted) : position + 1])
+            at, older = node, []
+            while at is not None and len(newest) + len(older) < wanted:
+                older.append(at[0])
+                at = at[1]
+            return [*reversed(older), *newest]
+
+        look = Written(token, count, logprob, tail, elapsed())
+        for criterion in lane.criteria:
+            stop = criterion(look)
+            if stop is not None:
+                return stop
+    return ("length", "") if count >= lane.max_new_tokens else None
+
+
+def _extend(pending: Pending, rows: list[int], written: Tensor, survivors: list[int]) -> tuple[Tensor, Tensor]:
+    """The survivors' tokens, in place where no row moved."""
+    buffer, count = pending.buffer, written.shape[1]
+    length = int(pending.rows.tokens.shape[1])
+    if rows != list(range(buffer.shape[0])):
+        buffer = buffer.index_select(0, torch.tensor(rows, dtype=torch.long, device=buffer.device))
+    if length + count > buffer.shape[1]:
+        room = buffer.new_empty(buffer.shape[0], max(64, buffer.shape[1] // 2) + count)
+        buffer = torch.cat([buffer, room], 1)
+    if count and survivors:
+        kept = written if len(survivors) == len(written) else written[survivors]
+        buffer[:, length : length + count] = kept
+    return buffer[:, : length + count], buffer
+
+
+def _report(
+    lane: Lane,
+    scores: Scores,
+    scored: list[int],
+    tokens: list[list[int]],
+    steps: list[list[float]],
+    shown: list[int],
+    stages: list[list[tracing.Stage]],
+) -> dict[int, tuple[events.Token, ...]]:
+    """The written tokens of each shown candidate, with what was asked to be reported about them."""
+    if not (lane.scores or lane.top or lane.trace):
+        return {c: tuple(map(events.Token, tokens[c], steps[c])) for c in shown}
+    words: dict[int, list[events.Token]] = {c: [] for c in shown}
+    for position in range(len(tokens[shown[0]]) if shown else 0):
+        device = scores.raw.device
+        rows = torch.tensor([scored[c] for c in shown], device=device)
+        ids = torch.tensor([tokens[c][position] for c in shown], device=device)
+        logprobs = scores.raw[rows, position] - scores.normalizer[rows, position, None]  # [shown, V]
+        chosen = logprobs.gather(1, ids[:, None])
+        ranks = ((logprobs > chosen).sum(1) + 1).tolist()
+        entropy = torch.special.entr(logprobs.exp()).sum(1).tolist()
+        best = logprobs.topk(min(lane.top, logprobs.shape[1]), dim=1) if lane.top else None
+        values = best.values.tolist() if best is not None else []
+        indices = best.indices.tolist() if best is not None else []
+        traces = tracing.traces(stages[position], rows, ids) if stages else None
+        for place, candidate in enumerate(shown):
+            top = tuple((i, "", v) for i, v in zip(indices[place], values[place], strict=True)) if best is not None else ()
+            words[candidate].append(
+                events.Token(
+                    tokens[candidate][position],
+                    steps[candidate][position],
+                    rank=ranks[place],
+                    entropy=entropy[place],
+                    top=top,
+                    trace=traces[place] if traces is not None else (),
+                )
+            )
+    return {candidate: tuple(found) for candidate, found in words.items()}

@@ -1,0 +1,222 @@
+"""How a model is asked: prefill, one step for many rows, and what each architecture wants to be given.
+
+transformers' own `prepare_inputs_for_generation` is called where an architecture overrides it; elsewhere the few
+inputs that every model shares are passed directly, which costs nothing per step.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.generation.utils import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput
+
+from genctl.decode import cache as caches
+from genctl.decode.types import Prefix, Source
+from genctl.errors import ModelError
+
+# Decoders whose positions are only relative: rows of different lengths may share a step of an encoder-decoder.
+RELATIVE_DECODERS = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
+
+
+@dataclass
+class Output:
+    """What one forward pass said of the fed tokens: F tokens for each of N rows."""
+
+    logits: Tensor  # f32 [N, F, V]
+    cache: Any
+    hidden: Tensor | None = None  # [N, F, H]
+    layers: tuple[Tensor, ...] | None = None  # per layer [N, F, H]
+
+
+@dataclass
+class Sources:
+    """The encoder side of a batch: one row for each decoder row. Never reordered between the rows of one prompt."""
+
+    states: Tensor  # [N, S, H]; views of one row where a prompt has several
+    mask: Tensor | None  # int64 [N, S], None when nothing is padded
+    cross: Cache | None  # the cross-attention cache, computed once per prompt
+
+
+class Forward:
+    """A model as the loop sees it. `forwards` counts the passes through the decoder."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.config = model.config
+        self.device = model.device if model.device.type != "meta" else torch.device("cpu")
+        self.is_encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+        accepted = inspect.signature(model.forward).parameters
+        self.cache_name = "cache_params" if "cache_params" in accepted else "past_key_values"
+        self.takes_positions = "position_ids" in accepted
+        self.takes_mask = "attention_mask" in accepted
+        self.takes_keep = "logits_to_keep" in accepted
+        prepare = type(model).prepare_inputs_for_generation
+        self.prepares = prepare is not GenerationMixin.prepare_inputs_for_generation
+        self.relative = not self.is_encoder_decoder or self.config.model_type in RELATIVE_DECODERS
+        self.supports_cache = bool(model._supports_default_dynamic_cache())
+        self.forwards = 0
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the output distribution."""
+        head = self.model.get_output_embeddings()
+        weight = getattr(head, "weight", None)
+        if weight is not None and weight.numel():
+            return int(weight.shape[0])
+        return int(self.config.get_text_config(decoder=True).vocab_size)
+
+    def encode(self, ids: Sequence[int]) -> Source:
+        """Run the encoder over one prompt. Shapes: ids [S] -> states [1, S, H]."""
+        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
+        encoder = self.model.get_encoder()
+        with torch.no_grad():
+            output = encoder(input_ids=tokens, attention_mask=torch.ones_like(tokens), return_dict=True)
+        return Source(tokens, output.last_hidden_state)
+
+    def prefill(
+        self, ids: Sequence[int], source: Source | None, *, use_cache: bool = True, hidden: bool = False, room: int = 0
+    ) -> Prefix:
+        """Read a prompt, alone: batch 1, no padding. `room` is how many tokens will follow."""
+        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
+        cache = None
+        if use_cache and self.supports_cache:
+            cache = caches.new_cache(self.config, encoder_decoder=self.is_encoder_decoder, room=0)
+        sources = None
+        if source is not None:
+            sources = Sources(source.states, None, None)
+        output = self(tokens, cache, sources=sources, first=True, keep=0 if hidden else 1, hidden=hidden)
+        return Prefix(
+            tokens,
+            output.cache,
+            output.logits[:, -1],
+            output.hidden,
+            None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers),
+            source,
+        )
+
+    def __call__(
+        self,
+        feed: Tensor,
+        cache: Cache | None,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        sources: Sources | None = None,
+        first: bool = False,
+        keep: int = 0,
+        hidden: bool = False,
+    ) -> Output:
+        """One pass. feed int64 [N, F]; mask int64 [N, T+F], None without padding; positions int64 [N, F].
+
+        `keep` limits the logits to the last positions; 0 keeps all. With a cache, what is fed is appended to it.
+        """
+        inputs: dict[str, Any] = {}
+        if self.is_encoder_decoder:
+            assert sources is not None
+            if isinstance(cache, Cache) and not isinstance(cache, EncoderDecoderCache) and sources.cross is not None:
+                cache = EncoderDecoderCache(cache, sources.cross)
+            inputs["encoder_outputs"] = BaseModelOutput(last_hidden_state=sources.states)
+            if sources.mask is not None:
+                inputs["attention_mask"] = sources.mask
+            if mask is not None:
+                inputs["decoder_attention_mask"] = mask
+            inputs["decoder_input_ids"] = feed
+        else:
+            inputs["input_ids"] = feed
+            if self.takes_mask:
+                inputs["attention_mask"] = mask
+            if self.takes_positions:
+                if positions is None:
+                    past = caches.length_of(cache) if cache is not None else 0
+                    positions = torch.arange(past, past + feed.shape[1], device=feed.device)[None]
+                inputs["position_ids"] = positions
+        inputs["use_cache"] = cache is not None
+        if cache is not None:
+            inputs[self.cache_name] = cache
+        if keep and self.takes_keep:
+            inputs["logits_to_keep"] = keep
+        if self.prepares:
+            inputs = self._prepare(feed, inputs, first)
+        if hidden:
+            inputs["output_hidden_states"] = True
+        with torch.no_grad():
+            output = self.model(**inputs, return_dict=True)
+        self.forwards += 1
+        logits = output.logits
+        if keep and logits.shape[1] > keep:
+            logits = logits[:, -keep:]
+        states = None
+        if hidden:
+            states = output.decoder_hidden_states if self.is_encoder_decoder else output.hidden_states
+            if states is None:
+                raise ModelError(f"{type(self.model).__name__} does not report hidden states, which this strategy needs")
+        return Output(logits.float(), cache, None if states is None else states[-1], None if states is None else tuple(states))
+
+    def _prepare(self, feed: Tensor, inputs: dict[str, Any], first: bool) -> dict[str, Any]:
+        """Let an architecture that overrides input preparation have its say."""
+        given = dict(inputs)
+        given.pop("decoder_input_ids" if self.is_encoder_decoder else "input_ids")
+        prepared = self.model.prepare_inputs_for_generation(feed, is_first_iteration=first, **given)
+        return {key: value for key, value in prepared.items() if key != "is_first_iteration"}
+
+
+def join_sources(sources: Sequence[Source], cross: Sequence[Cache | None], counts: Sequence[int]) -> Sources:
+    """The encoder side of a batch from one prompt each: lane i has `counts[i]` rows.
+
+    One prompt: its single row seen `counts[0]` times through a view, nothing is copied. Several: copied once, padded on
+    the right and masked.
+    """
+    if len(sources) == 1:
+        states = sources[0].states.expand(counts[0], -1, -1)
+        return Sources(states, None, None if cross[0] is None else _expand(cross[0], counts[0]))
+    longest = max(source.states.shape[1] for source in sources)
+    rows = sum(counts)
+    like = sources[0].states
+    states = like.new_zeros(rows, longest, like.shape[2])
+    mask = torch.zeros(rows, longest, dtype=torch.long, device=like.device)
+    at = 0
+    for source, count in zip(sources, counts, strict=True):
+        length = source.states.shape[1]
+        states[at : at + count, :length] = source.states
+        mask[at : at + count, :length] = 1
+        at += count
+    full = all(source.states.shape[1] == longest for source in sources)
+    joined = None
+    if all(part is not None for part in cross):
+        joined = _join_cross([part for part in cross if part is not None], counts, longest)
+    return Sources(states, None if full else mask, joined)
+
+
+def _expand(cross: Cache, count: int) -> Cache:
+    layers = []
+    for layer in cross.layers:
+        new = caches.GrowingLayer()
+        new.hold(layer.keys.expand(count, -1, -1, -1), layer.values.expand(count, -1, -1, -1))
+        layers.append(new)
+    return caches._with_layers(cross, layers)
+
+
+def _join_cross(cross: Sequence[Cache], counts: Sequence[int], longest: int) -> Cache:
+    layers = []
+    for parts in zip(*(cache.layers for cache in cross), strict=True):
+        held = []
+        for name in ("keys", "values"):
+            like = getattr(parts[0], name)
+            joined = like.new_zeros(sum(counts), like.shape[1], longest, like.shape[3])
+            at = 0
+            for part, count in zip(parts, counts, strict=True):
+                tensor = getattr(part, name)
+                joined[at : at + count, :, : tensor.shape[2]] = tensor
+                at += count
+            held.append(joined)
+        new = caches.GrowingLayer()
+        new.hold(held[0], held[1])
+        layers.append(new)
+    return caches._with_layers(cross[0], layers)

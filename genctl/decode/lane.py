@@ -1,0 +1,201 @@
+"""One lane at work: its rows, its search, and what it tells of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from genctl import events
+from genctl.decode.commit import Commit, Pending, begin, commit, score
+from genctl.decode.forward import Forward, Output
+from genctl.decode.types import Choice, Closed, Context, Lane, Prefix, Scores, Search
+from genctl.errors import GenctlError, ModelError
+
+
+@dataclass
+class Run:
+    """A lane's state between two forward passes. `advance` is score -> choose -> commit."""
+
+    lane: Lane
+    prefix: Prefix
+    forward: Forward
+    clock: Callable[[], float]
+    began: float  # when the lane was admitted
+    passes: int
+    live: bool = True
+    step: int = 0
+    first_token_s: float = 0.0
+    search: Search | None = None
+    choice: Choice | None = None
+    draft: Tensor | None = None  # int64 [R, B, D], on trial in the pass to come
+    survivors: list[int] = field(default_factory=lambda: [0])
+    parents: list[int] = field(default_factory=lambda: [0])  # the scored row that each live row continues
+    ended: list[Closed] = field(default_factory=list)
+    fed_draft: int = 0  # draft tokens in the last pass
+    front: tuple[Tensor, Tensor | None] | None = None  # what is already known of the newest token, if nothing is unfed
+
+    def __post_init__(self) -> None:
+        tokens = self.prefix.tokens
+        self.decoding = self.clock()
+        self.pending: Pending = begin(tokens, min(self.lane.max_new_tokens, 1024))
+        rng = torch.Generator(device=self.prefix.logits.device)
+        rng.manual_seed(self.lane.seed)
+        self.context = Context(self.prefix, rng, self.lane.eos, self.lane.max_new_tokens, self.forward)
+
+    @property
+    def length(self) -> int:
+        """Tokens of each row, prompt included; the newest may not have been read by the model yet."""
+        return int(self.pending.rows.tokens.shape[1])
+
+    @property
+    def branches(self) -> int:
+        return 1 if self.draft is None else self.draft.shape[1]
+
+    @property
+    def drafted(self) -> int:
+        return 0 if self.draft is None else self.draft.shape[2]
+
+    @property
+    def rows(self) -> int:
+        """Rows that the next pass has for this lane."""
+        return len(self.survivors) * self.branches
+
+    def first(self, interrupted: str) -> Iterator[events.Event]:
+        """The first choice, from what the prefill said."""
+        prefix = self.prefix
+        hidden = None if prefix.hidden is None else prefix.hidden[:, -1:]
+        yield from self._advance(prefix.logits[:, None], None, hidden, prefix.layers, interrupted)
+
+    def advance(self, output: Output, normalizer: Tensor, interrupted: str) -> Iterator[events.Event]:
+        """One step. output.logits f32 [N, F, V] is what the model said of what was fed, normalizer f32 [N, F]."""
+        raw, hidden, layers = output.logits, output.hidden, output.layers
+        if self.front is not None:  # the newest token had been scored as a draft; its own scores come first
+            front, front_hidden = self.front
+            raw = torch.cat([front[:, None].repeat_interleave(self.branches, 0), raw], 1)
+            if hidden is not None and front_hidden is not None:
+                hidden = torch.cat([front_hidden[:, None].repeat_interleave(self.branches, 0), hidden], 1)
+            yield from self._advance(raw, None, hidden, layers, interrupted)
+        else:
+            yield from self._advance(raw, normalizer, hidden, layers, interrupted)
+
+    def unfed(self) -> Tensor:
+        """What the model has not read yet, int64 [N, F]: the newest token, unless a draft held it, and the draft."""
+        newest = self.pending.rows.tokens[:, -1:]
+        if self.draft is None:
+            return newest
+        flat = self.draft.flatten(0, 1)
+        if self.front is not None:
+            return flat
+        return torch.cat([newest.repeat_interleave(self.branches, 0), flat], 1)
+
+    def _advance(
+        self,
+        raw: Tensor,
+        normalizer: Tensor | None,
+        hidden: Tensor | None,
+        layers: tuple[Tensor, ...] | None,
+        interrupted: str,
+    ) -> Iterator[events.Event]:
+        if normalizer is None:
+            normalizer = raw.logsumexp(-1)
+        drafted, branches = self.drafted, self.branches
+        try:
+            made = self._choose(raw, normalizer, hidden, layers, interrupted)
+        except GenctlError as error:
+            self.close()
+            yield events.Failed(self.lane.name, error.code, error.message)
+            return
+        if made is None:
+            yield self._finish()
+            return
+        assert self.choice is not None
+        if made.written or made.closed:
+            if self.step == 0:
+                self.first_token_s = self.clock() - self.began
+            yield self._stepped(made, branches, drafted)
+            self.step += 1
+        if not made.survivors:
+            yield self._finish()
+
+    def _choose(
+        self,
+        raw: Tensor,
+        normalizer: Tensor,
+        hidden: Tensor | None,
+        layers: tuple[Tensor, ...] | None,
+        interrupted: str,
+    ) -> Commit | None:
+        lane, draft = self.lane, self.draft
+        if not bool(torch.isfinite(normalizer).all()):
+            raise ModelError(f"the model's logits are not finite at step {self.step}: its weights or activations are damaged")
+        processed, stages = score(lane, self.pending.rows, draft, raw, normalizer, lane.strategy.space)
+        scores = Scores(
+            self.pending.rows, raw, processed, normalizer, self.survivors, tuple(self.ended), hidden, layers
+        )
+        try:
+            if self.search is None:
+                self.search = lane.strategy.search(scores, self.context)
+                choice = next(self.search)
+            else:
+                choice = self.search.send(scores)
+        except StopIteration:
+            return None
+        made = commit(
+            lane, self.pending, draft, scores, choice, stages, lambda: self.clock() - self.began, interrupted
+        )
+        self.pending, self.survivors, self.parents, self.choice = made.pending, made.survivors, made.parents, choice
+        self.ended += [closed for _, _, closed in made.closed]
+        self.draft = None if choice.draft is None else choice.draft[made.survivors]
+        self.front = None
+        if choice.tokens is None and made.survivors:
+            parents = torch.tensor(made.parents, device=raw.device)
+            self.front = raw[parents, choice.kept], None if hidden is None else hidden[parents, choice.kept]
+        return made
+
+    def _stepped(self, made: Commit, branches: int, drafted: int) -> events.Stepped:
+        name, pending = self.lane.name, made.pending
+        assert self.choice is not None
+        notes = self.choice.notes
+        rows = tuple(
+            events.Row(
+                name,
+                made.parents[i] // branches,
+                made.written[i],
+                pending.rows.logprobs[i],
+                pending.rows.totals[i],
+                pending.slots[i],
+                "" if notes is None else notes[made.survivors[i]],
+            )
+            for i in range(len(made.survivors))
+        )
+        ended = tuple(
+            events.Ended(name, row, written, self._hypothesis(closed)) for row, written, closed in made.closed
+        )
+        return events.Stepped(name, self.step, rows, ended, drafted, self.choice.kept)
+
+    def _hypothesis(self, closed: Closed) -> events.Hypothesis:
+        penalty = self.lane.strategy.length_penalty
+        return events.Hypothesis(
+            closed.tokens, closed.logprob, closed.total, closed.reason, closed.score(penalty), closed.slot, closed.stop
+        )
+
+    def _finish(self) -> events.Finished:
+        self.close()
+        found = [self._hypothesis(closed) for closed in self.ended]
+        if all(hypothesis.slot is not None for hypothesis in found):
+            found.sort(key=lambda hypothesis: hypothesis.slot or 0)
+        else:
+            found.sort(key=lambda hypothesis: -hypothesis.score)
+        lane = self.lane
+        prompt = len(lane.source) if lane.source is not None else len(lane.tokens)
+        seconds = self.clock() - self.decoding
+        return events.Finished(lane.name, tuple(found[: lane.returned]), prompt, seconds, self.first_token_s, self.passes)
+
+    def close(self) -> None:
+        """End the search: its `finally` clauses run."""
+        self.live = False
+        if self.search is not None:
+            self.search.close()

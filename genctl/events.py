@@ -1,0 +1,226 @@
+"""The words that every room shares: what happened, as frozen values. No tensors, no tokenizer, no handles.
+
+A run is a stream of events; a file of them, one JSON object per line, is a run that can be shown again.
+Two events are equal if their fields are equal. Log-probabilities are in nats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+Alternative: TypeAlias = tuple[int, str, float]  # id, text, log-probability
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one processor did to one row's scores at one step."""
+
+    processor: str
+    removed: int  # tokens that lost all their probability here
+    moved: float  # total variation between the distribution before and after, in [0, 1]
+    changed: bool  # whether the most probable token is another one now
+    before: float  # probability of the chosen token before
+    after: float  # and after
+    seconds: float = 0.0  # time spent, shared by all rows of the call
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One written token. `logprob` is the model's own, before any processor."""
+
+    id: int
+    logprob: float
+    text: str = ""  # the whole characters that this token completed; empty while a character is still open
+    rank: int | None = None  # 1 is the model's most probable token
+    entropy: float | None = None  # of the model's distribution, in nats
+    top: tuple[Alternative, ...] = ()
+    trace: tuple[Trace, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A live row after a step: it continues row `parent` of its lane's rows before the step."""
+
+    lane: str
+    parent: int
+    written: tuple[Token, ...]
+    logprob: float  # the model's own, summed over all new tokens
+    total: float  # what the search ranks by: processors and penalties included
+    slot: int | None = None  # which returned sequence this row will be, where rows are independent
+    note: str = ""  # what the strategy has to say of the row (accepted drafts, constraint progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A finished sequence."""
+
+    tokens: tuple[int, ...]  # the new tokens, EOS included, padding never
+    logprob: float
+    total: float
+    reason: str  # eos | length | stop | time | interrupted
+    score: float = 0.0  # total / len(tokens) ** length_penalty
+    slot: int | None = None
+    stop: str = ""  # what exactly stopped it, where `reason` needs saying (the stop string)
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """A lane begins: one prompt with one strategy."""
+
+    lane: str
+    prompt: str
+    strategy: str
+    model: str = ""
+    seed: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The model has read a lane's prompt. `shared` says that another lane's prefill was used."""
+
+    lane: str
+    prompt_tokens: int
+    seconds: float = 0.0
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """One step of one lane: the rows that live on (`rows`, best first) and those that ended in it."""
+
+    lane: str
+    step: int
+    rows: tuple[Row, ...]
+    ended: tuple[Ended, ...] = ()
+    drafted: int = 0  # tokens put on trial in the step before
+    accepted: int = 0  # and kept
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A row that ended: it continued `parent` with `written`, and became `hypothesis`."""
+
+    lane: str
+    parent: int
+    written: tuple[Token, ...]
+    hypothesis: Hypothesis
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A lane is done. Hypotheses in the order in which they are returned."""
+
+    lane: str
+    hypotheses: tuple[Hypothesis, ...]
+    prompt_tokens: int = 0
+    seconds: float = 0.0  # decoding, prefill not counted
+    first_token_s: float = 0.0  # from the lane's admission to its first token
+    forwards: int = 0  # forward passes this lane took part in, prefill included
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRead:
+    """What the cache of a lane holds, layer by layer (see `decode.cache.describe`)."""
+
+    lane: str
+    step: int
+    layers: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A lane could not be run; the others go on."""
+
+    lane: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """A checkpoint is on its way: `done` of `total` (bytes when downloading, tensors when reading)."""
+
+    what: str
+    done: int
+    total: int
+    unit: str = "B"
+
+
+Event: TypeAlias = Began | Prefilled | Stepped | Ended | Finished | CacheRead | Failed | Loading
+
+KINDS: dict[str, type] = {
+    kind.__name__.lower(): kind for kind in (Began, Prefilled, Stepped, Ended, Finished, CacheRead, Failed, Loading)
+}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event as a JSON object; `"event"` names its kind. Fields at their default are left out."""
+    return {"event": type(event).__name__.lower(), **_plain(event)}
+
+
+def from_json(data: dict[str, Any]) -> Event:
+    """The inverse of `to_json`. Raises ValueError for an unknown kind or a field that does not fit."""
+    fields = dict(data)
+    kind = fields.pop("event", None)
+    if kind not in KINDS:
+        raise ValueError(f"unknown event {kind!r}")
+    return typing.cast(Event, _build(KINDS[kind], fields))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        plain = {}
+        for item in dataclasses.fields(value):
+            here = getattr(value, item.name)
+            if item.default is not dataclasses.MISSING and here == item.default:
+                continue
+            plain[item.name] = _plain(here)
+        return plain
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _build(hint: Any, value: Any) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if not isinstance(value, dict):
+            raise ValueError(f"{hint.__name__}: expected an object, got {type(value).__name__}")
+        hints = _hints(hint)
+        unknown = value.keys() - hints.keys()
+        if unknown:
+            raise ValueError(f"{hint.__name__}: unknown field {sorted(unknown)[0]!r}")
+        try:
+            return hint(**{key: _build(hints[key], item) for key, item in value.items()})
+        except TypeError as error:  # a required field is missing
+            raise ValueError(f"{hint.__name__}: {error}") from error
+    origin = get_origin(hint)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"expected a list, got {type(value).__name__}")
+        kinds = get_args(hint)
+        if len(kinds) == 2 and kinds[1] is Ellipsis:
+            return tuple(_build(kinds[0], item) for item in value)
+        if len(kinds) != len(value):
+            raise ValueError(f"expected {len(kinds)} items, got {len(value)}")
+        return tuple(_build(kind, item) for kind, item in zip(kinds, value, strict=True))
+    if origin in (Union, types.UnionType):
+        return None if value is None else _build(next(a for a in get_args(hint) if a is not type(None)), value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and hint is not Any and not isinstance(value, hint):
+        raise ValueError(f"expected {hint.__name__}, got {type(value).__name__}")
+    return value
