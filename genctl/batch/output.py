@@ -1,0 +1,244 @@
+"""Where records go: standard output or a file, each record whole or not at all, and every failure one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import selectors
+import stat
+from pathlib import Path
+from typing import IO, Any, NoReturn, Protocol
+
+from genctl.batch.quoting import printable
+from genctl.errors import OutputError
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_STREAM = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
+
+# Names in here stand for streams that are already open; a file behind one of them is nobody's to replace.
+_STREAM_FOLDERS = {Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd")}
+
+
+class Raw(Protocol):
+    """What a sink writes to: an unbuffered file or anything like it. A write may be short (None: not now)."""
+
+    def write(self, data: memoryview, /) -> int | None: ...
+
+
+class Sink:
+    """Takes records whole. `owned` is the descriptor of a regular file that we made and may cut, else None.
+
+    If a write fails, a file of ours is cut back to its last whole record, and every further write fails the same way.
+    If a signal's exception breaks into a write, `close` (or the next write) finishes that record.
+    """
+
+    def __init__(
+        self, raw: Raw, name: str, *, owned: int | None = None, path: Path | None = None, part: Path | None = None
+    ) -> None:
+        self.name = name
+        self._failure: Exception | None = None
+        self._raw = raw
+        self._owned = owned
+        self._path = path  # None for a stream that was open before
+        self._part = part  # the file beside `path` that replaces it at the end
+        self._pending = memoryview(b"")
+        self._sent = 0  # bytes of `_pending`
+        self._whole = 0  # bytes of all records before `_pending`
+        self._closed = False
+
+    def write(self, data: bytes) -> None:
+        """Write one record. Raises OutputError, or BrokenPipeError if the reader of a pipe is gone."""
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise ValueError("the sink is closed")
+        self._finish_interrupted()
+        self._pending, self._sent = memoryview(data), 0
+        self._drain()
+
+    def close(self) -> None:
+        """All is written: make it last. With --force the new file takes its place now. Raises like `write`."""
+        if self._closed:
+            return
+        if self._failure is not None:
+            self.abandon()
+            return
+        self._finish_interrupted()
+        self._closed = True
+        if self._path is None:
+            return
+        try:
+            if self._part is not None and self._owned is not None:
+                os.fsync(self._owned)  # or a power cut could leave an empty file under the old name
+            self._close_raw()
+            if self._part is not None:
+                self._part.replace(self._path)
+        except OSError as error:
+            self._fail(error)
+
+    def abandon(self) -> None:
+        """The run failed: leave what was written whole, but no empty file that would be in the way of the next run."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError):  # a failure is being reported already
+            self._cut()
+            mine = self._part or self._path
+            # The same file still: nobody has put another one there.
+            if self._owned is not None and not self._whole and os.path.samestat(mine.lstat(), os.fstat(self._owned)):
+                mine.unlink()
+        with contextlib.suppress(OSError):
+            self._close_raw()
+
+    def _finish_interrupted(self) -> None:
+        if not self._pending:
+            return
+        self._cut()
+        if self._owned is not None:
+            self._sent = 0
+        self._drain()
+
+    def _drain(self) -> None:
+        try:
+            while self._sent < len(self._pending):
+                try:
+                    count = self._raw.write(self._pending[self._sent :])
+                except InterruptedError:
+                    continue
+                if count is None:
+                    self._wait()
+                elif count > 0:
+                    self._sent += count
+                else:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+            if flush := getattr(self._raw, "flush", None):
+                flush()
+        except BrokenPipeError as error:
+            self._failure = error
+            self._pending = memoryview(b"")
+            raise
+        except OSError as error:
+            self._fail(error)
+        self._whole += self._sent
+        self._pending = memoryview(b"")
+
+    def _wait(self) -> None:
+        """Until a pipe that somebody made non-blocking has room."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._raw, selectors.EVENT_WRITE)  # type: ignore[arg-type]
+            selector.select()
+
+    def _cut(self) -> None:
+        if self._owned is not None:
+            os.ftruncate(self._owned, self._whole)
+            os.lseek(self._owned, self._whole, os.SEEK_SET)
+
+    def _close_raw(self) -> None:
+        if close := getattr(self._raw, "close", None):
+            close()
+
+    def _fail(self, error: OSError) -> NoReturn:
+        self._pending = memoryview(b"")
+        with contextlib.suppress(OSError):  # the disk is failing; the first error says more
+            if not self._closed:
+                self._cut()
+        hint = ""
+        if self._part is not None and self._path is not None:
+            hint = f"{self.name} is as it was"
+            if self._whole:
+                hint += f"; what was finished is in {printable(str(self._part))}"
+        self._failure = _unwritable(_reason(error), self.name, hint)
+        raise self._failure from error
+
+
+def open_output(path: str | Path | None, stdout: IO[bytes] | IO[str] | None, *, force: bool = False) -> Sink:
+    """Open `--output` (None or "-": standard output).
+
+    A file that exists is refused without `force`. With it, records go to a new file beside it that takes its place at
+    `close`, so that neither a crash nor a full disk destroys the old one; it keeps the old one's mode. Links are never
+    followed to a regular file: they are refused, or with `force` replaced. Devices and pipes are simply opened, and a
+    name of standard output itself (/dev/stdout) is standard output. Raises OutputError.
+    """
+    if path is None or str(path) == "-":
+        return _standard_output(stdout)
+    target, name = Path(path), printable(str(path))
+    try:
+        there = target.stat()
+    except FileNotFoundError:
+        there = None
+    except (OSError, ValueError) as error:
+        raise _unwritable(_reason(error), name) from None
+    try:
+        if there is not None:
+            if stat.S_ISDIR(there.st_mode):
+                raise _unwritable("it is a folder", name)
+            if _is_open_as(stdout, there):
+                return _standard_output(stdout)
+            if (
+                stat.S_ISCHR(there.st_mode)
+                or stat.S_ISFIFO(there.st_mode)
+                or target.absolute().parent in _STREAM_FOLDERS
+            ):
+                return Sink(_unbuffered(os.open(target, _STREAM)), name, path=target)
+            if not stat.S_ISREG(there.st_mode):
+                raise _unwritable("it is not a regular file", name)
+        try:
+            return _owned(os.open(target, _CREATE, 0o666), name, target)
+        except FileExistsError:
+            if not force:
+                raise OutputError(f"the output exists already: {name}", hint="--force replaces it") from None
+        return _replacement(target, name)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise _unwritable(f"there is no folder {printable(str(target.parent))}", name) from None
+        raise _unwritable(_reason(error), name) from None
+
+
+def _replacement(target: Path, name: str) -> Sink:
+    part = target.with_name(f"{target.name[:40]}.{secrets.token_hex(8)}.part")
+    old = target.lstat()
+    descriptor = os.open(part, _CREATE, 0o666)
+    if stat.S_ISREG(old.st_mode) and hasattr(os, "fchmod"):
+        os.fchmod(descriptor, old.st_mode & 0o777)
+    return _owned(descriptor, name, target, part)
+
+
+def _owned(descriptor: int, name: str, path: Path, part: Path | None = None) -> Sink:
+    return Sink(_unbuffered(descriptor), name, owned=descriptor, path=path, part=part)
+
+
+def _unbuffered(descriptor: int) -> Raw:
+    raw: Raw = os.fdopen(descriptor, "wb", buffering=0)
+    return raw
+
+
+def _standard_output(stdout: Any) -> Sink:
+    if stdout is None:
+        raise OutputError("the output could not be written: standard output is closed")
+    try:
+        stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _unwritable(_reason(error), "stdout") from error
+    binary = getattr(stdout, "buffer", stdout)
+    return Sink(getattr(binary, "raw", binary), "stdout")
+
+
+def _is_open_as(stdout: Any, there: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(there, os.fstat(stdout.fileno()))
+    except (OSError, ValueError, AttributeError):  # not a stream of the system, as in tests
+        return False
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _unwritable(reason: str, name: str, hint: str = "") -> OutputError:
+    return OutputError(f"the output could not be written: {reason} ({name})", hint=hint)

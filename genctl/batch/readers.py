@@ -1,0 +1,260 @@
+"""Prompts from arguments, files and pipes, one row at a time: memory does not grow with the number of rows.
+
+Each line (or NUL-separated piece) of the input yields exactly one `InputRow` or `BadRow`, so a row's index is its
+line number less one. Empty lines at the very end are not rows; empty lines before that are BadRows ("empty prompt"),
+because a prompt seems to be missing there. A byte order mark at the start is dropped. Input is UTF-8.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Literal, NamedTuple, TypeAlias, get_args
+
+from genctl.batch import jsonl
+from genctl.batch.quoting import Refused, printable, quote
+from genctl.batch.rows import BadRow, InputRow
+from genctl.errors import InputError, UsageError
+
+Format: TypeAlias = Literal["lines", "text", "jsonl", "nul"]
+Rows: TypeAlias = Iterator[InputRow | BadRow]
+
+LIMIT = 16 * 2**20  # bytes in one line (or in a whole input that is one prompt)
+_CHUNK = 2**16
+_BOM = b"\xef\xbb\xbf"
+
+
+class Prompts(Iterator[InputRow | BadRow]):
+    """The rows of an input that is already open. Closes the file it opened at the end, or when told to."""
+
+    def __init__(self, rows: Rows, close: Callable[[], object] = lambda: None) -> None:
+        self._rows = rows
+        self._close = close
+
+    def __next__(self) -> InputRow | BadRow:
+        try:
+            return next(self._rows)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the file. May be called at any time and more than once."""
+        self._close()
+
+    def __enter__(self) -> Prompts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_prompts(
+    arguments: Sequence[str],
+    input_path: str | Path | None,
+    stdin: IO[bytes] | IO[str] | None,
+    *,
+    stdin_is_terminal: bool,
+    format: Format | None = None,
+) -> Prompts | None:
+    """The prompts that were asked for: arguments; else `input_path` ("-" is stdin); else piped stdin.
+
+    With arguments stdin is not touched. None if there is no prompt at all (nobody to read from but a person who was
+    not asked). The file is opened here and read later. Raises InputError for a file that cannot be opened and
+    UsageError for arguments together with `input_path` or `format`; while reading, InputError if the system fails.
+    """
+    if arguments:
+        if input_path is not None:
+            raise UsageError(
+                f"prompts are given as arguments and with --input {printable(str(input_path))}",
+                hint="give one of the two",
+            )
+        if format is not None:
+            raise UsageError(
+                f"--input-format {format} says how --input or stdin is read, but prompts are given as arguments"
+            )
+        return Prompts(from_arguments(arguments))
+    if input_path is None and stdin_is_terminal:
+        return None
+    if input_path is None or str(input_path) == "-":
+        if stdin is None:
+            return None
+        binary: IO[bytes] = getattr(stdin, "buffer", stdin)  # type: ignore[arg-type]
+        return Prompts(read(binary, format=format, name="stdin"))
+    name = str(input_path)
+    try:
+        file = Path(name).open("rb")  # noqa: SIM115 (closed by Prompts)
+    except FileNotFoundError:
+        raise InputError(f"the prompts could not be read: no such file: {printable(name)}") from None
+    except IsADirectoryError:
+        raise InputError(f"the prompts could not be read: {printable(name)} is a folder") from None
+    except OSError as error:
+        raise InputError(f"the prompts could not be read: {error.strerror}: {printable(name)}") from None
+    except ValueError:  # a NUL in the name
+        raise InputError(f"the prompts could not be read: not a file name: {printable(name)}") from None
+    return Prompts(read(file, format=format, name=name), file.close)
+
+
+def from_arguments(arguments: Sequence[str]) -> Rows:
+    """One row for each command-line argument."""
+    for index, prompt in enumerate(arguments):
+        place = f"argument {index + 1}"
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:  # the interpreter's stand-in for a byte that is not UTF-8
+            yield BadRow(str(index), index, place, "input", f"{place}: not UTF-8 at character {error.start + 1}")
+            continue
+        if prompt:
+            yield InputRow(str(index), index, prompt=prompt, where=place)
+        else:
+            yield BadRow(str(index), index, place, "input", f"{place}: empty prompt")
+
+
+def read(source: IO[bytes], *, format: Format | None = None, name: str, limit: int = LIMIT) -> Rows:
+    """The rows of an open binary stream. `name` is what messages call it; `limit` is in bytes.
+
+    - `lines`: one prompt per line, `\\n` or `\\r\\n`; only these end a line.
+    - `text`: the whole input is one prompt, its last newline included.
+    - `jsonl`: one object per line (see `genctl.batch.jsonl`). A row without id goes by its index. To find an id that
+      is used twice, 16 bytes of hash are kept for each id that is said: a batch of rows without ids needs no memory.
+    - `nul`: pieces ended by NUL, newlines and all, as from `find -print0`.
+    - None: `jsonl` if the name ends in .jsonl or .ndjson, else `lines`.
+
+    Raises nothing but InputError when the system cannot read on; whatever the bytes are, they become rows.
+    """
+    kind = format or ("jsonl" if name.lower().endswith((".jsonl", ".ndjson")) else "lines")
+    if kind not in get_args(Format):
+        raise UsageError(f"unknown input format {quote(kind)}: expected one of {', '.join(get_args(Format))}")
+    return _read(source, kind, printable(name), limit)
+
+
+def _read(source: IO[bytes], kind: str, name: str, limit: int) -> Rows:
+    ids = _Ids()
+    for piece in _pieces(source, kind, name, limit):
+        index = piece.number - 1
+        place = f"{'record' if kind == 'nul' else 'line'} {piece.number}"
+        where = name if kind == "text" else f"{name}, {place}"
+        own_id: str | None = None
+        try:
+            text = _text(piece, limit)
+            if not text:
+                raise Refused("empty prompt")
+            if kind == "jsonl":
+                data = jsonl.parse(text)
+                own_id = jsonl.row_id(data)
+                ids.claim(own_id, index)
+                row = InputRow(str(index) if own_id is None else own_id, index, where=where, **jsonl.fields(data))
+            else:
+                row = InputRow(str(index), index, prompt=text, where=where)
+        except Refused as error:
+            ids.not_by_index(index)
+            message = str(error) if kind == "text" else f"{place}: {error}"
+            yield BadRow(str(index) if own_id is None else own_id, index, where, "input", message)
+        else:
+            yield row
+
+
+class _Piece(NamedTuple):
+    number: int  # from 1
+    offset: int  # of its first byte in the input
+    data: bytes  # without its separator; empty if it is longer than the limit
+    length: int  # in bytes
+
+
+def _text(piece: _Piece, limit: int) -> str:
+    if piece.length > limit:
+        raise Refused(f"{piece.length} bytes are more than the limit of {limit}")
+    try:
+        return piece.data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte, offset = piece.data[error.start], piece.offset + error.start
+        also = ""
+        if piece.offset == 0 and piece.data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            also = " (the input looks like UTF-16)"
+        raise Refused(f"not UTF-8: byte 0x{byte:02x} at byte offset {offset}{also}") from None
+
+
+def _pieces(source: IO[bytes], kind: str, name: str, limit: int) -> Iterator[_Piece]:
+    """The pieces that are rows: byte order mark and line ends removed, empty pieces at the end held back for good."""
+    pieces = _split(_chunks(source, name), None if kind == "text" else b"\0" if kind == "nul" else b"\n", limit)
+    blank = 0
+    for piece in pieces:
+        data, offset = piece.data, piece.offset
+        if piece.number == 1 and data.startswith(_BOM):
+            data, offset = data[len(_BOM) :], len(_BOM)
+        if kind in ("lines", "jsonl"):
+            data = data.removesuffix(b"\r")
+        if kind != "text" and not piece.length > limit and not (data.strip(b" \t\r") if kind == "jsonl" else data):
+            blank += 1
+            continue
+        for number in range(piece.number - blank, piece.number):
+            yield _Piece(number, 0, b"", 0)
+        blank = 0
+        yield _Piece(piece.number, offset, data, piece.length)
+
+
+def _split(chunks: Iterator[bytes], separator: bytes | None, limit: int) -> Iterator[_Piece]:
+    """Cut at each separator (None: nowhere). What follows the last separator is a piece if there is anything."""
+    number, offset, length = 1, 0, 0
+    head = bytearray()  # of the piece that is still open; emptied once it is too long, so memory is bounded
+    for chunk in chunks:
+        *whole, rest = [chunk] if separator is None else chunk.split(separator)
+        for part in whole:
+            length += len(part)
+            yield _Piece(number, offset, b"" if length > limit else bytes(head) + part, length)
+            number, offset, length = number + 1, offset + length + 1, 0
+            head.clear()
+        length += len(rest)
+        if length > limit:
+            head.clear()
+        else:
+            head += rest
+    if length or separator is None:
+        yield _Piece(number, offset, bytes(head), length)
+
+
+def _chunks(source: IO[bytes], name: str) -> Iterator[bytes]:
+    # read1 hands over what a pipe holds now, so that rows of a slow producer are not held back.
+    read_some: Callable[[int], bytes] = getattr(source, "read1", source.read)
+    try:
+        while chunk := read_some(_CHUNK):
+            yield chunk
+    except OSError as error:
+        raise InputError(f"the prompts could not be read: {error.strerror or error}: {name}") from None
+
+
+class _Ids:
+    """Which ids are taken. Ids that are said are kept as hashes; those that are the row's index need no memory."""
+
+    def __init__(self) -> None:
+        self._said: dict[bytes, int] = {}  # hash -> row index
+        self._first: list[int] = []  # runs of rows that do not go by their index: their first
+        self._last: list[int] = []  # and last index
+
+    def claim(self, own_id: str | None, index: int) -> None:
+        """Take an id (None: the index). Raises Refused if an earlier row has it."""
+        name = str(index) if own_id is None else own_id
+        digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+        earlier = self._said.get(digest)
+        if own_id is not None:
+            if earlier is None and len(name) < 20 and name.isdecimal() and name.isascii() and str(int(name)) == name:
+                number = int(name)
+                earlier = number if number < index and self._goes_by_index(number) else None
+            self.not_by_index(index)
+            self._said.setdefault(digest, index)
+        if earlier is not None:
+            raise Refused(f"the id {quote(name)} is already used in line {earlier + 1}")
+
+    def not_by_index(self, index: int) -> None:
+        """Remember that the newest row has another id, or is bad."""
+        if self._last and self._last[-1] >= index - 1:
+            self._last[-1] = index
+        else:
+            self._first.append(index)
+            self._last.append(index)
+
+    def _goes_by_index(self, index: int) -> bool:
+        run = bisect.bisect_right(self._first, index) - 1
+        return run < 0 or self._last[run] < index

@@ -1,0 +1,97 @@
+"""The records of schema genctl/1: plain JSON values with their keys in a fixed order.
+
+Equal results give equal bytes: no wall-clock value is in a record unless `timing` is asked for, and floats are neither
+rounded nor NaN (what is not finite becomes null, since JSON has no other word for it).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from genctl import events
+from genctl.batch.rows import InputRow
+
+SCHEMA = "genctl/1"
+
+
+def record(
+    row: InputRow,
+    sequence: int,
+    hypothesis: events.Hypothesis,
+    *,
+    prompt_text: str,
+    model: str,
+    strategy: str,
+    seed: int,
+    prompt_tokens: int,
+    tokens: Sequence[events.Token] | None = None,
+    timing: Mapping[str, float] | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """One returned sequence of one row. `sequence` counts from 0; log-probabilities are in nats, `timing` in seconds.
+
+    `tokens` adds the per-token entries; their processors' traces carry seconds only if there is a `timing`. `extra`
+    is appended at the end; ValueError if it would replace a key.
+    """
+    made: dict[str, Any] = {
+        "schema": SCHEMA,
+        "id": row.id,
+        "sequence": sequence,
+        "prompt": prompt_text,
+        "text": hypothesis.text,
+        "token_ids": list(hypothesis.tokens),
+        "finish_reason": hypothesis.reason,
+        "logprob": hypothesis.logprob,
+        "score": hypothesis.score,
+        "strategy": strategy,
+        "seed": seed,
+        "model": model,
+        "usage": {"prompt_tokens": prompt_tokens, "new_tokens": len(hypothesis.tokens)},
+    }
+    if tokens is not None:
+        made["tokens"] = [token_entry(token, timing=timing is not None) for token in tokens]
+    if timing is not None:
+        made["timing"] = dict(timing)
+    if extra:
+        if taken := sorted(extra.keys() & made.keys()):
+            raise ValueError(f"the record already has {taken[0]!r}")
+        made.update(extra)
+    plain: dict[str, Any] = _finite(made)
+    return plain
+
+
+def error_record(id: str, code: str, message: str) -> dict[str, Any]:
+    """What stands in the output for a row that failed."""
+    return {"schema": SCHEMA, "id": id, "error": {"code": code, "message": message}}
+
+
+def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
+    """One entry of `tokens`; `top` as [id, text, logprob], `trace` only if there is one, its seconds with `timing`."""
+    entry: dict[str, Any] = {
+        "id": token.id,
+        "text": token.text,
+        "logprob": token.logprob,
+        "rank": token.rank,
+        "entropy": token.entropy,
+        "top": [list(alternative) for alternative in token.top],
+    }
+    if token.trace:
+        entry["trace"] = [dataclasses.asdict(item) for item in token.trace]
+        if not timing:
+            for item in entry["trace"]:
+                del item["seconds"]
+    plain: dict[str, Any] = _finite(entry)
+    return plain
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

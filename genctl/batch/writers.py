@@ -1,0 +1,189 @@
+"""Records out, as text, JSON, JSONL or TSV. UTF-8 whatever the locale; each record is one write of whole lines.
+
+Text that could pass for something else is escaped where the format has an escape for it: in JSON, JSONL and TSV
+controls, bidi controls, line separators and lone surrogates are written as escapes. `text` is the text itself; only
+a lone surrogate, which UTF-8 cannot hold, is written as `\\udXXX`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
+
+from genctl.batch.output import Sink as Sink
+from genctl.batch.output import open_output as open_output
+
+Format: TypeAlias = Literal["text", "json", "jsonl", "tsv"]
+Record: TypeAlias = Mapping[str, Any]
+
+COLUMNS = ("id", "sequence", "finish_reason", "logprob", "score", "new_tokens", "text", "prompt", "error")
+
+_UNSEEN = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_JSON_UNSEEN = re.compile(f"[{_UNSEEN}]")
+_TSV_UNSEEN = re.compile(f"[\\x00-\\x1f\\\\{_UNSEEN}]")
+_TSV_NAMES = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\\": "\\\\"}
+
+
+class Binary(Protocol):
+    """What a writer needs of a sink."""
+
+    def write(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+
+
+class Writer(Protocol):
+    """One output format on one sink. `close` ends the format and closes the sink; both raise what the sink raises."""
+
+    def write(self, record: Record) -> None: ...
+    def close(self) -> None: ...
+
+
+def open_writer(format: Format, sink: Binary, *, on_error: Callable[[Record], None]) -> Writer:
+    """The writer of a format. `on_error` gets the error records that the format has no place for (`text`)."""
+    if format == "text":
+        return TextWriter(sink, on_error)
+    writers: dict[str, Callable[[Binary], Writer]] = {"json": JsonWriter, "jsonl": JsonlWriter, "tsv": TsvWriter}
+    return writers[format](sink)
+
+
+class TextWriter:
+    """The text of each sequence, verbatim, and one newline. Errors are handed to `on_error` instead."""
+
+    def __init__(self, sink: Binary, on_error: Callable[[Record], None]) -> None:
+        self._sink = sink
+        self._on_error = on_error
+
+    def write(self, record: Record) -> None:
+        if "error" in record:
+            self._on_error(record)
+        else:
+            self._sink.write(f"{record['text']}\n".encode("utf-8", "backslashreplace"))
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+class JsonlWriter:
+    """One object per line."""
+
+    def __init__(self, sink: Binary) -> None:
+        self._sink = sink
+
+    def write(self, record: Record) -> None:
+        self._sink.write(f"{to_json(record)}\n".encode())
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+class JsonWriter:
+    """One array of all records, streamed; it is whole JSON once closed, also with no record."""
+
+    def __init__(self, sink: Binary) -> None:
+        self._sink = sink
+        self._before = "[\n"
+        self._closed = False
+
+    def write(self, record: Record) -> None:
+        # The state moves first: a write that a signal breaks into is finished by the sink, not by us.
+        piece, self._before = f"{self._before}{to_json(record)}".encode(), ",\n"
+        self._sink.write(piece)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._sink.write(b"[]\n" if self._before == "[\n" else b"\n]\n")
+        self._sink.close()
+
+
+class TsvWriter:
+    """A header, then one line per record with always the same columns; see `COLUMNS`."""
+
+    def __init__(self, sink: Binary) -> None:
+        self._sink = sink
+        self._header = "\t".join(COLUMNS) + "\n"
+
+    def write(self, record: Record) -> None:
+        fields = dict(record)
+        fields["new_tokens"] = record.get("usage", {}).get("new_tokens")
+        if error := record.get("error"):
+            fields["error"] = f"{error['code']}: {error['message']}"
+        line = "\t".join(_cell(fields.get(column)) for column in COLUMNS)
+        piece, self._header = f"{self._header}{line}\n".encode(), ""
+        self._sink.write(piece)
+
+    def close(self) -> None:
+        if self._header:
+            piece, self._header = self._header.encode(), ""
+            self._sink.write(piece)
+        self._sink.close()
+
+
+def to_json(record: Record) -> str:
+    """The record on one line, for people too (`ensure_ascii=False`). ValueError for a number that is not finite."""
+    line = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    return _JSON_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else _TSV_UNSEEN.sub(_tsv_escape, str(value))
+
+
+def _tsv_escape(found: re.Match[str]) -> str:
+    letter = found[0]
+    return _TSV_NAMES.get(letter) or (f"\\x{ord(letter):02x}" if letter <= "\xff" else f"\\u{ord(letter):04x}")
+
+
+class Ordered:
+    """Puts results that come in any order into input order, holding back only what is early.
+
+    `unordered` writes them as they come. Each index from `start` on is put exactly once, with at least one record;
+    anything else is a mistake of the caller (RuntimeError), since a row must never be lost or written twice.
+    """
+
+    def __init__(self, writer: Writer, *, unordered: bool = False, start: int = 0) -> None:
+        self._writer = writer
+        self._unordered = unordered
+        self._next = start  # the lowest index that has not come
+        self._early: dict[int, Sequence[Record]] = {}  # those above it that have (empty: written already)
+        self._due: deque[Record] = deque()  # to be written now, kept in case a signal breaks into a row of several
+
+    @property
+    def held(self) -> int:
+        """Rows that are held back."""
+        return 0 if self._unordered else len(self._early)
+
+    def put(self, index: int, records: Sequence[Record]) -> None:
+        """The records of row `index`. Written when their turn has come. Raises what the writer raises."""
+        if index < self._next or index in self._early:
+            raise RuntimeError(f"row {index} was put twice")
+        if not records:
+            raise RuntimeError(f"row {index} has no record")
+        if self._unordered:
+            self._write(records)
+            records = ()
+        self._early[index] = records
+        while self._next in self._early:
+            due = self._early.pop(self._next)
+            self._next += 1
+            self._write(due)
+
+    def close(self, *, partial: bool = False) -> None:
+        """Close the writer. Raises RuntimeError if a row is missing, unless the run was cut short (`partial`).
+
+        When it was, the rows that were held back are written in order, with the gaps that there are.
+        """
+        if self._early and not partial:
+            raise RuntimeError(f"row {self._next} is missing")
+        for index in sorted(self._early):
+            self._due.extend(self._early.pop(index))
+        self._write(())
+        self._writer.close()
+
+    def _write(self, records: Sequence[Record]) -> None:
+        self._due.extend(records)
+        while self._due:
+            self._writer.write(self._due.popleft())

@@ -1,0 +1,151 @@
+"""Events become results: what each lane returned, with the tokens that led there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from genctl import events
+
+Link = tuple[events.Token, Any]  # a token and the link before it; forks share their stem
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One returned sequence: the hypothesis and, token by token, what was reported of it."""
+
+    hypothesis: events.Hypothesis
+    tokens: tuple[events.Token, ...]
+    parents: tuple[int, ...] = ()  # the row it continued at each step: its path through a beam
+
+    @property
+    def text(self) -> str:
+        return self.hypothesis.text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.hypothesis.tokens
+
+    @property
+    def logprob(self) -> float:
+        """Of the whole sequence under the model, in nats."""
+        return self.hypothesis.logprob
+
+    @property
+    def score(self) -> float:
+        return self.hypothesis.score
+
+    @property
+    def finish_reason(self) -> str:
+        return self.hypothesis.reason
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a lane came to: its sequences in the order in which they are returned, or why there are none."""
+
+    lane: str
+    prompt: str
+    strategy: str
+    seed: int
+    model: str
+    sequences: tuple[Sequence, ...]
+    prompt_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    first_token_s: float = 0.0
+    forwards: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    error: events.Failed | None = None
+
+    @property
+    def text(self) -> str:
+        """The best sequence's text. Raises IndexError when the lane failed."""
+        return self.sequences[0].text
+
+
+@dataclass
+class _Lane:
+    began: events.Began | None = None
+    prefill_s: float = 0.0
+    rows: list[tuple[Link | None, Any]] = field(default_factory=lambda: [(None, None)])
+    ended: dict[tuple[tuple[int, ...], int | None], tuple[Link | None, Any]] = field(default_factory=dict)
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Collector:
+    """Feed it events; it answers with a Result whenever a lane is done. Work per event is that of the step."""
+
+    def __init__(self, *, tokens: bool = True) -> None:
+        self._tokens = tokens
+        self._lanes: dict[str, _Lane] = {}
+
+    def feed(self, event: events.Event) -> Result | None:
+        """Take one event. Returns the result of the lane that it completes, if it does."""
+        if isinstance(event, events.Began):
+            self._lanes[event.lane] = _Lane(event)
+        elif isinstance(event, events.Prefilled):
+            self._lane(event.lane).prefill_s = event.seconds
+        elif isinstance(event, events.Stepped):
+            self._step(event)
+        elif isinstance(event, events.Finished):
+            return self._finish(event)
+        elif isinstance(event, events.Failed):
+            lane = self._lanes.pop(event.lane, _Lane())
+            began = lane.began or events.Began(event.lane, "", "")
+            return Result(event.lane, began.prompt, began.strategy, began.seed, began.model, (), error=event)
+        return None
+
+    def _lane(self, name: str) -> _Lane:
+        return self._lanes.setdefault(name, _Lane())
+
+    def _step(self, event: events.Stepped) -> None:
+        lane = self._lane(event.lane)
+        lane.drafted += event.drafted
+        lane.accepted += event.accepted
+        if not self._tokens:
+            return
+        for ended in event.ended:
+            hypothesis = ended.hypothesis
+            lane.ended[hypothesis.tokens, hypothesis.slot] = self._grow(lane, ended.parent, ended.written)
+        lane.rows = [self._grow(lane, row.parent, row.written) for row in event.rows]
+
+    def _grow(self, lane: _Lane, parent: int, written: tuple[events.Token, ...]) -> tuple[Link | None, Any]:
+        link, path = lane.rows[parent]
+        for token in written:
+            link = (token, link)
+        return link, (parent, path)
+
+    def _finish(self, event: events.Finished) -> Result:
+        lane = self._lanes.pop(event.lane, _Lane())
+        began = lane.began or events.Began(event.lane, "", "")
+        sequences = []
+        for hypothesis in event.hypotheses:
+            link, path = lane.ended.get((hypothesis.tokens, hypothesis.slot), (None, None))
+            sequences.append(Sequence(hypothesis, tuple(_unlink(link)), tuple(_unlink(path))))
+        return Result(
+            event.lane,
+            began.prompt,
+            began.strategy,
+            began.seed,
+            began.model,
+            tuple(sequences),
+            event.prompt_tokens,
+            lane.prefill_s,
+            event.seconds,
+            event.first_token_s,
+            event.forwards,
+            lane.drafted,
+            lane.accepted,
+        )
+
+
+def _unlink(link: Any) -> list[Any]:
+    items = []
+    while link is not None:
+        item, link = link
+        items.append(item)
+    items.reverse()
+    return items

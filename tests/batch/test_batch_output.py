@@ -1,0 +1,221 @@
+"""Files, devices and standard output: never half a record, never the old file lost."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genctl.batch.output import Sink
+from genctl.batch.writers import open_output
+from genctl.errors import OutputError
+
+
+def write_all(sink: Sink, lines: Sequence[str]) -> None:
+    for line in lines:
+        sink.write(line.encode())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
+
+
+def test_a_file_is_made_and_never_overwritten_without_force(path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        sink = open_output(path, io.BytesIO())
+    finally:
+        os.umask(old)
+    sink.write(b"one\n")
+    assert path.read_bytes() == b"one\n"
+    sink.close()
+    assert path.stat().st_mode & 0o777 == 0o640
+    with pytest.raises(OutputError, match=r"^the output exists already: .*out\.jsonl$") as caught:
+        open_output(path, io.BytesIO())
+    assert caught.value.hint == "--force replaces it"
+    assert path.read_bytes() == b"one\n"
+
+
+def test_force_replaces_only_at_close(path: Path) -> None:
+    path.write_bytes(b"old\n")
+    path.chmod(0o600)
+    sink = open_output(path, io.BytesIO(), force=True)
+    sink.write(b"new\n")
+    assert path.read_bytes() == b"old\n"
+    sink.close()
+    sink.close()
+    assert path.read_bytes() == b"new\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_links_are_refused_or_replaced_never_followed(path: Path) -> None:
+    victim = path.with_name("victim")
+    for content in (b"precious", None):  # a link to a file, and one to nothing
+        victim.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        if content is not None:
+            victim.write_bytes(content)
+        path.symlink_to(victim)
+        with pytest.raises(OutputError, match="exists already"):
+            open_output(path, io.BytesIO())
+        sink = open_output(path, io.BytesIO(), force=True)
+        sink.write(b"new\n")
+        sink.close()
+        assert not path.is_symlink()
+        assert path.read_bytes() == b"new\n"
+        assert (victim.read_bytes() if victim.exists() else None) == content
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("folder", "it is a folder"),
+        ("missing/out", "there is no folder .*missing"),
+        ("file/out", "Not a directory"),
+        ("a\0b", "embedded null byte"),
+        ("n" * 300, "File name too long"),
+    ],
+)
+@pytest.mark.parametrize("force", [False, True])
+def test_a_file_that_cannot_be_made_is_one_line(tmp_path: Path, name: str, wanted: str, force: bool) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=f"^the output could not be written: {wanted}") as caught:
+        open_output(f"{tmp_path}/{name}", io.BytesIO(), force=force)
+    assert caught.value.message.isprintable()
+
+
+def test_a_long_name_can_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 250)
+    path.touch()
+    sink = open_output(path, None, force=True)
+    sink.write(b"x\n")
+    sink.close()
+    assert path.read_bytes() == b"x\n"
+
+
+def test_devices_are_written_to_and_not_replaced() -> None:
+    for force in (False, True):
+        sink = open_output("/dev/null", io.BytesIO(), force=force)
+        sink.write(b"x\n")
+        sink.close()
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_the_name_of_standard_output_is_standard_output(path: Path, force: bool) -> None:
+    with path.open("wb") as stdout:
+        stdout.write(b"before\n")
+        sink = open_output(f"/dev/fd/{stdout.fileno()}", stdout, force=force)
+        sink.write(b"one\n")
+        sink.close()
+    assert path.read_bytes() == b"before\none\n"
+
+
+def test_a_file_behind_another_open_stream_is_appended_to(path: Path) -> None:
+    with path.open("wb", buffering=0) as other:
+        other.write(b"before\n")
+        sink = open_output(f"/dev/fd/{other.fileno()}", io.BytesIO(), force=True)
+        sink.write(b"one\n")
+        sink.close()
+    assert path.read_bytes() == b"before\none\n"
+
+
+@pytest.mark.parametrize("path_name", [None, "-"])
+def test_standard_output_is_left_open(path_name: str | None) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), "ascii")
+    stdout.write("before ")
+    sink = open_output(path_name, stdout)
+    sink.write("é\n".encode())
+    sink.close()
+    assert not stdout.buffer.closed
+    assert stdout.buffer.getvalue() == b"before \xc3\xa9\n"
+    with pytest.raises(OutputError, match="standard output is closed"):
+        open_output(path_name, None)
+
+
+class Tearing:
+    """The real file, until the disk is full in the middle of record `fatal`."""
+
+    def __init__(self, raw: Any, fatal: int, error: BaseException) -> None:
+        self.raw, self.left, self.error = raw, fatal, error
+
+    def write(self, data: memoryview, /) -> int:
+        self.left -= 1
+        if self.left == -1:
+            return int(self.raw.write(data[:3]))
+        if self.left == -2:
+            raise self.error
+        return int(self.raw.write(data))
+
+    def close(self) -> None:
+        self.raw.close()
+
+
+def torn(path: Path, fatal: int, error: BaseException, force: bool) -> Sink:
+    sink = open_output(path, io.BytesIO(), force=force)
+    sink._raw = Tearing(sink._raw, fatal, error)
+    return sink
+
+
+@pytest.mark.parametrize("fatal", [0, 1, 2])
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("finish", [Sink.close, Sink.abandon])
+def test_a_full_disk_leaves_whole_records_and_the_old_file(
+    path: Path, fatal: int, force: bool, finish: Callable[[Sink], None]
+) -> None:
+    if force:
+        path.write_bytes(b"old\n")
+    sink = torn(path, fatal, OSError(errno.ENOSPC, "No space left on device"), force)
+    with pytest.raises(OutputError, match=r"No space left on device \(.*out.jsonl\)$") as caught:
+        write_all(sink, [f"record {number}\n" for number in range(4)])
+    finish(sink)
+    whole = b"".join(f"record {number}\n".encode() for number in range(fatal))
+    found = {file: file.read_bytes() for file in path.parent.iterdir()}
+    if force:
+        assert found.pop(path) == b"old\n"
+        assert [str(part) in caught.value.hint for part in found] == [True] * bool(fatal)
+    assert list(found.values()) == ([whole] if fatal else [])
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_signal_in_the_middle_of_a_record_leaves_it_whole_once(path: Path, force: bool) -> None:
+    if force:
+        path.write_bytes(b"old\n")
+    sink = torn(path, 1, KeyboardInterrupt(), force)
+    sink.write(b"record 0\n")
+    with pytest.raises(KeyboardInterrupt):
+        sink.write(b"record 1\n")
+    sink.close()
+    assert path.read_bytes() == b"record 0\nrecord 1\n"
+
+
+def test_an_abandoned_file_goes_only_if_it_is_empty_and_ours(path: Path) -> None:
+    open_output(path, None).abandon()
+    assert not path.exists()
+    sink = open_output(path, None)
+    path.unlink()
+    path.write_bytes(b"")  # somebody else's
+    sink.abandon()
+    assert path.exists()
+
+
+def test_a_folder_that_vanished_is_an_output_error_at_close() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "inner" / "out"
+        path.parent.mkdir()
+        path.write_bytes(b"old\n")
+        sink = open_output(path, None, force=True)
+        for file in path.parent.iterdir():
+            file.unlink()
+        path.parent.rmdir()
+        with pytest.raises(OutputError, match="No such file or directory"):
+            sink.close()
