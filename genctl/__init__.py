@@ -1,2 +1,41 @@
-"""genctl: generate text with transformer checkpoints, and see how it came about."""
+"""Generate text with transformer checkpoints, and see how it came about.
+
+The public names are imported when they are first used, so `import genctl` costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from genctl.api import Model as Model
+    from genctl.api import generate as generate
+    from genctl.api import load as load
+    from genctl.errors import GenctlError as GenctlError
+    from genctl.results import Result as Result
+
+_HOMES = {
+    "Model": "genctl.api",
+    "generate": "genctl.api",
+    "load": "genctl.api",
+    "GenctlError": "genctl.errors",
+    "Result": "genctl.results",
+}
+
+__all__ = ["GenctlError", "Model", "Result", "__version__", "generate", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'genctl' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -164,6 +164,9 @@ class Batch:
         )
         if self.cache is not None:
             self.columns += feed.shape[1]
+        elif output.hidden is not None and output.layers is not None:
+            output.hidden = output.hidden[:, -keep:]
+            output.layers = tuple(layer[:, -keep:] for layer in output.layers)
         for run in self.runs:
             run.fed_draft = run.drafted
         return output

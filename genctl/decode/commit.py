@@ -6,6 +6,7 @@ stop inside an accepted draft is found where it is.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,29 +107,30 @@ def commit(
 
     survivors: list[int] = []
     ended: list[tuple[int, int, str, str]] = []  # candidate, last position, reason, what
-    size = len(scored) // choice.groups
-    for group in range(choice.groups):
-        live = 0
-        for place in range(size):
-            candidate = group * size + place
-            if choice.width is not None and live == choice.width:
+    live: Counter[int] = Counter()
+    seen: Counter[int] = Counter()
+    for candidate in range(len(scored)):
+        group = 0 if choice.groups is None else choice.groups[candidate]
+        place = seen[group]
+        seen[group] += 1
+        if live[group] == choice.width:
+            continue
+        row = scored[candidate] // branches
+        stop = None
+        logprob = pending.rows.logprobs[row]
+        for position, token in enumerate(tokens[candidate]):
+            logprob += steps[candidate][position]
+            stop = _why(lane, pending.nodes[row], tokens[candidate], position, token, before, logprob, elapsed)
+            if stop is None and interrupted and position == count - 1:
+                stop = (interrupted, "")
+            if stop is not None:
+                # an end that the beam would not have kept is not a result
+                if choice.ends[candidate] if choice.ends is not None else choice.width is None or place < choice.width:
+                    ended.append((candidate, position, *stop))
                 break
-            row = scored[candidate] // branches
-            stop = None
-            logprob = pending.rows.logprobs[row]
-            for position, token in enumerate(tokens[candidate]):
-                logprob += steps[candidate][position]
-                stop = _why(lane, pending.nodes[row], tokens[candidate], position, token, before, logprob, elapsed)
-                if stop is None and interrupted and position == count - 1:
-                    stop = (interrupted, "")
-                if stop is not None:
-                    # an end that the beam would not have kept is not a result
-                    if choice.width is None or place < choice.width:
-                        ended.append((candidate, position, *stop))
-                    break
-            if stop is None:
-                survivors.append(candidate)
-                live += 1
+        if stop is None:
+            survivors.append(candidate)
+            live[group] += 1
 
     shown = survivors + [candidate for candidate, *_ in ended]
     words = _report(lane, scores, scored, tokens, steps, shown, stages)
@@ -151,7 +153,10 @@ def commit(
         logprob = pending.rows.logprobs[row] + sum(steps[candidate][: position + 1])
         total = logprob if ranks is None else ranks[candidate]
         slot = None if choice.slots is None else choice.slots[candidate]
-        closed.append((row, words[candidate][: position + 1], Closed(made, logprob, total, reason, slot, what)))
+        group = 0 if choice.groups is None else choice.groups[candidate]
+        standing = 0 if choice.standing is None else choice.standing[candidate]
+        found = Closed(made, logprob, total, reason, slot, what, group, standing)
+        closed.append((row, words[candidate][: position + 1], found))
     rows, buffer = _extend(pending, result_rows, written, survivors)
     new = Rows(rows, logprobs, totals, pending.rows.prompt_len)
     return Commit(
@@ -161,6 +166,19 @@ def commit(
         [words[c] for c in survivors],
         closed,
     )
+
+
+def retain(ended: Sequence[Closed], width: int | None, length_penalty: float) -> list[Closed]:
+    """The results worth keeping: the best `width` of each group, by standing and score; all where `width` is None."""
+    if width is None:
+        return list(ended)
+    kept: list[Closed] = []
+    count: Counter[int] = Counter()
+    for closed in sorted(ended, key=lambda closed: (-closed.standing, -closed.score(length_penalty))):
+        if count[closed.group] < width:
+            count[closed.group] += 1
+            kept.append(closed)
+    return kept
 
 
 def history(node: Node | None) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode.commit import Commit, Pending, begin, commit, score
+from genctl.decode.commit import Commit, Pending, begin, commit, retain, score
 from genctl.decode.forward import Forward, Output
 from genctl.decode.types import Choice, Closed, Context, Lane, Prefix, Scores, Search
 from genctl.errors import GenctlError, ModelError
@@ -112,12 +112,13 @@ class Run:
             yield self._finish()
             return
         assert self.choice is not None
-        if made.written or made.closed:
+        if any(made.written) or made.closed:
             if self.step == 0:
                 self.first_token_s = self.clock() - self.began
             yield self._stepped(made, branches, drafted)
             self.step += 1
-        if not made.survivors:
+        enough = self.choice.enough
+        if not made.survivors or (enough is not None and enough(self.ended, self.pending.rows)):
             yield self._finish()
 
     def _choose(
@@ -147,10 +148,13 @@ class Run:
             lane, self.pending, draft, scores, choice, stages, lambda: self.clock() - self.began, interrupted
         )
         self.pending, self.survivors, self.parents, self.choice = made.pending, made.survivors, made.parents, choice
-        self.ended += [closed for _, _, closed in made.closed]
+        if made.closed:
+            found = [closed for _, _, closed in made.closed]
+            self.ended = retain(self.ended + found, choice.width, lane.strategy.length_penalty)
         self.draft = None if choice.draft is None else choice.draft[made.survivors]
         self.front = None
-        if choice.tokens is None and made.survivors:
+        # without a cache everything is read again, the newest token too
+        if choice.tokens is None and made.survivors and self.prefix.cache is not None:
             parents = torch.tensor(made.parents, device=raw.device)
             self.front = raw[parents, choice.kept], None if hidden is None else hidden[parents, choice.kept]
         return made
@@ -184,12 +188,10 @@ class Run:
 
     def _finish(self) -> events.Finished:
         self.close()
-        found = [self._hypothesis(closed) for closed in self.ended]
-        if all(hypothesis.slot is not None for hypothesis in found):
-            found.sort(key=lambda hypothesis: hypothesis.slot or 0)
-        else:
-            found.sort(key=lambda hypothesis: -hypothesis.score)
         lane = self.lane
+        penalty = lane.strategy.length_penalty
+        best = sorted(self.ended, key=lambda closed: (closed.slot or 0, -closed.standing, -closed.score(penalty)))
+        found = [self._hypothesis(closed) for closed in best]
         prompt = len(lane.source) if lane.source is not None else len(lane.tokens)
         seconds = self.clock() - self.decoding
         return events.Finished(lane.name, tuple(found[: lane.returned]), prompt, seconds, self.first_token_s, self.passes)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 Space: TypeAlias = Literal["logits", "logprobs"]
 
+# Whether nothing better can come: (results kept so far, live rows after the choice) -> bool.
+Enough: TypeAlias = Callable[["Sequence[Closed]", "Rows"], bool]
+
 
 @dataclass(frozen=True)
 class Source:
@@ -81,10 +84,13 @@ class Choice:
     kept: int = 0  # draft tokens accepted, written before `tokens`
     draft: Tensor | None = None  # int64 [C, B, D], to score before the next choice
     ranks: Tensor | None = None  # f32 [C], the totals the search ranks by; None means the model's log-probability
-    width: int | None = None  # rows to keep alive (per group); None keeps every candidate
-    groups: int = 1
+    width: int | None = None  # rows to keep alive, and results to keep, in each group; None keeps every candidate
+    groups: Sequence[int] | None = None  # [C], which group each candidate belongs to; None is one group
+    ends: Sequence[bool] | None = None  # [C], whether it is a result if it ends here; None: the first `width` of a group
+    standing: Sequence[int] | None = None  # [C], results of a higher standing come before those of a lower one
     slots: Sequence[int] | None = None  # [C], which returned sequence each candidate is, where rows are independent
     notes: Sequence[str] | None = None  # [C], what to show beside each candidate
+    enough: Enough | None = None  # asked once the choice is written: whether the search ends here, without a further pass
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,8 @@ class Closed:
     reason: str
     slot: int | None = None
     stop: str = ""
+    group: int = 0
+    standing: int = 0
 
     def score(self, length_penalty: float) -> float:
         """total / length ** length_penalty (GNMT's normalisation in transformers' simpler form)."""

@@ -1,0 +1,145 @@
+"""The same in code: `genctl.load(...)`, `genctl.generate(...)`, events and results."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from genctl import events
+from genctl.config.layers import Layer, resolve
+from genctl.errors import GenctlError, UsageError
+from genctl.params import Runtime, knobs
+from genctl.results import Collector, Result
+from genctl.session import Report, Request, Session
+
+Prompt = str | Sequence[int] | Sequence[dict[str, str]]
+
+
+class Model:
+    """A loaded checkpoint. Made by `load`."""
+
+    def __init__(self, session: Session, layers: Sequence[Layer]) -> None:
+        self._session = session
+        self._layers = list(layers)
+
+    @property
+    def name(self) -> str:
+        return self._session.loaded.name
+
+    @property
+    def tokenizer(self) -> Any:
+        """The checkpoint's tokenizer."""
+        return self._session.loaded.tokenizer
+
+    @property
+    def model(self) -> Any:
+        """The transformers model."""
+        return self._session.loaded.model
+
+    def stream(
+        self, prompts: Prompt | Sequence[Prompt], *, top_logprobs: int = 0, scores: bool = False, **settings: Any
+    ) -> Iterator[events.Event]:
+        """Decode and yield events as they happen: Began, Prefilled, Stepped …, Finished, for each prompt.
+
+        A prompt is a text, a list of token ids, or a list of chat messages; several prompts are decoded together
+        (`batch_size`). `settings` are the knobs of presets (`do_sample=True`, `max_new_tokens=40`, `seed=7` …).
+
+        Raises
+        ------
+        PresetError
+            If a setting is unknown, out of bounds or contradicts another: all mistakes at once.
+        """
+        layers = [*self._layers, Layer("argument", settings, {key: f"argument {key}" for key in settings}, "command")]
+        resolved = self._session.resolve(layers)
+        seed = resolved.runtime.seed
+        if seed is None:
+            from genctl.batch.seeds import random_seed
+
+            seed = random_seed()
+        requests = self._requests(_several(prompts), resolved, seed)
+        report = Report(top_logprobs, scores or top_logprobs > 0)
+        return self._session.stream(requests, report, width=resolved.runtime.batch_size or 16)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], *, top_logprobs: int = 0, scores: bool = False, **settings: Any
+    ) -> list[Result]:
+        """Decode and return one Result per prompt, in the order of the prompts.
+
+        Raises GenctlError for the first prompt that could not be decoded, after all others are done.
+        """
+        collector = Collector()
+        found: dict[str, Result] = {}
+        for event in self.stream(prompts, top_logprobs=top_logprobs, scores=scores, **settings):
+            result = collector.feed(event)
+            if result is not None:
+                found[result.lane] = result
+        for result in found.values():
+            if result.error is not None:
+                raise GenctlError(f"prompt {result.lane}: {result.error.message}")
+        return [found[str(place)] for place in range(len(found))]
+
+    def _requests(self, prompts: Sequence[Prompt], resolved: Any, seed: int) -> Iterator[Request]:
+        from genctl.batch.seeds import row_seed
+
+        for place, prompt in zip(itertools.count(), prompts, strict=False):
+            text, ids, messages = _kind(prompt)
+            yield Request(str(place), resolved, row_seed(seed, str(place), place), text, ids, messages)
+
+
+def load(
+    model: str = "builtin:stories",
+    *,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    allow_plugins: bool = False,
+    preset: str | Sequence[str] = (),
+    **settings: Any,
+) -> Model:
+    """Load a checkpoint: `builtin:NAME`, a local folder, or a Hub id.
+
+    `settings` are knobs that hold for everything generated with it, `dtype` and `device` among them; `preset` names
+    presets beneath them. Raises ModelError with one line that says what is wrong, PresetError for settings.
+    """
+    from genctl.config import presets
+
+    names = [preset] if isinstance(preset, str) else list(preset)
+    layers = [*presets.load(names), Layer("load", {"model": model, **settings}, {}, "user")]
+    runtime: Runtime = resolve(layers, tentative=True).runtime
+    session = Session.load(
+        runtime, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, allow_plugins=allow_plugins
+    )
+    return Model(session, layers)
+
+
+def generate(
+    prompts: Prompt | Sequence[Prompt], *, model: str = "builtin:stories", **settings: Any
+) -> Iterator[events.Event]:
+    """Load `model` and yield the events of decoding `prompts`; see `Model.stream`."""
+    loading = {key: settings.pop(key) for key in list(settings) if key in knobs(Runtime) and key not in DECODING}
+    return load(model, **loading).stream(prompts, **settings)
+
+
+DECODING = frozenset({"seed", "batch_size", "chat", "system"})
+
+
+def _several(prompts: Any) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if not items:
+        raise UsageError("there is no prompt")
+    if all(isinstance(item, int) for item in items) or all(isinstance(item, dict) for item in items):
+        return [items]
+    return items
+
+
+def _kind(prompt: Any) -> tuple[str | None, tuple[int, ...] | None, tuple[dict[str, str], ...] | None]:
+    if isinstance(prompt, str):
+        return prompt, None, None
+    items = tuple(prompt)
+    if all(isinstance(item, int) for item in items):
+        return None, items, None
+    if all(isinstance(item, dict) for item in items):
+        return None, None, items
+    raise UsageError("a prompt is a text, a list of token ids, or a list of chat messages")

@@ -1,0 +1,1 @@
+"""What a person types: flags become a job, events become what is shown."""

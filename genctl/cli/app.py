@@ -1,0 +1,121 @@
+"""The root command and the error boundary: whatever happens, one clear line and the right exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from genctl import __version__
+from genctl.errors import Exit, GenctlError
+
+EPILOG = (
+    "Exit status: 0 done; 1 some rows failed; 2 usage, preset or input error; 3 model not found or cannot do this; "
+    "4 a requested check failed; 130 interrupted (143 terminated)."
+)
+
+app = typer.Typer(
+    name="genctl",
+    help="Generate text with transformer checkpoints, and see how it came about.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"genctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", "-V", callback=_version, is_eager=True, help="Show the version."),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+) -> None:
+    """Generate text with transformer checkpoints, and see how it came about."""
+
+
+def _register() -> None:
+    from genctl.cli import presets
+    from genctl.cli import run as run_command
+
+    app.command("run", epilog=EPILOG)(run_command.run)
+    app.add_typer(presets.app, name="presets")
+
+
+_register()
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit status; nothing but `--debug` shows a traceback."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"] if debug else arguments
+    try:
+        result = app(arguments, standalone_mode=False, prog_name="genctl")
+        sys.stdout.flush()
+        return int(result) if isinstance(result, int) else 0
+    except GenctlError as error:
+        if debug:
+            raise
+        return _say(error.message, error.hint, int(error.exit))
+    except typer.Exit as error:
+        return error.exit_code
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        hint = "" if context is None else f"see {context.command_path} --help"
+        return _say(error.format_message(), hint, int(Exit.USAGE))
+    except (KeyboardInterrupt, typer.Abort):
+        if debug:
+            raise
+        return _say("interrupted", "", int(Exit.INTERRUPTED))
+    except BrokenPipeError:
+        return closed_pipe()
+    except RecursionError:
+        if debug:
+            raise
+        return _say("the input is nested too deeply", "", int(Exit.USAGE))
+    except MemoryError:
+        if debug:
+            raise
+        return _say("not enough memory", "a smaller --batch-size or --dtype bfloat16 needs less", int(Exit.MODEL))
+    except Exception as error:
+        if debug:
+            raise
+        return _say(f"unexpected {type(error).__name__}: {_first_line(error)}", "this is a bug; --debug shows where", 1)
+
+
+def closed_pipe() -> int:
+    """Nobody reads on: end quietly, and keep the interpreter from complaining while it shuts down."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (BrokenPipeError, ValueError):
+            os.dup2(devnull, stream.fileno())
+    return int(Exit.DONE)
+
+
+def _say(message: str, hint: str, status: int) -> int:
+    from genctl.render.parts import visible
+
+    try:
+        for line in message.splitlines() or [""]:
+            print(f"error: {visible(line)}", file=sys.stderr)
+        if hint:
+            print(f"hint: {visible(hint)}", file=sys.stderr)
+        sys.stderr.flush()
+    except BrokenPipeError:
+        pass
+    return status
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no message"

@@ -1,0 +1,145 @@
+"""Each shared option, declared once. Flags for knobs are made from `params`, so they cannot drift from it."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import typer
+
+from genctl import params
+from genctl.config.layers import Layer, flags_layer
+from genctl.errors import UsageError
+
+SHORT = {"model": "-m", "max_new_tokens": "-n"}
+PANELS = {params.RUN: "Run", params.MODEL: "Model"}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+Prompts = Annotated[list[str] | None, typer.Argument(help="Prompts; else --input; else standard input.", show_default=False)]
+Preset = Annotated[
+    list[str] | None,
+    typer.Option("--preset", "-p", help="A preset by name or path; several layer left to right.", show_default=False),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any preset key, as a TOML value.", show_default=False),
+]
+Dry = Annotated[bool, typer.Option("--dry", help="Print the resolved job as TOML with the origin of every value.")]
+Input = Annotated[str | None, typer.Option("--input", "-i", metavar="FILE", help="Prompts from a file; - is stdin.", show_default=False)]
+InputFormat = Annotated[
+    Literal["lines", "text", "jsonl", "nul"] | None,
+    typer.Option(
+        "--input-format", help="How prompts are separated (default: lines; jsonl for *.jsonl).", show_default=False
+    ),
+]
+Output = Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Write results to a file.", show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing --output file.")]
+Format = Annotated[
+    Literal["text", "json", "jsonl", "tsv"], typer.Option("--format", help="How results are written.")
+]
+Color = Annotated[Literal["auto", "always", "never"], typer.Option("--color", help="Judged for each stream.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary; results and errors stay.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what is loaded, and sum up even when piped.")]
+AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Load pickle weights, which can run code.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that a checkpoint brings.")]
+AllowPlugins = Annotated[bool, typer.Option("--allow-plugins", help="Let presets name processors by dotted path.")]
+
+
+def plain_type(hint: Any) -> Any:
+    """A knob's type as a flag takes it. Bounds are checked later, with all layers; so are mixed types, as TOML."""
+    if get_origin(hint) is Annotated:
+        return plain_type(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType):
+        options = [option for option in get_args(hint) if option is not type(None)]
+        lists = [option for option in options if get_origin(option) is list]
+        if lists:
+            return plain_type(lists[0])
+        return plain_type(options[0]) if len(options) == 1 else Mixed
+    return list[str] if get_origin(hint) is list else hint
+
+
+class Mixed(str):
+    """The value of a flag that is written as in TOML (`true`, `"never"`, 3), quotes left out."""
+
+
+def _mixed(text: str) -> Mixed:
+    return Mixed(text)
+
+
+def with_knobs(*, exclude: frozenset[str] = frozenset()) -> Callable[[Function], Function]:
+    """Give a command a flag for every knob; they arrive together in its `knobs` argument, unset ones left out."""
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function, eval_str=True)
+        kept = [p for p in signature.parameters.values() if p.name != "knobs"]
+        flags: dict[str, str] = {}
+        made = []
+        for kind in (params.Generation, params.Runtime):
+            for name, item in params.knobs(kind).items():
+                if name in exclude or not item.metadata["flag"]:
+                    continue
+                parameter = _flag(name, params.hints(kind)[name], item)
+                flags[parameter.name] = name
+                made.append(parameter)
+
+        def command(*args: Any, **given: Any) -> Any:
+            values = {flags[key]: given.pop(key) for key in list(given) if key in flags}
+            knobs = {key: value for key, value in values.items() if value is not None and value != []}
+            return function(*args, knobs=knobs, **given)
+
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        command.__signature__ = signature.replace(parameters=[*kept, *made])  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in (*kept, *made)}
+        return command  # type: ignore[return-value]
+
+    return decorate
+
+
+def _flag(name: str, hint: Any, item: Any) -> inspect.Parameter:
+    kind = plain_type(hint)
+    spelled = name.replace("_", "-")
+    names = [f"--{spelled}/--no-{spelled}"] if kind is bool else [f"--{spelled}"]
+    if name in SHORT:
+        names.append(SHORT[name])
+    extra: dict[str, Any] = {}
+    if kind in (int, float):
+        extra["metavar"] = "N" if kind is int else "X"
+    if kind is Mixed:
+        extra |= {"metavar": "VALUE", "parser": _mixed}
+    default = item.default
+    about = item.metadata["about"]
+    if isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != "":
+        about = f"{about} (default: {default})"
+    option = typer.Option(*names, help=about, rich_help_panel=item.metadata["group"], show_default=False, **extra)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def knob_layers(knobs: dict[str, Any], sets: list[str] | None) -> list[Layer]:
+    """The layers of flags and `--set`."""
+    from genctl.config.presets import parse_sets
+
+    layers = []
+    if knobs:
+        layers.append(flags_layer({key: _bare(key, value) for key, value in knobs.items()}))
+    if sets:
+        layers += parse_sets(sets)
+    return layers
+
+
+def _bare(key: str, value: Any) -> Any:
+    from genctl.config.presets import parse_value
+
+    if isinstance(value, Mixed):
+        return parse_value(key, value)
+    return list(value) if isinstance(value, (list, tuple)) else value
+
+
+def check_count(name: str, value: int | None, *, least: int) -> None:
+    """Raises UsageError if a numeric option is below its bound."""
+    if value is not None and value < least:
+        raise UsageError(f"--{name} {value}: must be at least {least}")

@@ -1,0 +1,173 @@
+"""`genctl presets`: which there are, what one holds, whether a file is right, and the schema for editors."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from genctl.errors import PresetError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    help="List, show and check presets: TOML files that hold any knob.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A preset, by name or path.", show_default=False)]
+
+
+class ListFormat(str, Enum):
+    """How a list is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class When(str, Enum):
+    """Whether colour is used."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+Listing = Annotated[ListFormat, typer.Option("--format", help="How the list is written.")]
+Color = Annotated[When, typer.Option("--color", help="Judged for each stream.")]
+
+
+def _out(color: When) -> Console:
+    from genctl.render.console import make_consoles
+
+    return make_consoles(color.value)[0]
+
+
+def _print(out: Console, text: str) -> None:
+    """`text` as it is: not wrapped, not coloured, tabs kept, no markup in it."""
+    out.file.write(text)
+
+
+def _columns(out: Console, rows: list[tuple[str, str, str]]) -> None:
+    """Name, where it comes from, and what it is for; the last one wrapped on a terminal, whole in a pipe."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not out.is_terminal:
+        _print(out, "".join("\t".join(row) + "\n" for row in rows))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    out.print(table)
+
+
+@app.command("list")
+def list_presets(format: Listing = ListFormat.TEXT, color: Color = When.AUTO) -> None:
+    """Every preset that has a name, with what it is for. A broken one is listed with what is wrong."""
+    import json
+
+    from genctl.config import presets
+    from genctl.config.toml import printable
+
+    found: list[dict[str, str]] = []
+    for item in presets.available():
+        entry = {"name": item.name, "where": item.where, "path": str(item.path)}
+        try:
+            entry["about"] = presets.about(item.path)
+        except PresetError as error:
+            entry["error"] = error.message.splitlines()[0]
+        found.append(entry)
+    out = _out(color)
+    if format is ListFormat.JSON:
+        _print(out, json.dumps(found, indent=2) + "\n")
+        return
+    about = [printable(f"broken: {entry['error']}" if "error" in entry else entry["about"]) for entry in found]
+    _columns(out, [(entry["name"], entry["where"], line) for entry, line in zip(found, about, strict=True)])
+
+
+@app.command()
+def show(
+    name: Name,
+    raw: Annotated[bool, typer.Option("--raw", help="The file as it is, without what it extends.")] = False,
+    color: Color = When.AUTO,
+) -> None:
+    """What a preset sets, with what it extends, as TOML; the origin of each value in a comment."""
+    from genctl.config import presets
+    from genctl.config.dry import to_toml
+    from genctl.config.layers import resolve
+    from genctl.config.toml import decode, printable, read_bytes
+
+    if not raw:
+        resolved = resolve(presets.load([name]))
+        _print(_out(color), to_toml(resolved, defaults=False))
+        return
+    path = presets.find(name)
+    text = decode(read_bytes(path), presets.short(path))
+    out = _out(color)
+    if out.is_terminal:  # a file is data: what a terminal might obey is shown instead
+        text = "".join(mark if mark in "\n\t" else printable(mark) for mark in text)
+    _print(out, text)
+
+
+@app.command()
+def check(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Presets, by path or name.", show_default=False)
+    ],
+    color: Color = When.AUTO,
+) -> None:
+    """Check presets, alone and with what they extend. Every mistake of every file is told; exit status 2 if any."""
+    from genctl.config import presets
+    from genctl.config.layers import resolve
+    from genctl.config.toml import printable
+
+    mistakes: dict[str, None] = {}
+    hints: dict[str, None] = {}
+    right: list[str] = []
+    for name in files:
+        try:
+            resolve(presets.load([name]))
+        except PresetError as error:
+            mistakes |= dict.fromkeys(error.message.splitlines())
+            hints |= dict.fromkeys([error.hint] if error.hint else [])
+        else:
+            right.append(f"ok: {printable(name)}\n")
+    _print(_out(color), "".join(right))
+    if mistakes:
+        raise PresetError("\n".join(mistakes), hint="; ".join(hints))
+
+
+@app.command()
+def schema(color: Color = When.AUTO) -> None:
+    """The JSON Schema (draft 2020-12) of a preset, with which editors complete and check TOML."""
+    import json
+
+    from genctl.config.schema import schema as preset_schema
+
+    _print(_out(color), json.dumps(preset_schema(), indent=2, ensure_ascii=False) + "\n")
+
+
+@app.command("path")
+def path_of(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A preset.", show_default=False)] = None,
+    color: Color = When.AUTO,
+) -> None:
+    """Where presets are looked for, in order; with NAME, which file it is."""
+    from genctl.config import presets
+    from genctl.config.toml import printable, read_bytes
+
+    out = _out(color)
+    if name is None:
+        _print(out, "".join(f"{folder.where}\t{printable(str(folder.path), 4096)}\n" for folder in presets.folders()))
+        return
+    path: Path = presets.find(name)
+    read_bytes(path)
+    _print(out, f"{printable(str(path.absolute()), 4096)}\n")

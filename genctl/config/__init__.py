@@ -1,0 +1,1 @@
+"""What is asked: presets, settings and flags become one resolved job."""

@@ -1,0 +1,70 @@
+"""A resolved job as TOML, with the origin of every value: what `--dry` prints, and what loads again as a preset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from genctl import params
+from genctl.config.check import UNSAFE, default, known
+from genctl.config.layers import LISTS, Resolved
+from genctl.config.toml import printable, write_key, write_string, write_value
+from genctl.params import Generation, Runtime
+
+
+def to_toml(resolved: Resolved, *, defaults: bool = True) -> str:
+    """`resolved` as a preset; without `defaults`, only what somebody set.
+
+    Every value carries its origin in a comment. What is None is left out, and a switch that only a flag may turn on
+    stands in a comment.
+    """
+    blocks: list[str] = []
+    if resolved.about:
+        blocks.append(f"about = {write_string(resolved.about)}")
+    for kind, values in ((Generation, resolved.generation), (Runtime, resolved.runtime)):
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for key, item in params.knobs(kind).items():
+            value, origin = getattr(values, key), resolved.origins.get(key, "default")
+            if value is None or (origin == "default" and not defaults):
+                continue
+            groups.setdefault(str(item.metadata["group"]), []).append(_line(key, value, origin))
+        for group, entries in groups.items():
+            width = min(max(len(code) for code, _ in entries), 44)
+            blocks.append("\n".join([f"# {group}", *(f"{code:<{width}}  # {origin}" for code, origin in entries)]))
+    # An empty list says something ("no processors at all") and must stand before the first table.
+    empty = [key for key in LISTS if _listed(resolved, key) == ()]
+    blocks += [f"{key} = []  # {_origin(resolved, key)}" for key in empty]
+    for key in LISTS:
+        blocks += _tables(resolved, key)
+    return "\n\n".join(blocks) + "\n" if blocks else ""
+
+
+def _line(key: str, value: Any, origin: str) -> tuple[str, str]:
+    code = f"{key} = {write_value(value)}"
+    if key in UNSAFE:
+        return f"# {code}", f"{printable(origin)}; no file can enable it" if value != default(key) else printable(
+            origin
+        )
+    return code, printable(origin)
+
+
+def _listed(resolved: Resolved, key: str) -> tuple[dict[str, Any], ...] | None:
+    found: tuple[dict[str, Any], ...] | None = getattr(resolved, key)
+    return found
+
+
+def _origin(resolved: Resolved, key: str) -> str:
+    setting = resolved.settings.get(key)
+    return setting.place if setting else "default"
+
+
+def _tables(resolved: Resolved, key: str) -> Iterator[str]:
+    for item in _listed(resolved, key) or ():
+        entries = [f"{write_key(name)} = {write_value(value)}" for name, value in item.items() if value is not None]
+        yield "\n".join([f"[[{key}]]  # {_origin(resolved, key)}", *entries])
+
+
+def settings_of(resolved: Resolved) -> dict[str, Any]:
+    """Every knob that has a value, as a flat dictionary (for records and `Began.settings`)."""
+    both = {**vars(resolved.generation), **vars(resolved.runtime)}
+    return {key: value for key, value in both.items() if key in known() and value is not None}

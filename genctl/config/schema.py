@@ -1,0 +1,59 @@
+"""The JSON Schema of a preset, so that editors complete and check TOML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from genctl import params
+from genctl.config.check import UNSAFE, adapter, default
+from genctl.params import Generation, Runtime
+
+NAMES = {"type": "string", "minLength": 1}
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a preset file: every knob with type, bound, meaning and default."""
+    properties: dict[str, Any] = {
+        "about": {"type": "string", "description": "one line on what the preset is for"},
+        "extends": {
+            "description": "presets to start from, left to right: names, or files beside this one",
+            "anyOf": [NAMES, {"type": "array", "items": NAMES}],
+        },
+    }
+    definitions: dict[str, Any] = {}
+    for kind in (Generation, Runtime):
+        for key, item in params.knobs(kind).items():
+            if key in UNSAFE:
+                continue
+            found = adapter(key).json_schema(ref_template="#/$defs/{model}")
+            definitions |= found.pop("$defs", {})
+            properties[key] = {"description": item.metadata["about"], **_without_null(found)}
+            if default(key) is not None:
+                properties[key]["default"] = default(key)
+    for key, what in (("processors", "logits processors"), ("stopping", "stopping criteria")):
+        properties[key] = {
+            "type": "array",
+            "description": f"{what}, in the order in which they are applied",
+            "items": {
+                "type": "object",
+                "properties": {"use": {"type": "string", "minLength": 1, "description": "which one"}},
+                "required": ["use"],
+            },
+        }
+    document: dict[str, Any] = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "genctl preset",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+    }
+    return document | ({"$defs": definitions} if definitions else {})
+
+
+def _without_null(found: dict[str, Any]) -> dict[str, Any]:
+    """A knob's schema without the null that TOML has not, and without pydantic's titles."""
+    found = {key: value for key, value in found.items() if key not in ("title", "default")}
+    branches = [branch for branch in found.pop("anyOf", []) if branch != {"type": "null"}]
+    if len(branches) == 1:
+        return {**branches[0], **found}
+    return {**found, "anyOf": branches} if branches else found

@@ -1,0 +1,181 @@
+"""TOML in and out: a reader whose every failure is one sentence, the line of each key, and a writer that reads back."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli
+
+from genctl.errors import PresetError
+
+MAX_BYTES = 1 << 20
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+# What matters for finding statements: strings and comments (which may hold anything), brackets, line ends.
+LEXEME = re.compile(
+    r'"""(?:[^\\]|\\.)*?"{3,5}(?!")'
+    r"|'''.*?'{3,5}(?!')"
+    r'|"(?:[^"\\\n]|\\.)*"'
+    r"|'[^'\n]*'"
+    r"|\#[^\n]*"
+    r"|[\[\]{}\n=.]"
+    r"|[A-Za-z0-9_-]+",
+    re.DOTALL,
+)
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """`text` on one line, with everything that a terminal might obey written as an escape."""
+    shown = "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in text)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a small file. Raises PresetError where there is none, where it is too large or cannot be read."""
+    name = printable(str(path))
+    try:
+        if not path.is_file():
+            reason = (
+                "a folder, not a file" if path.is_dir() else "not a regular file" if path.exists() else "no such file"
+            )
+            raise PresetError(f"{name}: {reason}")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise PresetError(f"{name}: cannot be read: {reason}") from error
+    if len(data) > MAX_BYTES:
+        raise PresetError(f"{name}: larger than 1 MiB, which no preset is")
+    return data
+
+
+def decode(data: bytes, name: str) -> str:
+    """UTF-8 text with plain line ends. Raises PresetError with the line of the first byte that is none."""
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise PresetError(f"{name}:{line}: not UTF-8 text (byte 0x{data[error.start]:02x})") from error
+
+
+def parse(text: str, name: str) -> dict[str, Any]:
+    """The table that TOML `text` holds. Raises PresetError with line and column, in one line."""
+    try:
+        return tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
+        spot = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", str(error))
+        reason = str(error)[: spot.start()] if spot else str(error)
+        reason = printable(reason[:1].lower() + reason[1:])
+        if spot and spot[1]:
+            raise PresetError(f"{name}:{spot[1]}:{spot[2]}: not valid TOML: {reason}") from error
+        line = text.count("\n") + 1
+        column = len(text) - text.rfind("\n")
+        raise PresetError(f"{name}:{line}:{column}: not valid TOML: {reason} at the end of the file") from error
+    except RecursionError as error:
+        raise PresetError(f"{name}: not valid TOML: nested too deeply") from error
+    except ValueError as error:  # Python reads no number of more than some thousand digits
+        raise PresetError(f"{name}: not valid TOML: a number with too many digits") from error
+
+
+def _statements(text: str) -> Iterator[tuple[int, bool, list[str]]]:
+    """(line, whether it is a [table] header, the parts of its key) of each statement in a valid document."""
+    line, depth, header = 1, 0, False
+    key: list[str] | None = []  # None once the key of the statement is complete
+    start = 1
+    for found in LEXEME.finditer(text):
+        lexeme = found[0]
+        if lexeme == "\n":
+            if depth == 0:
+                key, header = [], False
+        elif lexeme in "[{" and key == []:
+            header = True
+        elif lexeme in "[{":
+            depth += 1
+        elif lexeme in "]}" and header:
+            if key:
+                yield start, True, key
+            key = None
+            header = False
+            continue
+        elif lexeme in "]}":
+            depth = max(depth - 1, 0)
+        elif lexeme == "=" and key and depth == 0:
+            yield start, False, key
+            key = None
+        elif lexeme not in ".=" and not lexeme.startswith("#") and key is not None:
+            start = start if key else line
+            key.append(_unquote(lexeme))
+        line += lexeme.count("\n")
+
+
+def _unquote(lexeme: str) -> str:
+    if lexeme.startswith('"'):
+        try:
+            return str(tomli.loads(f"key = {lexeme}")["key"])
+        except ValueError:
+            return lexeme
+    return lexeme.strip("'")
+
+
+def lines(text: str, under: tuple[str, ...] = ()) -> dict[str, int]:
+    """The line on which each key of the table `under` (the document by default) is first set."""
+    found: dict[str, int] = {}
+    table: list[str] = []
+    for line, header, key in _statements(text):
+        if header:
+            table = key
+        full = key if header else table + key
+        if len(full) > len(under) and tuple(full[: len(under)]) == under:
+            found.setdefault(full[len(under)], line)
+    return found
+
+
+def write_key(key: str) -> str:
+    """`key` as TOML has it: bare where it can be."""
+    return key if BARE_KEY.fullmatch(key) else write_string(key)
+
+
+def write_string(text: str) -> str:
+    """A basic string on one line. Whatever is not printable (control marks, line ends, directions) is escaped."""
+    out = []
+    for mark in text:
+        code = ord(mark)
+        if mark in '"\\':
+            out.append("\\" + mark)
+        elif mark.isprintable():
+            out.append(mark)
+        elif mark in "\b\t\n\f\r":
+            out.append({"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}[mark])
+        else:
+            out.append(f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}")
+    return '"' + "".join(out) + '"'
+
+
+def write_value(value: Any) -> str:
+    """`value` as TOML on one line, exact: parsing it gives the same value and type back.
+
+    Raises TypeError for what TOML has no word for (None among them).
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        if math.isinf(value) or math.isnan(value):
+            return str(value)
+        return repr(value)
+    if isinstance(value, str):
+        return write_string(value)
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{write_key(str(key))} = {write_value(item)}" for key, item in value.items())
+        return "{ " + inner + " }" if inner else "{}"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(write_value(item) for item in value) + "]"
+    raise TypeError(f"TOML has no {type(value).__name__}")

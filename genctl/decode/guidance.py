@@ -1,0 +1,59 @@
+"""The other side of classifier-free guidance: what the model says of the same new tokens after a negative prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from genctl.decode import cache as caches
+from genctl.decode.forward import Forward
+
+
+class Unconditional:
+    """history int64 [R, T] -> logits f32 [R, V] of the new tokens in it, read after `negative` instead of the prompt.
+
+    It has a cache of its own. Rows are recognised by what they hold, so they may be reordered, forked, dropped or
+    rolled back between two calls; what is not recognised is read anew.
+    """
+
+    def __init__(self, forward: Forward, negative: Sequence[int], prompt_len: int, *, use_cache: bool = True) -> None:
+        self.forward = forward
+        self.negative = torch.tensor(list(negative), dtype=torch.long, device=forward.device)
+        self.prompt_len = prompt_len
+        self.use_cache = use_cache and forward.supports_cache
+        self.known: Tensor | None = None  # int64 [R, t], the new tokens that the cache has read
+        self.cache: caches.Cache | None = None
+
+    def __call__(self, history: Tensor) -> Tensor:
+        new = history[:, self.prompt_len :]
+        parents = self._parents(new)
+        if parents is None:
+            logits = self._afresh(new)
+        else:
+            assert self.cache is not None
+            if parents != list(range(self._rows())):
+                self.cache = caches.select(self.cache, torch.tensor(parents, device=new.device), room=caches.STEP)
+            logits = self.forward(new[:, -1:], self.cache, keep=1).logits
+        self.known = new.clone()
+        return logits[:, -1]
+
+    def _rows(self) -> int:
+        return 0 if self.known is None else len(self.known)
+
+    def _parents(self, new: Tensor) -> list[int] | None:
+        """Which known row each row continues by one token; None if any continues none."""
+        known = self.known
+        if not self.use_cache or known is None or self.cache is None or new.shape[1] != known.shape[1] + 1:
+            return None
+        same = (new[:, None, :-1] == known[None]).all(-1)  # [R, known rows]
+        if not bool(same.any(1).all()):
+            return None
+        found: list[int] = same.long().argmax(1).tolist()
+        return found
+
+    def _afresh(self, new: Tensor) -> Tensor:
+        tokens = torch.cat([self.negative.expand(len(new), -1), new], 1)
+        self.cache = caches.new_cache(self.forward.config) if self.use_cache else None
+        return self.forward(tokens, self.cache, keep=1, first=True).logits

@@ -1,0 +1,1 @@
+"""Logits processors: (history, scores) -> scores. Enter by file: `build`, `trace`."""

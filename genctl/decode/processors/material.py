@@ -1,0 +1,89 @@
+"""What processors are built from, and what is built: `Material` in, `Named` out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from genctl.decode.processors.trace import check
+from genctl.decode.types import Processor
+from genctl.errors import GenctlError, UsageError
+from genctl.params import Generation
+
+Unconditional: TypeAlias = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """Everything that a processor may be built from.
+
+    A lane's history holds no padding, so unlike in transformers no length of padding is among it.
+    """
+
+    generation: Generation
+    prompt_len: int  # tokens of the decoder before the first new one
+    max_length: int  # most tokens, prompt included
+    vocab_size: int  # V, how many scores a row has
+    eos: tuple[int, ...] = ()
+    device: torch.device | str = "cpu"
+    encoder_ids: Tensor | None = None  # int64 [1, S], what an encoder read; the prompt where there is no encoder
+    tokenizer: Any = None
+    num_beams: int = 1
+    is_encoder_decoder: bool = False
+    seed: int = 0  # of the draws that a processor makes itself (XTC)
+    explicit: tuple[dict[str, Any], ...] | None = None  # the [[processors]] of a preset
+    allow_plugins: bool = False
+    unconditional: Unconditional | None = None  # history [R, T] -> logits [R, V] under the negative prompt
+
+    @property
+    def min_tokens_to_keep(self) -> int:
+        """How many tokens a filter must leave: with beams one more than may end a row, so that one goes on."""
+        if self.num_beams == 1:
+            return 1
+        return len(self.eos) + 1 if self.eos else 2
+
+    @property
+    def sampling(self) -> bool:
+        """Whether tokens are drawn: `do_sample`, unless a temperature of 0 makes it greedy."""
+        return self.generation.do_sample and self.generation.temperature > 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Named:
+    """A processor with its name and the settings it was built with; call it like any processor."""
+
+    name: str
+    function: Processor
+    settings: dict[str, Any] = field(default_factory=dict)
+    foreign: bool = False  # a user's own: its failures are reported as such
+
+    def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
+        """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V].
+
+        Raises UsageError or ModelError when no token is left to work on, UsageError when a user's own processor fails.
+        """
+        if not self.foreign:
+            try:
+                return self.function(history, scores)
+            except (ValueError, RuntimeError, IndexError):
+                check(scores, ())  # what transformers raises on a row without tokens is about tensors
+                raise
+        try:
+            made = self.function(history, scores)
+        except GenctlError:
+            raise
+        except Exception as error:
+            raise UsageError(f"processor {self.name} failed: {type(error).__name__}: {one_line(error)}") from error
+        if not isinstance(made, Tensor) or made.shape != scores.shape:
+            what = f"a tensor of shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+            raise UsageError(f"processor {self.name} returned {what} instead of scores of shape {tuple(scores.shape)}")
+        return made
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's message in one line."""
+    return " ".join(str(error).split()) or "no message"

@@ -1,0 +1,78 @@
+"""A user's own processors: a dotted path (`package.module:Class`) or an installed entry point `genctl.processors`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from genctl.decode.processors.material import one_line
+from genctl.errors import UsageError
+
+GROUP = "genctl.processors"
+
+
+def installed() -> dict[str, EntryPoint]:
+    """The entry points `genctl.processors` of what is installed, by name."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def load(use: str, arguments: dict[str, Any], *, allowed: bool) -> Callable[..., Any]:
+    """Make the processor that `use` names with `arguments`.
+
+    A class is made with the arguments as keywords (a transformers LogitsProcessor, or anything whose instances take
+    history and scores); a function takes them after history and scores. Raises UsageError: not allowed, not there, or
+    not made.
+    """
+    points = installed()
+    point = points.get(use) or next((point for point in points.values() if point.value == use), None)
+    if point is None and not allowed:
+        raise UsageError(
+            f"processor {use}: code from outside needs --allow-plugins", hint=f"or an installed entry point {GROUP}"
+        )
+    found = _entry(use, point) if point is not None else _path(use)
+    if inspect.isclass(found):
+        try:
+            made = found(**arguments)
+        except Exception as error:
+            raise UsageError(f"processor {use} could not be made: {type(error).__name__}: {one_line(error)}") from error
+    else:
+        made = found
+    if not callable(made):
+        raise UsageError(f"processor {use}: {type(made).__name__} cannot be called with history and scores")
+    later = {} if inspect.isclass(found) else arguments
+    try:
+        inspect.signature(made).bind(None, None, **later)
+    except TypeError as error:
+        raise UsageError(f"processor {use} does not take history and scores: {one_line(error)}") from error
+    except ValueError:  # no signature to look at (C code): the call will tell
+        pass
+    return functools.partial(made, **later) if later else made
+
+
+def _entry(use: str, point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:
+        raise UsageError(
+            f"processor {use} ({point.value}) could not be loaded: {type(error).__name__}: {one_line(error)}"
+        ) from error
+
+
+def _path(use: str) -> Any:
+    module_name, _, attributes = use.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # anything may go wrong in a user's module
+        raise UsageError(
+            f"processor {use}: module {module_name} could not be loaded: {type(error).__name__}: {one_line(error)}"
+        ) from error
+    for attribute in attributes.split("."):
+        try:
+            found = getattr(found, attribute)
+        except AttributeError as error:
+            raise UsageError(f"processor {use}: module {module_name} has no {attributes}") from error
+    return found

@@ -1,0 +1,102 @@
+"""Samplers that transformers lacks: top-n-sigma, dynamic temperature, XTC. Each function keeps nothing.
+
+All of them measure over the tokens that are still there: a token whose score is -inf (or the lowest float, which
+`remove_invalid_values` writes in its stead) has no part in a deviation, an entropy or a count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from genctl.decode.types import Processor
+
+
+def top_n_sigma(n: float, min_tokens_to_keep: int = 1) -> Processor:
+    """Keep tokens whose score is at least max - n * sigma (arXiv:2411.07641, Algorithm 1).
+
+    sigma is the population's standard deviation, over the tokens that are still there. Temperature divides both sides,
+    so that it changes nothing about what is kept.
+    """
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        there = _there(scores)
+        count = there.sum(-1, keepdim=True)
+        mean = scores.masked_fill(~there, 0.0).sum(-1, keepdim=True) / count
+        variance = (scores - mean).masked_fill(~there, 0.0).square().sum(-1, keepdim=True) / count
+        floor = scores.amax(-1, keepdim=True) - n * variance.sqrt()
+        return scores.masked_fill(_spare_best(scores < floor, scores, min_tokens_to_keep), -torch.inf)
+
+    return processor
+
+
+def dynamic_temperature(temperature: float, spread: float, exponent: float) -> Processor:
+    """Divide scores by a temperature between `temperature - spread` (at least 0) and `temperature + spread`.
+
+    low + (high - low) * (entropy / log(count)) ** exponent, as llama.cpp's `temp_ext` has it: sure rows are sharpened,
+    unsure ones flattened. A temperature of 0 keeps the best token alone; a single token is left as it is.
+    """
+    low, high = max(0.0, temperature - spread), temperature + spread
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        count = _there(scores).sum(-1, keepdim=True)
+        entropy = torch.special.entr(scores.softmax(-1)).sum(-1, keepdim=True)
+        share = entropy / count.clamp(min=2).log()
+        at = (low + (high - low) * share.pow(exponent)).masked_fill(count < 2, 1.0)
+        best = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, scores.argmax(-1, keepdim=True), True)
+        frozen = scores.masked_fill(~best, -torch.inf)
+        return torch.where(at > 0.0, scores / at.clamp(min=torch.finfo(scores.dtype).tiny), frozen)
+
+    return processor
+
+
+def exclude_top_choices(probability: float, threshold: float, seed: int, min_tokens_to_keep: int = 1) -> Processor:
+    """XTC: with `probability`, remove every token at least `threshold` probable but the least probable of them.
+
+    github.com/oobabooga/text-generation-webui/pull/6335. As in llama.cpp, no token is exempt, and a row that would keep
+    fewer than `min_tokens_to_keep` is left as it is. Each row draws one number at each step, see `draws`.
+    """
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        act = torch.tensor([drawn < probability for drawn in draws(history, seed)], device=scores.device)
+        probabilities = scores.softmax(-1)
+        top = probabilities >= threshold
+        least = probabilities.masked_fill(~top, torch.inf).argmin(-1, keepdim=True)
+        remove = top.scatter(1, least, False)
+        enough = _there(scores).sum(-1) - remove.sum(-1) >= min_tokens_to_keep
+        return scores.masked_fill(remove & (act & enough)[:, None], -torch.inf)
+
+    return processor
+
+
+def draws(history: Tensor, seed: int) -> list[float]:
+    """One number in [0, 1) for each row of history int64 [R, T], uniform over seeds and over histories.
+
+    A number depends on the seed, on what the row has written, and on how many rows before it wrote the very same. So a
+    row that is moved, forked or rolled back draws again what it drew, whichever rows are beside it, and yet several
+    rows that begin alike do not all draw alike.
+    """
+    key = (seed % 2**64).to_bytes(8, "little")
+    seen: Counter[bytes] = Counter()
+    drawn = []
+    for row in history.cpu().numpy():
+        written = row.tobytes()
+        digest = hashlib.blake2b(written, digest_size=8, key=key, salt=seen[written].to_bytes(16, "little")).digest()
+        seen[written] += 1
+        drawn.append((int.from_bytes(digest, "little") >> 11) * 2.0**-53)
+    return drawn
+
+
+def _there(scores: Tensor) -> Tensor:
+    """bool [R, V]: tokens not yet removed."""
+    return scores > torch.finfo(scores.dtype).min
+
+
+def _spare_best(remove: Tensor, scores: Tensor, count: int) -> Tensor:
+    """`remove` bool [R, V] without the `count` best tokens of each row."""
+    if count == 1:  # the best token is never below a floor that is measured from it
+        return remove
+    return remove.scatter(1, scores.topk(min(count, scores.shape[1])).indices, False)

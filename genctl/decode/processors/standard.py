@@ -1,0 +1,287 @@
+"""Processors that transformers has: its own classes, with its arguments, under its conditions.
+
+Each function takes `Material` and returns a processor, or None where the setting changes nothing. Conditions and
+arguments follow `GenerationMixin._get_logits_processor` of transformers 5; `build.ORDER` follows its order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genctl.decode.processors import words
+from genctl.decode.processors.material import Material
+from genctl.decode.processors.synthid import SynthID
+from genctl.decode.types import Processor
+from genctl.errors import UsageError
+
+
+def _classes() -> Any:
+    from transformers.generation import logits_process
+
+    return logits_process
+
+
+def _processor(made: Any) -> Processor:
+    function: Processor = made
+    return function
+
+
+def guidance(m: Material) -> Processor | None:
+    scale = m.generation.guidance_scale
+    if scale is None or scale == 1:
+        return None
+    if m.unconditional is None:
+        raise UsageError("guidance_scale: this strategy cannot read a second prompt, so it cannot be guided")
+    unconditional = m.unconditional
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        # UnbatchedClassifierFreeGuidanceLogitsProcessor (arXiv:2306.17806), the second model's cache kept elsewhere
+        without = unconditional(history).to(scores).log_softmax(-1)
+        return scale * (scores.log_softmax(-1) - without) + without
+
+    return processor
+
+
+def sequence_bias(m: Material) -> Processor | None:
+    if m.generation.sequence_bias is None:
+        return None
+    pairs = {tuple(ids): float(bias) for ids, bias in m.generation.sequence_bias}
+    return _biased(m, "sequence_bias", pairs)
+
+
+def logit_bias(m: Material) -> Processor | None:
+    if not m.generation.logit_bias:
+        return None
+    return _biased(m, "logit_bias", words.bias_of(m.tokenizer, m.generation.logit_bias, m.vocab_size))
+
+
+def _biased(m: Material, knob: str, biases: dict[tuple[int, ...], float]) -> Processor:
+    for ids, bias in biases.items():
+        _within(m, knob, ids)
+        if bias != bias or bias == float("inf"):
+            raise UsageError(f"{knob}: a bias must be a number or -inf, but is {bias}")
+    return _processor(_classes().SequenceBiasLogitsProcessor(sequence_bias=biases))
+
+
+def encoder_repetition_penalty(m: Material) -> Processor | None:
+    penalty = float(m.generation.encoder_repetition_penalty)
+    if penalty == 1.0:
+        return None
+    ids = _encoder_ids(m, "encoder_repetition_penalty")
+    ids = ids[:, ids[0] < m.vocab_size]  # an embedding may have more rows than there are scores
+    return _processor(_classes().EncoderRepetitionPenaltyLogitsProcessor(penalty=penalty, encoder_input_ids=ids))
+
+
+def repetition_penalty(m: Material) -> Processor | None:
+    penalty = float(m.generation.repetition_penalty)
+    return None if penalty == 1.0 else _processor(_classes().RepetitionPenaltyLogitsProcessor(penalty))
+
+
+def no_repeat_ngram_size(m: Material) -> Processor | None:
+    size = m.generation.no_repeat_ngram_size
+    return None if size == 0 else _processor(_classes().NoRepeatNGramLogitsProcessor(size))
+
+
+def encoder_no_repeat_ngram_size(m: Material) -> Processor | None:
+    size = m.generation.encoder_no_repeat_ngram_size
+    if size == 0:
+        return None
+    ids = _encoder_ids(m, "encoder_no_repeat_ngram_size")
+    return _processor(_classes().EncoderNoRepeatNGramLogitsProcessor(size, ids))
+
+
+def bad_words_ids(m: Material) -> Processor | None:
+    banned = m.generation.bad_words_ids
+    return None if banned is None else _banned(m, "bad_words_ids", [list(ids) for ids in banned])
+
+
+def bad_words(m: Material) -> Processor | None:
+    if not m.generation.bad_words:
+        return None
+    spelled = [list(ids) for word in m.generation.bad_words for ids in words.variants(m.tokenizer, word, "bad_words")]
+    return _banned(m, "bad_words", spelled)
+
+
+def _banned(m: Material, knob: str, sequences: list[list[int]]) -> Processor:
+    for ids in sequences:
+        _within(m, knob, ids)
+    return _processor(_classes().NoBadWordsLogitsProcessor(sequences, list(m.eos) or None))
+
+
+def min_length(m: Material) -> Processor | None:
+    # min_new_tokens, once set, replaces min_length
+    if m.generation.min_length == 0 or m.generation.min_new_tokens is not None or not m.eos:
+        return None
+    least = m.generation.min_length
+    return _below(least, _classes().MinLengthLogitsProcessor(least, list(m.eos), device=m.device))
+
+
+def min_new_tokens(m: Material) -> Processor | None:
+    count = m.generation.min_new_tokens
+    if not count or not m.eos:
+        return None
+    made = _classes().MinNewTokensLengthLogitsProcessor(m.prompt_len, count, list(m.eos), device=m.device)
+    return _below(m.prompt_len + count, made)
+
+
+def _below(length: int, processor: Any) -> Processor:
+    """`processor` for histories shorter than `length`; beyond, where it changes nothing, it is not even called."""
+
+    def bounded(history: Tensor, scores: Tensor) -> Tensor:
+        made: Tensor = processor(history, scores) if history.shape[1] < length else scores
+        return made
+
+    return bounded
+
+
+def forced_bos_token_id(m: Material) -> Processor | None:
+    token = m.generation.forced_bos_token_id
+    if token is None:
+        return None
+    _within(m, "forced_bos_token_id", [token])
+    return _processor(_classes().ForcedBOSTokenLogitsProcessor(token))
+
+
+def forced_eos_token_id(m: Material) -> Processor | None:
+    forced = m.generation.forced_eos_token_id
+    if forced is None:
+        return None
+    ids = [forced] if isinstance(forced, int) else list(forced)
+    _within(m, "forced_eos_token_id", ids)
+    return _processor(_classes().ForcedEOSTokenLogitsProcessor(m.max_length, ids, device=m.device))
+
+
+def remove_invalid_values(m: Material) -> Processor | None:
+    return _processor(_classes().InfNanRemoveLogitsProcessor()) if m.generation.remove_invalid_values else None
+
+
+def exponential_decay_length_penalty(m: Material) -> Processor | None:
+    decay = m.generation.exponential_decay_length_penalty
+    if decay is None:
+        return None
+    if not m.eos:
+        raise UsageError("exponential_decay_length_penalty makes EOS more likely, but there is no EOS id")
+    start, factor = decay
+    made = _classes().ExponentialDecayLengthPenalty((start, float(factor)), list(m.eos), m.prompt_len)
+    return _processor(made)
+
+
+def suppress_tokens(m: Material) -> Processor | None:
+    ids = m.generation.suppress_tokens
+    return None if ids is None else _processor(_classes().SuppressTokensLogitsProcessor(ids, device=m.device))
+
+
+def begin_suppress_tokens(m: Material) -> Processor | None:
+    ids = m.generation.begin_suppress_tokens
+    if ids is None:
+        return None
+    forced = m.prompt_len == 1 and m.generation.forced_bos_token_id is not None
+    at = m.prompt_len + 1 if forced else m.prompt_len  # after the forced first token
+    return _below(at + 1, _classes().SuppressTokensAtBeginLogitsProcessor(ids, at, device=m.device))
+
+
+def temperature(m: Material) -> Processor | None:
+    """None at 0 too, which means greedy, and beside dynamic temperature, which takes its place."""
+    if m.generation.temperature in (0.0, 1.0) or m.generation.dynatemp_range > 0.0:
+        return None
+    return _processor(_classes().TemperatureLogitsWarper(float(m.generation.temperature)))
+
+
+def top_h(m: Material) -> Processor | None:
+    share = m.generation.top_h
+    return None if share is None else _processor(_classes().TopHLogitsWarper(top_h=share))
+
+
+def top_k(m: Material) -> Processor | None:
+    k = m.generation.top_k
+    return None if k == 0 else _kept(m, _classes().TopKLogitsWarper, top_k=k)
+
+
+def top_p(m: Material) -> Processor | None:
+    p = m.generation.top_p
+    return None if p >= 1.0 else _kept(m, _classes().TopPLogitsWarper, top_p=p)
+
+
+def min_p(m: Material) -> Processor | None:
+    p = m.generation.min_p
+    return None if not p else _kept(m, _classes().MinPLogitsWarper, min_p=p)
+
+
+def typical_p(m: Material) -> Processor | None:
+    p = m.generation.typical_p
+    return None if p >= 1.0 else _kept(m, _classes().TypicalLogitsWarper, mass=p)
+
+
+def epsilon_cutoff(m: Material) -> Processor | None:
+    cutoff = m.generation.epsilon_cutoff
+    return None if cutoff == 0.0 else _kept(m, _classes().EpsilonLogitsWarper, epsilon=cutoff)
+
+
+def eta_cutoff(m: Material) -> Processor | None:
+    cutoff = m.generation.eta_cutoff
+    return None if cutoff == 0.0 else _kept(m, _classes().EtaLogitsWarper, epsilon=cutoff, device=m.device)
+
+
+def _kept(m: Material, kind: Any, **arguments: Any) -> Processor:
+    return _processor(kind(**arguments, min_tokens_to_keep=m.min_tokens_to_keep))
+
+
+def watermarking_config(m: Material) -> Processor | None:
+    """WatermarkingConfig, or SynthIDTextWatermarkingConfig where `ngram_len` or `keys` are among the fields."""
+    fields = m.generation.watermarking_config
+    if fields is None:
+        return None
+    from transformers.generation import configuration_utils
+
+    synthid = "ngram_len" in fields or "keys" in fields
+    kind = configuration_utils.SynthIDTextWatermarkingConfig if synthid else configuration_utils.WatermarkingConfig
+    parameters = list(inspect.signature(kind).parameters)
+    for name in fields:
+        if name not in parameters:
+            close = get_close_matches(name, parameters, 1)
+            meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(parameters)}"
+            raise UsageError(f"watermarking_config: no field {name!r} in {kind.__name__}", hint=meant)
+    config = kind(**fields)
+    config.validate()
+    if synthid:
+        return SynthID(config.construct_processor(m.vocab_size, m.device), m.prompt_len)
+    if config.seeding_scheme == "selfhash" and m.vocab_size < 40:
+        raise UsageError("watermarking_config: selfhash needs a vocabulary of at least 40 tokens")
+    return _processor(_greenlist(m.vocab_size, str(m.device), tuple(sorted(config.to_dict().items()))))
+
+
+@lru_cache(maxsize=8)
+def _greenlist(vocab_size: int, device: str, fields: tuple[tuple[str, Any], ...]) -> Any:
+    """Its table of a million numbers is made once, not for each prompt; a call seeds its generator anew."""
+    return _classes().WatermarkLogitsProcessor(vocab_size=vocab_size, device=torch.device(device), **dict(fields))
+
+
+def renormalize_logits(m: Material) -> Processor | None:
+    return _processor(_classes().LogitNormalization()) if m.generation.renormalize_logits else None
+
+
+def _encoder_ids(m: Material, knob: str) -> Tensor:
+    ids = m.encoder_ids
+    if ids is None or bool((ids < 0).any()):
+        raise UsageError(f"{knob}: there are no ids of a prompt or source to compare with")
+    return ids.to(m.device)
+
+
+def _within(m: Material, knob: str, ids: Any) -> None:
+    if not ids:
+        raise UsageError(f"{knob}: a sequence of ids is empty")
+    for token in ids:
+        if not 0 <= token < m.vocab_size:
+            raise UsageError(f"{knob}: {token} is not one of the {m.vocab_size} ids of the vocabulary")
+
+
+def changed(m: Material, **values: Any) -> Material:
+    """The same material with other knobs."""
+    return dataclasses.replace(m, generation=dataclasses.replace(m.generation, **values))

@@ -1,0 +1,128 @@
+"""Run processors, see what each of them did, and say who removed the last token.
+
+A token counts as removed when its score is -inf, or the lowest float that some processors write in its stead. Counting
+by that rather than by a probability of 0 keeps a low temperature, which lets probabilities underflow, from looking like
+a filter. All figures are the same whether the scores are logits or log-probabilities: both have one softmax.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from genctl.decode.types import Processor
+from genctl.errors import ModelError, UsageError
+from genctl.events import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One processor's scores before and after it, f32 [R, V] each, and the seconds it took (0.0 if not timed)."""
+
+    name: str
+    before: Tensor
+    after: Tensor
+    seconds: float = 0.0
+
+
+def name_of(processor: Processor) -> str:
+    """What a processor is called in traces and errors."""
+    return str(getattr(processor, "name", None) or getattr(processor, "__name__", None) or type(processor).__name__)
+
+
+def process(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> Tensor:
+    """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V] after all processors in order, checked.
+
+    Raises UsageError when the processors left a row without tokens, ModelError when the scores are not numbers.
+    """
+    for processor in processors:
+        scores = processor(history, scores)
+    if processors:
+        check(scores, [name_of(processor) for processor in processors])
+    return scores
+
+
+def apply(
+    processors: Sequence[Processor], history: Tensor, scores: Tensor, *, timing: bool
+) -> tuple[Tensor, list[Stage]]:
+    """Like `process`, and what each processor made of the scores. Nothing is computed about it before `traces`."""
+    stages = []
+    for processor in processors:
+        # A processor that writes in place would otherwise change what the stage before it is said to have made.
+        given = scores.clone()
+        started = _now(scores) if timing else 0.0
+        made = processor(history, given)
+        seconds = _now(made) - started if timing else 0.0
+        stages.append(Stage(name_of(processor), scores, made, seconds))
+        scores = made
+    if stages:
+        check(scores, [stage.name for stage in stages])
+    return scores, stages
+
+
+def traces(stages: Sequence[Stage], rows: Tensor, tokens: Tensor) -> list[tuple[Trace, ...]]:
+    """What each stage did to each candidate: token `tokens[i]`, chosen from scored row `rows[i]`.
+
+    rows and tokens int64 [C] -> C tuples with one `events.Trace` for each stage. The seconds of a stage are those of
+    the whole call, which all of its rows share.
+    """
+    if not stages:
+        return [() for _ in range(len(tokens))]
+    columns: list[list[Trace]] = []
+    last = stages[0].before[rows]
+    probabilities, alive, winner = _distribution(last), _alive(last), last.argmax(-1)
+    for stage in stages:
+        now = stage.after[rows]
+        new_probabilities, new_alive, new_winner = _distribution(now), _alive(now), now.argmax(-1)
+        removed = (alive & ~new_alive).sum(-1).tolist()
+        moved = (0.5 * (new_probabilities - probabilities).abs().sum(-1)).clamp(max=1.0).tolist()
+        changed = (new_winner != winner).tolist()
+        before = probabilities.gather(1, tokens[:, None])[:, 0].tolist()
+        after = new_probabilities.gather(1, tokens[:, None])[:, 0].tolist()
+        columns.append(
+            [
+                Trace(stage.name, *figures, stage.seconds)
+                for figures in zip(removed, moved, changed, before, after, strict=True)
+            ]
+        )
+        probabilities, alive, winner = new_probabilities, new_alive, new_winner
+    return [tuple(of_row) for of_row in zip(*columns, strict=True)]
+
+
+def check(scores: Tensor, names: Sequence[str]) -> None:
+    """One pass over scores f32 [R, V]: every row must have a token that can be chosen.
+
+    Raises UsageError naming the processors when a row has none left, ModelError when a score is NaN or +inf.
+    """
+    best = scores.amax(-1)  # NaN if any score of the row is
+    if bool(best.isfinite().all()):
+        return
+    after = f" after {', '.join(names)}" if names else ""
+    if bool((torch.isnan(best) | (best == torch.inf)).any()):
+        raise ModelError(
+            f"the scores are not all numbers{after}: NaN or infinite",
+            hint="remove_invalid_values = true replaces them; a larger dtype may avoid them",
+        )
+    if not names:
+        raise ModelError("the model gave every token a score of minus infinity")
+    raise UsageError(f"no token is left to choose{after}: together they remove all of them", hint="relax one of them")
+
+
+def _distribution(scores: Tensor) -> Tensor:
+    """f32 [C, V] probabilities; all zero where a row has no token left or is not made of numbers."""
+    return scores.softmax(-1).nan_to_num(0.0)
+
+
+def _alive(scores: Tensor) -> Tensor:
+    """bool [C, V]: tokens that may still be chosen."""
+    return scores > torch.finfo(scores.dtype).min
+
+
+def _now(scores: Tensor) -> float:
+    if scores.is_cuda:
+        torch.cuda.synchronize(scores.device)
+    return time.perf_counter()

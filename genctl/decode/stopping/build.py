@@ -1,0 +1,210 @@
+"""From knobs to criteria, in order.
+
+Without a `[[stopping]]` list the order is that of transformers, then ours: max_time, stop_strings, stop_token_ids,
+stop_regex, stop_mean_logprob, stop_repeat_ngram. With one, the list comes first, in its own order, and then the knobs
+that are set and that it does not name. Where several would end a row at the same token, the first says why.
+
+A table of the list has `use`, the name of a knob, of an installed criterion, or `package.module:Class`; its other keys
+are that knob's (by default as set elsewhere) or the arguments of the class.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from genctl.decode.stopping import plugins
+from genctl.decode.stopping.plain import MIN_TOKENS, MaxTime, MeanLogprob, Repetition, StopTokens
+from genctl.decode.stopping.tail import BROKEN, TailText
+from genctl.decode.stopping.text import Pattern, StopRegex, StopStrings, quoted
+from genctl.decode.stopping.trim import trim
+from genctl.decode.types import Criterion, Written
+from genctl.errors import PresetError, UsageError
+from genctl.params import Generation
+
+
+@dataclass(frozen=True)
+class Material:
+    """What criteria are made of."""
+
+    generation: Generation
+    tokenizer: Any = None  # asked only for the ids that decoding skips
+    decode: Callable[[list[int]], str] | None = None  # new tokens -> text, special tokens skipped
+    explicit: tuple[dict[str, Any], ...] | None = None  # a preset's [[stopping]] tables
+    allow_plugins: bool = False
+
+
+@dataclass(frozen=True)
+class Named:
+    """A criterion, what a preset calls it, and where it cuts the text."""
+
+    name: str
+    criterion: Criterion
+    stops: tuple[str, ...] = ()
+    ids: frozenset[int] = frozenset()
+    pattern: Pattern | None = None
+
+    def __call__(self, written: Written) -> tuple[str, str] | None:
+        return self.criterion(written)
+
+
+def build(material: Material) -> tuple[Named, ...]:
+    """The criteria that the knobs and the `[[stopping]]` list ask for, in the order in which they are asked.
+
+    Raises PresetError (UsageError, where no list is involved) with one line for each mistake.
+    """
+    made: list[Named] = []
+    mistakes: list[str] = []
+    listed = False
+    named = [table.get("use") for table in material.explicit or ()]
+    for number, table in enumerate(material.explicit or (), 1):
+        try:
+            made.append(_from_table(table, material))
+        except (UsageError, ValueError) as error:
+            mistakes.append(f"[[stopping]] {number}: {error}")
+            listed = True
+    for name, (_, maker) in _KNOBS.items():
+        if name in named or getattr(material.generation, name) in (None, [], ()):
+            continue
+        try:
+            made.append(maker({}, material))
+        except (UsageError, ValueError) as error:
+            mistakes.append(f"{name}: {error}")
+    if mistakes:
+        raise (PresetError if listed else UsageError)("\n".join(mistakes))
+    return tuple(made)
+
+
+def visible(tokens: Sequence[int], criteria: Sequence[Named], keep: bool = False) -> Sequence[int]:
+    """The new tokens whose text is shown: all but a stop token at the end, and that one too if `keep`."""
+    if keep or not tokens or not any(tokens[-1] in criterion.ids for criterion in criteria):
+        return tokens
+    return tokens[:-1]
+
+
+def cut(text: str, criteria: Sequence[Named], keep: bool = False) -> tuple[str, str]:
+    """Cut a row's text where the earliest stop string or match begins; the longest of those that begin there.
+
+    Returns the text before it (with it, if `keep`) and what was found, which is empty when nothing was.
+    """
+    found = []
+    for criterion in criteria:
+        stop = trim(text, criterion.stops)
+        if stop[1]:
+            found.append((len(stop[0]), len(stop[0]) + len(stop[1])))
+        span = criterion.pattern.find(text) if criterion.pattern is not None else None
+        if span is not None:
+            found.append(span)
+    if not found:
+        return text, ""
+    start, end = min(found, key=lambda span: (span[0], -span[1]))
+    return text[: end if keep else start], text[start:end]
+
+
+def _from_table(table: Mapping[str, Any], material: Material) -> Named:
+    keys = dict(table)
+    use = keys.pop("use", None)
+    if not isinstance(use, str) or not use:
+        raise ValueError('every table needs a name, as in use = "stop_strings"')
+    if use in _KNOBS:
+        known, maker = _KNOBS[use]
+        for key in keys:
+            if key not in known:
+                raise ValueError(f"{use} has no key {key!r}; it takes {' and '.join(known)}")
+        if use not in keys and getattr(material.generation, use) in (None, [], ()):
+            raise ValueError(f"{use} has no value: set {use} in this table or in the preset")
+        return maker(keys, material)
+    if ":" not in use and use not in (others := plugins.installed()):
+        near = difflib.get_close_matches(use, [*_KNOBS, *others], 1)
+        advice = f"did you mean {near[0]}?" if near else f"there are {', '.join([*_KNOBS, *others])}"
+        raise ValueError(f"there is no stopping criterion {use!r}; {advice}")
+    target = plugins.load(use, material.allow_plugins)
+    return Named(use, plugins.make(use, target, keys, {"tokenizer": material.tokenizer, "decode": material.decode}))
+
+
+def _value(keys: Mapping[str, Any], material: Material, name: str) -> Any:
+    return keys[name] if name in keys else getattr(material.generation, name)
+
+
+def _text(material: Material) -> TailText:
+    if material.decode is None:
+        raise ValueError("needs a tokenizer to read the text, and this checkpoint has none")
+    special = set(getattr(material.tokenizer, "all_special_ids", ()))
+    added = getattr(material.tokenizer, "added_tokens_decoder", {})
+    special |= {token for token, what in added.items() if getattr(what, "special", False)}
+    return TailText(material.decode, special)
+
+
+def _number(value: Any, what: str, least: float | None = None, *, whole: bool = False) -> Any:
+    kinds = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or value != value:  # NaN
+        raise ValueError(f"{what} is a {'whole ' if whole else ''}number, not {value!r}")
+    if least is not None and value < least:
+        raise ValueError(f"{what} is at least {least:g}, not {value!r}")
+    return value
+
+
+def _max_time(keys: Mapping[str, Any], material: Material) -> Named:
+    seconds = _number(_value(keys, material, "max_time"), "a time in seconds")
+    if seconds <= 0:
+        raise ValueError(f"a time in seconds is above 0, not {seconds!r}")
+    return Named("max_time", MaxTime(float(seconds)))
+
+
+def _stop_strings(keys: Mapping[str, Any], material: Material) -> Named:
+    value = _value(keys, material, "stop_strings")
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, (list, tuple)) or not stops or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError(f"expected a text or a list of texts, not {value!r}")
+    if "" in stops:
+        raise ValueError("an empty text is in every text: every row would end at its first token")
+    for stop in stops:
+        if BROKEN in stop:
+            raise ValueError(f"{quoted(stop)} holds U+FFFD, which stands for a character that is incomplete")
+        if any("\ud800" <= character <= "\udfff" for character in stop):
+            raise ValueError(f"{stop!r} holds half a surrogate pair, which no text can hold")
+    unique = tuple(dict.fromkeys(stops))
+    return Named("stop_strings", StopStrings(unique, _text(material)), stops=unique)
+
+
+def _stop_token_ids(keys: Mapping[str, Any], material: Material) -> Named:
+    value = _value(keys, material, "stop_token_ids")
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ValueError(f"expected a list of ids, not {value!r}")
+    ids = frozenset(_number(token, "an id", 0, whole=True) for token in value)
+    return Named("stop_token_ids", StopTokens(ids), ids=ids)
+
+
+def _stop_regex(keys: Mapping[str, Any], material: Material) -> Named:
+    value = _value(keys, material, "stop_regex")
+    if not isinstance(value, str):
+        raise ValueError(f"expected a regular expression, not {value!r}")
+    pattern = Pattern(value)
+    return Named("stop_regex", StopRegex(pattern, _text(material)), pattern=pattern)
+
+
+def _stop_mean_logprob(keys: Mapping[str, Any], material: Material) -> Named:
+    floor = _number(_value(keys, material, "stop_mean_logprob"), "a log-probability in nats")
+    if floor > 0:
+        raise ValueError(f"log-probabilities are at most 0: a floor of {floor!r} would end every row")
+    least = _number(keys.get("min_tokens", MIN_TOKENS), "min_tokens", 1, whole=True)
+    return Named("stop_mean_logprob", MeanLogprob(float(floor), least))
+
+
+def _stop_repeat_ngram(keys: Mapping[str, Any], material: Material) -> Named:
+    size = _number(_value(keys, material, "stop_repeat_ngram"), "the length of an n-gram", 1, whole=True)
+    times = _number(_value(keys, material, "stop_repeat_times"), "stop_repeat_times", 2, whole=True)
+    return Named("stop_repeat_ngram", Repetition(size, times))
+
+
+# in the order in which they are asked: the keys that a table may hold, and the maker
+_KNOBS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], Material], Named]]] = {
+    "max_time": (("max_time",), _max_time),
+    "stop_strings": (("stop_strings",), _stop_strings),
+    "stop_token_ids": (("stop_token_ids",), _stop_token_ids),
+    "stop_regex": (("stop_regex",), _stop_regex),
+    "stop_mean_logprob": (("stop_mean_logprob", "min_tokens"), _stop_mean_logprob),
+    "stop_repeat_ngram": (("stop_repeat_ngram", "stop_repeat_times"), _stop_repeat_ngram),
+}

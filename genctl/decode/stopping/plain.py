@@ -1,0 +1,61 @@
+"""Criteria on tokens, time and log-probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from genctl.decode.types import Written
+
+MIN_TOKENS = 5  # a mean over fewer is one unlucky word, not the course of a text
+
+
+@dataclass(frozen=True)
+class StopTokens:
+    """Ends a row with one of these ids, which stays written."""
+
+    ids: frozenset[int]
+
+    def __call__(self, written: Written) -> tuple[str, str] | None:
+        return ("stop", f"token {written.token}") if written.token in self.ids else None
+
+
+@dataclass(frozen=True)
+class MaxTime:
+    """Ends a row with the first token that is there after more than `seconds`, counted from the lane's beginning."""
+
+    seconds: float
+
+    def __call__(self, written: Written) -> tuple[str, str] | None:
+        return ("time", f"max_time {self.seconds:g} s") if written.elapsed > self.seconds else None
+
+
+@dataclass(frozen=True)
+class MeanLogprob:
+    """Ends a row whose mean log-probability (the model's own, in nats) over at least `min_tokens` is below `floor`."""
+
+    floor: float
+    min_tokens: int = MIN_TOKENS
+
+    def __call__(self, written: Written) -> tuple[str, str] | None:
+        mean = written.logprob / written.count
+        if written.count < self.min_tokens or not mean < self.floor:
+            return None
+        shown = f"{mean:.4g}" if float(f"{mean:.4g}") < self.floor else repr(mean)
+        return "stop", f"mean log-probability {shown} below {self.floor}"
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """Ends a row whose last tokens are the same n-gram so many times in a row."""
+
+    size: int
+    times: int
+
+    def __call__(self, written: Written) -> tuple[str, str] | None:
+        if written.count < self.size * self.times:
+            return None
+        tail = written.tail(self.size * self.times)
+        # equal to itself moved by one n-gram: every n-gram is the one before it
+        if tail[self.size :] != tail[: -self.size]:
+            return None
+        return "stop", f"the same {self.size}-gram {self.times} times"

@@ -1,0 +1,107 @@
+"""The end of a row's text, decoded from no more tokens than it takes.
+
+A tail decoded alone may differ from the end of the whole where it begins: a metaspace loses its blank, a continuing
+word piece keeps its `##`, a character's first bytes are missing. So a few tokens more are decoded, and their text is
+thrown away. What remains can differ only inside a run of byte tokens that is no valid UTF-8; whoever finds something in
+it asks `whole` before believing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from genctl.decode.types import Written
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+_HEAD = 4  # tokens with text that are decoded only to be thrown away
+_ALIGN = 8  # and how many more are looked at for one that begins a character
+_SLACK = 24  # characters that a newest token may change before itself (" do not" -> " don't"), or _HEAD overestimates
+_CHARACTER = 4  # bytes of the longest UTF-8 sequence
+
+
+class _Size(NamedTuple):
+    least: int  # quarters of a character that a token surely adds to the text before it
+    most: int  # characters that it can add
+    aligned: bool  # whether it begins with a whole character
+
+
+class TailText:
+    """Reads rows as text. `decode` turns new tokens into text; `special` are the ids that it skips."""
+
+    def __init__(self, decode: Callable[[list[int]], str], special: Collection[int] = ()) -> None:
+        self._decode = decode
+        self._special = {token for token in special if not decode([token])}
+        self._sizes: dict[int, _Size] = {}  # at most one entry for each id of the vocabulary
+
+    def silent(self, token: int) -> bool:
+        """Whether this token leaves the text as it was."""
+        return token in self._special
+
+    def whole(self, written: Written) -> str:
+        """The text of all new tokens, a character whose bytes are incomplete not counted."""
+        return self._decode(written.tail(written.count)).rstrip(BROKEN)
+
+    def ends(self, written: Written, characters: int) -> tuple[list[str], bool]:
+        """The end of the text: the newest token's own and at least `characters` before it.
+
+        Returns candidates, of which one is right (there are several only among byte tokens, where it does not show at
+        once where a character begins), and whether they are the whole text. Costs a number of tokens that depends on
+        `characters`, not on the length of the row, unless tokens without any text lie between.
+        """
+        wanted = characters + _SLACK
+        size = 4 * _HEAD + wanted // 2
+        while True:
+            ids = written.tail(size)
+            if len(ids) >= written.count:
+                return [self._decode(ids).rstrip(BROKEN)], True
+            body = self._body(ids, 4 * wanted)
+            start = None if body is None else self._start(ids, body)
+            if body is None or start is None:
+                size *= 2
+                continue
+            texts = self._texts(ids, start, body)
+            if len(texts[-1]) - self._size(ids[-1]).most >= characters + _SLACK // 4:
+                return [text.rstrip(BROKEN) for text in texts], False
+            wanted *= 2
+
+    def _body(self, ids: list[int], quarters: int) -> int | None:
+        """Where the tail begins that holds so much text before the newest token."""
+        for place in range(len(ids) - 2, -1, -1):
+            quarters -= self._size(ids[place]).least
+            if quarters <= 0:
+                return place
+        return None
+
+    def _start(self, ids: list[int], body: int) -> int | None:
+        """Where to begin decoding so that the text from `body` on is right."""
+        place, seen = body, 0
+        while seen < _HEAD:
+            place -= 1
+            if place < _CHARACTER - 1:
+                return None
+            seen += self._size(ids[place]).least > 0
+        for earlier in range(place, max(place - _ALIGN, _CHARACTER - 1), -1):
+            if self._size(ids[earlier]).aligned:
+                return earlier
+        return place
+
+    def _texts(self, ids: list[int], start: int, body: int) -> list[str]:
+        texts = []
+        for begin in range(start, start - _CHARACTER, -1):
+            text = self._decode(ids[begin:])
+            texts.append(text[sum(self._size(token).most for token in ids[begin:body]) :])
+            if not text.startswith(BROKEN):
+                break
+        return texts
+
+    def _size(self, token: int) -> _Size:
+        size = self._sizes.get(token)
+        if size is None:
+            # the second of two is read in context: with its blank, without its ##
+            alone, twice = self._decode([token]), self._decode([token, token])
+            broken = alone.count(BROKEN)
+            least = 4 * (len(twice) - len(alone)) - 3 * (twice.count(BROKEN) - broken)
+            size = _Size(max(least, 0), len(alone) + (0 if broken else 2), bool(alone) and alone[0] != BROKEN)
+            self._sizes[token] = size
+        return size

@@ -1,0 +1,175 @@
+"""Messages become a prompt through the checkpoint's chat template, which is untrusted code in a small language.
+
+transformers renders templates in jinja's immutable sandbox: no attribute reaches Python's internals, nothing is
+written. The sandbox limits neither time nor memory, so templates are rendered in a process of their own
+(`chat_worker`), which is ended after `SECONDS`; it serves all prompts of a run. The result equals that of
+`apply_chat_template(add_generation_prompt=True)`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from genctl.errors import InputError, ModelError
+from genctl.models.resolve import brief
+from genctl.models.text import encode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SECONDS = 5.0  # for one prompt; real templates need milliseconds
+_STARTING = 120.0  # for importing transformers on a slow disk
+# Isolated, so that the current folder and its Python files stay out of it.
+_WORKER = "import sys; sys.path[:] = sys.argv[1:]; from genctl.models.chat_worker import main; main()"
+_SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], *, system: str | None = None, name: str = ""
+) -> list[int]:
+    """The ids of a conversation, ready for the assistant's turn. Raises as `render_chat_text` does."""
+    text = render_chat_text(tokenizer, messages, system=system, name=name)
+    return encode(tokenizer, text, add_special_tokens=False)  # the template wrote them
+
+
+def render_chat_text(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], *, system: str | None = None, name: str = ""
+) -> str:
+    """The text of a conversation, special tokens included. `system` goes first; `name` is the checkpoint's.
+
+    Raises InputError for messages that are malformed, ModelError without a template or if it fails, loops or floods.
+    """
+    conversation = check_messages(messages, system)
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError as error:
+        hint = "use the prompt as it is (without --chat), or a checkpoint that was tuned for chat"
+        whose = name or getattr(tokenizer, "name_or_path", "") or "the checkpoint"
+        raise ModelError(f"{whose} has no chat template", hint=hint) from error
+    told = [{key: value for key, value in message.items() if value is not None} for message in conversation]
+    special = {key: _plain(value) for key, value in tokenizer.special_tokens_map.items()}
+    return _RENDERER.render({"template": template, "messages": told, "special": special})
+
+
+def check_messages(messages: Any, system: str | None = None) -> list[dict[str, Any]]:
+    """The conversation with its system message. Raises InputError with the place of what is wrong."""
+    if not isinstance(messages, list) or not messages:
+        raise InputError('messages must be a list of objects such as {"role": "user", "content": "Hello"}')
+    for place, message in enumerate(messages):
+        where = f"messages[{place}]"
+        if not isinstance(message, dict):
+            raise InputError(f"{where} is a {type(message).__name__}, not an object with role and content")
+        if not isinstance(message.get("role"), str) or not message["role"]:
+            raise InputError(f"{where} has no role (system, user, assistant, …)")
+        content = message.get("content")
+        parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
+        if not isinstance(content, str) and not parts and not message.get("tool_calls"):
+            raise InputError(f"{where} has no content (text)")
+        if _lone_surrogate(message):
+            raise InputError(f"{where} is not valid Unicode: it holds a lone surrogate")
+    if system is None:
+        return messages
+    if messages[0]["role"] == "system":
+        raise InputError("the messages begin with a system message, and --system gives another one")
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _plain(value: Any) -> Any:
+    return [str(item) for item in value] if isinstance(value, (list, tuple)) else str(value)
+
+
+def _lone_surrogate(message: dict[str, Any]) -> bool:
+    try:
+        json.dumps(message, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"a message holds something that is not JSON: {error}") from error
+    return False
+
+
+class _Renderer:
+    """The worker process: started when first needed, ended with the run or when it does not answer."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.lock = threading.Lock()
+        atexit.register(self.close)
+
+    def render(self, request: dict[str, Any]) -> str:
+        """The rendered text. Raises ModelError with the reason why there is none."""
+        line = json.dumps(request).encode() + b"\n"
+        with self.lock:
+            answer = self._ask(line)
+        if answer is None:
+            raise ModelError(f"the chat template did not finish in {SECONDS:g} seconds or used too much memory")
+        if "error" in answer:
+            raise ModelError(f"the chat template failed: {brief(ValueError(answer['error']))}")
+        return str(answer["text"])
+
+    def close(self) -> None:
+        """End the worker, if there is one."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _ask(self, line: bytes) -> dict[str, Any] | None:
+        if self.process is None or self.process.poll() is not None:
+            self.close()
+            self._start()
+        return self._exchange(line, SECONDS)
+
+    def _start(self) -> None:
+        environment = {key: value for key, value in os.environ.items() if key not in _SECRETS}
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _WORKER, *filter(None, sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is ours to handle
+        )
+        if self._exchange(b"", _STARTING) is None:
+            raise ModelError("the process that renders chat templates could not be started")
+
+    def _exchange(self, line: bytes, seconds: float) -> dict[str, Any] | None:
+        """Send a request and read its answer; None if there was none in time. Then the worker is gone."""
+        process = self.process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        alarm = threading.Timer(seconds, process.kill)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            if line:
+                process.stdin.write(line)
+                process.stdin.flush()
+            reply = process.stdout.readline()
+        except OSError:
+            reply = b""
+        except BaseException:  # interrupted: half a conversation cannot be taken up again
+            self.close()
+            raise
+        finally:
+            alarm.cancel()
+        if not reply.endswith(b"\n"):
+            self.close()
+            return None
+        found: dict[str, Any] = json.loads(reply)
+        return found
+
+
+_RENDERER = _Renderer()
+
+
+def close() -> None:
+    """End the process that renders templates. It starts again when needed."""
+    _RENDERER.close()

@@ -1,0 +1,204 @@
+"""What can be known of a checkpoint folder before torch is imported: json and safetensors headers, nothing else.
+
+Everything here reads what strangers wrote. A folder is refused with one sentence; its Python files are never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from genctl.errors import ModelError
+from genctl.models import weights
+from genctl.models.weights import Weights, read_json
+
+TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "source.spm",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+    "tiktoken.model",
+)
+FINGERPRINTED = ("config.json", "generation_config.json", "tokenizer_config.json", *TOKENIZERS, "merges.txt")
+
+_HIDDEN = ("hidden_size", "d_model", "n_embd", "dim")
+_LAYERS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+)
+_INNER = ("intermediate_size", "d_ff", "ffn_dim", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
+_POSITION_TABLES = ("wpe.weight", "embed_positions.weight", "position_embeddings.weight")
+_COUNTS = ("num_attention_heads", "n_head", "num_heads", "num_key_value_heads", "num_local_experts", "num_experts")
+
+_MOST_LAYERS = 1 << 16
+_WIDEST = 1 << 24  # no dimension of any published model comes near
+_MOST_POSITIONS = 1 << 27
+# These compute a table of positions as they are built; nothing in their weights bounds it.
+_COMPUTED_POSITIONS = ("marian", "gptj", "codegen", "ctrl", "m2m_100", "nllb-moe", "xglm", "pegasus", "pegasus_x")
+_MOST_COMPUTED = 1 << 20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder that passed every check which needs no torch."""
+
+    folder: Path
+    config: dict[str, Any]
+    generation: dict[str, Any]  # generation_config.json without what is None; {} if there is none
+    weights: Weights
+    has_tokenizer: bool
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config["model_type"])
+
+    def fingerprint(self) -> str:
+        """See `weights.fingerprint`."""
+        return weights.fingerprint(self.folder, self.weights, FINGERPRINTED)
+
+
+def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_tokenizer: bool) -> Checkpoint:
+    """Check a checkpoint folder. Raises ModelError with what is wrong."""
+    config = read_config(folder)
+    _check_code(config, trust_remote_code)
+    generation = {}
+    if (folder / "generation_config.json").is_file():
+        generation = read_json(folder / "generation_config.json", "generation_config.json")
+    has_tokenizer = any((folder / name).is_file() for name in TOKENIZERS)
+    if (folder / "tokenizer_config.json").is_file():
+        read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
+    if (folder / "tokenizer.json").is_file():
+        read_json(folder / "tokenizer.json", "tokenizer.json")
+    if need_tokenizer and not has_tokenizer:
+        raise ModelError(f"{folder} has no tokenizer (tokenizer.json, tokenizer.model, vocab.json, …)")
+    check_numbers(config)
+    found = weights.find(folder, config, allow_pickle=allow_pickle)
+    if not found.pickled:
+        if not found.tensors:
+            raise ModelError(f"{found.files[0].name} holds no tensors")
+        check_size(config, found)
+        _check_types(config, found)
+    told = {key: value for key, value in generation.items() if value is not None and not key.startswith("_")}
+    told.pop("transformers_version", None)
+    return Checkpoint(folder, config, told, found, has_tokenizer)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a folder that should be a checkpoint. Raises ModelError if it is none."""
+    if (folder / "adapter_config.json").is_file():
+        raise ModelError(
+            f"{folder} is an adapter (adapter_config.json), not a whole checkpoint: merge it into its base first"
+        )
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} is not a checkpoint: it has no config.json, only {_holds(folder)}")
+    config = read_json(folder / "config.json", "config.json")
+    if not isinstance(config.get("model_type"), str) or not config["model_type"]:
+        raise ModelError(f"config.json in {folder} has no model_type, so it does not say which architecture it is")
+    return config
+
+
+def check_numbers(config: dict[str, Any]) -> None:
+    """Refuse sizes that are no positive whole numbers, or that no model has. Raises ModelError."""
+    for part, where in _parts(config):
+        for name in (*_HIDDEN, "vocab_size", *_LAYERS, *_COUNTS, *_INNER, *_POSITIONS):
+            value = part.get(name)
+            if value is None or (name in (*_INNER, *_COUNTS) and isinstance(value, list)):  # a list: one for each layer
+                continue
+            told = f"config.json says {where}{name} = {value!r:.40}"
+            if type(value) is not int or value < 0 or (value == 0 and name in _HIDDEN):
+                raise ModelError(f"{told}, which is not a positive whole number")
+            most = _MOST_LAYERS if name in (*_LAYERS, *_COUNTS) else _MOST_POSITIONS if name in _POSITIONS else _WIDEST
+            if part.get("model_type") in _COMPUTED_POSITIONS and name in _POSITIONS:
+                most = _MOST_COMPUTED
+            if value > most:
+                raise ModelError(f"{told}, far above what any model has ({most:,})")
+
+
+def check_size(config: dict[str, Any], found: Weights) -> None:
+    """Refuse a config that asks for far more than the weight files hold, before anything is allocated.
+
+    The config implies at least vocabulary x hidden + layers x (2 hidden² + 2 hidden x inner) parameters; that may be at
+    most four times what the headers hold, plus a million. Raises ModelError.
+    """
+    if config.get("quantization_config"):
+        packed = 8  # weights of at least four bits, packed in words of up to 32
+    else:
+        packed = 1
+        _check_dimensions(config, found)
+    held = sum(tensor.numel for tensor in found.tensors.values()) * packed
+    implied = sum(_implied(part) for part, _ in _parts(config))
+    if implied > 4 * held + 1_000_000:
+        raise ModelError(f"config.json implies at least {implied:,} parameters, but the weight files hold {held:,}")
+
+
+def _check_dimensions(config: dict[str, Any], found: Weights) -> None:
+    widest = max(max(tensor.shape, default=1) for tensor in found.tensors.values())
+    for part, where in _parts(config):
+        for name in (*_HIDDEN, "vocab_size"):
+            if isinstance(part.get(name), int) and part[name] > widest:
+                raise ModelError(
+                    f"config.json says {where}{name} = {part[name]:,}, but no tensor has a dimension above {widest:,}"
+                )
+    rows = [t.shape[0] for name, t in found.tensors.items() if name.endswith(_POSITION_TABLES) and len(t.shape) == 2]
+    for part, where in _parts(config):
+        for name in _POSITIONS:
+            if rows and isinstance(part.get(name), int) and part[name] > 4 * max(rows) + 1000:
+                raise ModelError(
+                    f"config.json says {where}{name} = {part[name]:,}, but the position table has {max(rows):,} rows"
+                )
+
+
+def _implied(part: dict[str, Any]) -> int:
+    def largest(names: tuple[str, ...]) -> int:
+        return max((part[name] for name in names if type(part.get(name)) is int), default=0)
+
+    hidden, vocabulary, layers = largest(_HIDDEN), part.get("vocab_size") or 0, largest(_LAYERS)
+    return int(vocabulary * hidden + layers * (2 * hidden * hidden + 2 * hidden * largest(_INNER)))
+
+
+def _check_types(config: dict[str, Any], found: Weights) -> None:
+    if config.get("quantization_config"):
+        return
+    for name, tensor in found.tensors.items():
+        if name.endswith(".weight") and not tensor.dtype.startswith(("F", "BF")):
+            raise ModelError(f"tensor {name} holds {tensor.dtype} numbers; weights must be floating-point numbers")
+
+
+def _check_code(config: dict[str, Any], trust_remote_code: bool) -> None:
+    for part, where in _parts(config):
+        for name in ("_attn_implementation", "attn_implementation"):
+            value = part.get(name)
+            if isinstance(value, str) and "/" in value and not trust_remote_code:
+                raise ModelError(
+                    f"config.json asks for code from elsewhere ({where}{name} = {value!r:.80}), "
+                    "refused without --trust-remote-code"
+                )
+
+
+def _parts(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The config and those nested in it (`text_config`, `encoder`, …), each with how its keys are named."""
+    yield config, ""
+    for name, value in config.items():
+        if isinstance(value, dict) and (name.endswith("_config") or name in ("encoder", "decoder")):
+            yield value, f"{name}."
+
+
+def _holds(folder: Path) -> str:
+    names = sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir())
+    if not names:
+        return "nothing at all"
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return ", ".join(names[:6]) + more

@@ -1,0 +1,403 @@
+"""A checkpoint, loaded: weights on their device, the tokenizer, and what the checkpoint says of generating.
+
+What json and headers can tell is checked first (`check`), so that a damaged or hostile folder is refused before torch
+is imported and before anything is allocated. transformers and torch are imported inside the functions.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from genctl.errors import ModelError, UsageError
+from genctl.events import Loading
+from genctl.models import check
+from genctl.models.resolve import OnEvent, brief, resolve
+from genctl.params import Runtime
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+_SCANNED = 2 << 30  # bytes of weights up to which every number is looked at
+_MEMORY = re.compile(r"(cpu|disk|mps|\d+)\s*=\s*(\d+(?:\.\d+)?\s*[KMGT]i?B)", re.IGNORECASE)
+
+
+@dataclass
+class Loaded:
+    """A model that is ready to generate."""
+
+    model: PreTrainedModel  # in eval mode, on its device
+    tokenizer: PreTrainedTokenizerBase | None
+    config: PreTrainedConfig
+    name: str  # as the user typed it; what records say
+    path: Path
+    is_encoder_decoder: bool
+    generation: dict[str, Any]  # generation_config.json, raw keys, without what is None
+    notes: tuple[str, ...] = ()  # what the user should be told on stderr
+    checkpoint: check.Checkpoint | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the input embedding: ids from this on cannot be read."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    def fingerprint(self) -> str:
+        """sha256 (hex) of config, tokenizer, safetensors headers, file sizes and a sample of every tensor's bytes."""
+        made = self.checkpoint or check.inspect(
+            self.path, allow_pickle=True, trust_remote_code=True, need_tokenizer=False
+        )
+        return made.fingerprint()
+
+
+def load(
+    runtime: Runtime,
+    *,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    need_tokenizer: bool = True,
+    on_event: OnEvent | None = None,
+    before_weights: Callable[[dict[str, Any]], object] | None = None,
+) -> Loaded:
+    """Resolve, check and load `runtime.model`. `before_weights` is given its generation_config and may raise.
+
+    Raises ModelError for a checkpoint that is missing, damaged or unfit, UsageError for options that contradict each
+    other or name a device that is not here. `on_event` hears of bytes downloaded and tensors read.
+    """
+    placement = _placement(runtime)
+    with quiet():
+        place = resolve(
+            runtime.model,
+            revision=runtime.revision,
+            offline=runtime.offline,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
+            on_event=on_event,
+        )
+        checkpoint = check.inspect(
+            place.folder,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
+            need_tokenizer=need_tokenizer,
+        )
+        if before_weights is not None:
+            before_weights(checkpoint.generation)
+        device = _device(runtime.device) if runtime.device_map is None else None
+        config = _config(checkpoint, trust_remote_code)
+        kind = _kind(checkpoint, config, trust_remote_code)
+        model, notes = _model(checkpoint, kind, config, runtime, placement, trust_remote_code, on_event)
+        _check_numbers(model)
+        if device is not None:
+            model = _guard(lambda: model.to(device), f"cannot move the model to {device}")
+        tokenizer = _tokenizer(checkpoint, trust_remote_code) if checkpoint.has_tokenizer else None
+    loaded = Loaded(
+        model=model,
+        tokenizer=tokenizer,
+        config=model.config,
+        name=runtime.model,
+        path=place.folder,
+        is_encoder_decoder=bool(getattr(model.config, "is_encoder_decoder", False)),
+        generation=checkpoint.generation,
+        notes=(*place.notes, *notes),
+        checkpoint=checkpoint,
+    )
+    loaded.notes += _vocabulary_notes(loaded)
+    return loaded
+
+
+def generation_config(runtime: Runtime, *, allow_pickle: bool = False) -> dict[str, Any]:
+    """The generation_config of `runtime.model`, without reading its weights. Raises as `load` does."""
+    with quiet():
+        place = resolve(
+            runtime.model,
+            revision=runtime.revision,
+            offline=runtime.offline,
+            allow_pickle=allow_pickle,
+            trust_remote_code=True,
+        )
+    return check.inspect(place.folder, allow_pickle=allow_pickle, trust_remote_code=True, need_tokenizer=False).generation
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the loggers and warnings of transformers and huggingface_hub, and restore them after."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub", "accelerate")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def max_memory(text: str) -> dict[int | str, str]:
+    """`0=20GiB,cpu=64GiB` as accelerate wants it. Raises UsageError."""
+    limits: dict[int | str, str] = {}
+    for item in text.split(","):
+        match = _MEMORY.fullmatch(item.strip())
+        if match is None:
+            raise UsageError(f"--max-memory {text!r}: {item.strip()!r} is not like 0=20GiB or cpu=64GiB")
+        where = match[1].lower()
+        key = int(where) if where.isdigit() else where
+        if key in limits:
+            raise UsageError(f"--max-memory {text!r} names {where} twice")
+        limits[key] = match[2].replace(" ", "")
+    return limits
+
+
+def _placement(runtime: Runtime) -> dict[str, Any]:
+    """Arguments for accelerate's big-model loading; {} without --device-map."""
+    if runtime.device_map is None:
+        for name, value in (("--max-memory", runtime.max_memory), ("--offload-folder", runtime.offload_folder)):
+            if value is not None:
+                raise UsageError(f"{name} needs --device-map")
+        return {}
+    if runtime.device != "auto":
+        raise UsageError(f"--device-map {runtime.device_map} and --device {runtime.device} both say where weights go")
+    kinds = ("auto", "balanced", "balanced_low_0", "sequential")
+    if runtime.device_map not in kinds:
+        raise UsageError(f"--device-map {runtime.device_map!r} is none of {', '.join(kinds)}")
+    placement: dict[str, Any] = {"device_map": runtime.device_map}
+    if runtime.max_memory is not None:
+        placement["max_memory"] = max_memory(runtime.max_memory)
+    if runtime.offload_folder is not None:
+        placement["offload_folder"] = runtime.offload_folder
+    return placement
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if name == "auto":
+        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+    here = [*(f"cuda:{index}" for index in range(torch.cuda.device_count() if cuda else 0)), *(["mps"] * mps), "cpu"]
+    try:
+        device = torch.device(name)
+        if device.type == "meta":
+            raise UsageError("--device meta holds no numbers, so nothing can be computed there")
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise UsageError(f"--device {name!r} is not available; here there are: {', '.join(here)}") from error
+    return device
+
+
+def _config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrainedConfig:
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    kind = checkpoint.model_type
+    if kind not in CONFIG_MAPPING_NAMES and not trust_remote_code:
+        if "auto_map" in checkpoint.config:
+            raise ModelError(
+                f"{kind!r} is an architecture that transformers has no code for; the checkpoint brings its own, "
+                "which runs only with --trust-remote-code"
+            )
+        import transformers
+
+        raise ModelError(f"transformers {transformers.__version__} knows no architecture {kind!r}")
+    return _guard(
+        lambda: AutoConfig.from_pretrained(
+            checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
+        ),
+        "config.json cannot be used",
+    )
+
+
+def _kind(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_remote_code: bool) -> Any:
+    """The auto class that loads this checkpoint. Raises ModelError if it has no language-model head."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers.models.auto import modeling_auto as auto
+
+    causal = dict(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    sequences = dict(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
+    masked = dict(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    kind = checkpoint.model_type
+    names = checkpoint.config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError("config.json: architectures is not a list of names")
+    if trust_remote_code and "auto_map" in checkpoint.config:
+        return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    named = ", ".join(names) or f"architecture {kind!r}"
+    headless = ModelError(f"{named} has no language-model head, so it cannot generate text")
+    heads = {name for table in (causal, sequences) for name in _flat(table.values())}
+    if names and not heads & set(names):
+        raise headless
+    if getattr(config, "is_encoder_decoder", False):
+        if kind not in sequences:
+            raise headless
+        return AutoModelForSeq2SeqLM
+    encodes = not names and kind in masked and not getattr(config, "is_decoder", False)
+    if kind not in causal or encodes:
+        raise headless
+    return AutoModelForCausalLM
+
+
+def _flat(values: Any) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from value
+        else:
+            yield value
+
+
+def _model(
+    checkpoint: check.Checkpoint,
+    kind: Any,
+    config: PreTrainedConfig,
+    runtime: Runtime,
+    placement: dict[str, Any],
+    trust_remote_code: bool,
+    on_event: OnEvent | None,
+) -> tuple[PreTrainedModel, list[str]]:
+    import torch
+
+    dtype = runtime.dtype if runtime.dtype == "auto" else getattr(torch, runtime.dtype)
+    with _weights_bar(on_event, f"loading {runtime.model}"):
+        model, told = _guard(
+            lambda: kind.from_pretrained(
+                checkpoint.folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=not checkpoint.weights.pickled,
+                weights_only=True,
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+                output_loading_info=True,
+                **placement,
+            ),
+            f"{checkpoint.folder} cannot be loaded",
+        )
+    missing, unexpected = sorted(told["missing_keys"]), sorted(told["unexpected_keys"])
+    mismatched = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in told["mismatched_keys"])
+    if mismatched:
+        raise ModelError(f"{_few(mismatched)}: the shape in the weight files is not the one that config.json implies")
+    if missing:
+        raise ModelError(f"the weight files lack {len(missing)} tensors that the model needs: {_few(missing)}")
+    notes = []
+    if unexpected:
+        notes.append(f"{len(unexpected)} tensors in the weight files are not used: {_few(unexpected)}")
+    model.eval().requires_grad_(False)
+    return model, notes
+
+
+@contextmanager
+def _weights_bar(on_event: OnEvent | None, what: str) -> Iterator[None]:
+    """Route transformers' bar for loading weights to `on_event`."""
+    from transformers.utils import logging as hf
+
+    def hook(factory: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> _Bar:
+        return _Bar(args[0] if args else keywords.get("iterable", ()), on_event, what)
+
+    if not hasattr(hf, "set_tqdm_hook"):  # older than 5.2
+        active = hf.is_progress_bar_enabled()
+        hf.disable_progress_bar()
+        try:
+            yield
+        finally:
+            if active:
+                hf.enable_progress_bar()
+        return
+    before = hf.set_tqdm_hook(hook)
+    try:
+        yield
+    finally:
+        hf.set_tqdm_hook(before)
+
+
+class _Bar:
+    """What transformers takes for a tqdm bar: it iterates and reports; everything else does nothing."""
+
+    def __init__(self, items: Any, on_event: OnEvent | None, what: str) -> None:
+        self.items, self.on_event, self.what = items, on_event, what
+        self.total = len(items) if hasattr(items, "__len__") else 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for done, item in enumerate(self.items, 1):
+            yield item
+            if self.on_event is not None and self.total:
+                self.on_event(Loading(self.what, done, self.total, "tensors"))
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **keywords: None
+
+
+def _check_numbers(model: PreTrainedModel) -> None:
+    """Refuse NaN and infinite weights. Models above 2 GB are not scanned; their logits still are, at every step."""
+    import torch
+
+    held = [(name, weight) for name, weight in model.named_parameters() if weight.device.type != "meta"]
+    if sum(weight.numel() * weight.element_size() for _, weight in held) > _SCANNED:
+        return
+    for name, weight in held:
+        # one pass: the extremes of a tensor are finite exactly if all its numbers are
+        if weight.is_floating_point() and weight.numel():
+            low, high = torch.aminmax(weight.detach().float() if weight.element_size() < 2 else weight.detach())
+            if not (torch.isfinite(low) and torch.isfinite(high)):
+                bad = int((~torch.isfinite(weight.detach().float())).sum())
+                raise ModelError(f"tensor {name} holds {bad:,} NaN or infinite numbers: the weights are damaged")
+
+
+def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    return _guard(
+        lambda: AutoTokenizer.from_pretrained(
+            checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
+        ),
+        f"the tokenizer in {checkpoint.folder} cannot be loaded",
+    )
+
+
+def _vocabulary_notes(loaded: Loaded) -> tuple[str, ...]:
+    config = loaded.config
+    start = getattr(config, "decoder_start_token_id", None)
+    start = loaded.generation.get("decoder_start_token_id", start)
+    for name, value in {"decoder_start_token_id": start, **_special(loaded.generation)}.items():
+        values = value if isinstance(value, list) else [value]
+        for each in values:
+            if each is None or (each == -1 and name == "pad_token_id"):  # an old way of saying "none"
+                continue
+            if type(each) is not int or not 0 <= each < loaded.vocab_size:
+                raise ModelError(f"{name} is {each!r:.40}, but the model's ids are 0 to {loaded.vocab_size - 1:,}")
+    if loaded.tokenizer is not None and len(loaded.tokenizer) > loaded.vocab_size:
+        return (
+            f"the tokenizer has {len(loaded.tokenizer):,} tokens, the model only {loaded.vocab_size:,}: "
+            "prompts that use the others are refused",
+        )
+    return ()
+
+
+def _special(generation: dict[str, Any]) -> dict[str, Any]:
+    return {name: generation[name] for name in ("eos_token_id", "pad_token_id", "bos_token_id") if name in generation}
+
+
+def _guard(call: Callable[[], Any], what: str) -> Any:
+    """Run a library's code; whatever it raises becomes a ModelError of one line."""
+    try:
+        return call()
+    except (ModelError, UsageError):
+        raise
+    except Exception as error:
+        raise ModelError(f"{what}: {brief(error)}") from error
+
+
+def _few(names: list[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,248 @@
+"""From what the user typed to a local folder: a built-in checkpoint, a folder, the Hub's cache, or a download.
+
+Honours HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN (which never appears in a message).
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from genctl.errors import ModelError, UsageError
+from genctl.events import Loading
+
+OnEvent = Callable[[Loading], None]
+
+BUILTIN = Path(__file__).with_name("builtin")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_UNWRITABLE = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT)
+# Owners under whom the Hub keeps the checkpoints that once had bare ids ("gpt2"). A stranger's "x/gpt2" is never meant.
+_CANONICAL = (
+    "openai-community",
+    "google-t5",
+    "google-bert",
+    "FacebookAI",
+    "distilbert",
+    "Salesforce",
+    "xlnet",
+    "albert",
+    "transfo-xl",
+)
+_ALLOW = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm", "*.tiktoken"]
+_PICKLES = ["pytorch_model*.bin"]
+# Subfolders hold other formats (onnx/, original/); `consolidated` and precision variants are second copies.
+_IGNORE = ["*/*", "consolidated*", "*.fp16*", "*.fp32*", "*.bf16*", "README*", "LICENSE*", "requirements*"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a checkpoint lies on this machine."""
+
+    folder: Path
+    notes: tuple[str, ...] = ()
+
+
+def builtins() -> list[str]:
+    """Names of the checkpoints that ship with genctl."""
+    return sorted(path.parent.name for path in BUILTIN.glob("*/config.json"))
+
+
+def resolve(
+    model: str,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    on_event: OnEvent | None = None,
+) -> Place:
+    """Find `model`, downloading it if need be. Raises ModelError, or UsageError for an impossible combination."""
+    if model.startswith("builtin:"):
+        name = model.removeprefix("builtin:")
+        if name not in builtins():
+            raise ModelError(f"no built-in checkpoint {name!r}; there are: {', '.join(builtins()) or 'none'}")
+        return _local(BUILTIN / name, revision)
+    if not model or "\0" in model:
+        raise UsageError("the model's name is empty" if not model else "the model's name holds a NUL")
+    path = Path(model).expanduser()
+    try:
+        if path.is_dir():
+            return _local(path, revision)
+        exists = path.exists() or path.is_symlink()
+    except OSError as error:
+        raise ModelError(f"cannot read {model}: {error.strerror or error}") from error
+    if exists:
+        hint = "give the folder that holds it" if path.suffix in (".safetensors", ".json", ".bin") else ""
+        raise ModelError(f"{model} is a file, not a checkpoint folder", hint=hint)
+    if not _HUB_ID.fullmatch(model) or "--" in model or ".." in model or model.endswith((".git", "/", ".safetensors")):
+        raise ModelError(f"no such folder: {model}")
+    return _Hub(model, revision, offline, allow_pickle, trust_remote_code, on_event).fetch()
+
+
+def _local(folder: Path, revision: str | None) -> Place:
+    if revision is not None:
+        raise UsageError(f"--revision {revision} makes no sense with {folder}: only Hub checkpoints have revisions")
+    return Place(folder)
+
+
+@dataclass(frozen=True)
+class _Hub:
+    """One Hub id, to be found in the cache or downloaded."""
+
+    model: str
+    revision: str | None
+    offline: bool
+    allow_pickle: bool
+    trust_remote_code: bool
+    on_event: OnEvent | None
+
+    def fetch(self) -> Place:
+        from huggingface_hub import HfApi, constants, errors
+
+        if self.offline or constants.HF_HUB_OFFLINE:
+            found = self.cached()
+            if found is None:
+                why = "--offline" if self.offline else "HF_HUB_OFFLINE is set"
+                raise self._nowhere(f"{self._named} is not in the cache, and the Hub is not asked ({why})")
+            return Place(found)
+        if self.revision and _COMMIT.fullmatch(self.revision):  # commits never change: what is cached is what is meant
+            found = self.cached()
+            if found is not None:
+                return Place(found)
+        try:
+            listing = HfApi().model_info(self.model, revision=self.revision, timeout=10)
+            self._check_listing([item.rfilename for item in listing.siblings or []])
+            return Place(self._download())
+        except ModelError:
+            raise
+        except errors.RevisionNotFoundError as error:
+            raise ModelError(f"{self.model} has no revision {self.revision!r} on the Hub") from error
+        except errors.GatedRepoError as error:
+            hint = "ask for access on its page, then log in with `hf auth login` or set HF_TOKEN"
+            raise ModelError(f"{self.model} is gated: the Hub wants to know who you are", hint=hint) from error
+        except errors.RepositoryNotFoundError as error:
+            hint = "a private one needs HF_TOKEN or `hf auth login`"
+            raise ModelError(
+                f"no local folder and no checkpoint on the Hub is called {self.model}", hint=hint
+            ) from error
+        except errors.HFValidationError as error:
+            raise ModelError(f"no such folder: {self.model}, which is no Hub id either") from error
+        except Exception as error:  # whichever HTTP library the Hub's client uses this year
+            if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+                raise ModelError(f"cannot write to the cache {constants.HF_HUB_CACHE}: {error.strerror}") from error
+            found = self.cached()
+            why = f"the Hub ({constants.ENDPOINT}) cannot be reached: {brief(error)}"
+            if found is None:
+                raise self._nowhere(f"{why}; {self._named} is not in the cache") from error
+            return Place(found, (f"{why}; using the cached {self._named}",))
+
+    def cached(self) -> Path | None:
+        """The newest complete snapshot in the cache, or None. Never asks the network."""
+        from huggingface_hub import errors, snapshot_download
+
+        for model in self._aliases():
+            try:
+                folder = snapshot_download(
+                    model,
+                    revision=self.revision,
+                    local_files_only=True,
+                    allow_patterns=self._allow,
+                    ignore_patterns=_IGNORE,
+                )
+            except (errors.LocalEntryNotFoundError, errors.HFValidationError, OSError, ValueError):
+                continue
+            if (Path(folder) / "config.json").is_file():
+                return Path(folder)
+        return None
+
+    def _aliases(self) -> list[str]:
+        return [self.model] if "/" in self.model else [self.model, *(f"{owner}/{self.model}" for owner in _CANONICAL)]
+
+    @property
+    def _allow(self) -> list[str]:
+        return _ALLOW + (_PICKLES if self.allow_pickle else []) + (["*.py"] if self.trust_remote_code else [])
+
+    @property
+    def _named(self) -> str:
+        return self.model + (f" ({self.revision})" if self.revision else "")
+
+    def _check_listing(self, files: list[str]) -> None:
+        """Refuse before downloading gigabytes that could not be used."""
+        if "config.json" not in files:
+            shown = ", ".join(sorted(files)[:6]) or "nothing"
+            raise ModelError(f"{self.model} on the Hub is not a checkpoint: it has no config.json, only {shown}")
+        safe = any(name.endswith(".safetensors") and "/" not in name for name in files)
+        pickled = any(name.startswith("pytorch_model") for name in files)
+        if not safe and not (pickled and self.allow_pickle):
+            if pickled:
+                hint = "safetensors weights are safe; pickle files can run code as they are read"
+                raise ModelError(f"{self.model} has only pickle weights, refused without --allow-pickle", hint=hint)
+            raise ModelError(f"{self.model} on the Hub has no safetensors weights")
+
+    def _download(self) -> Path:
+        from huggingface_hub import snapshot_download
+
+        folder = snapshot_download(
+            self.model,
+            revision=self.revision,
+            allow_patterns=self._allow,
+            ignore_patterns=_IGNORE,
+            tqdm_class=_bar(self.on_event, f"downloading {self.model}"),
+        )
+        return Path(folder)
+
+    def _nowhere(self, message: str) -> ModelError:
+        from huggingface_hub import constants
+
+        names = cached_models(Path(constants.HF_HUB_CACHE))
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        have = f"cached: {shown}" if names else f"nothing is cached in {constants.HF_HUB_CACHE}"
+        hint = f"{have}; connect and try again, or use builtin:stories, which needs no network"
+        return ModelError(message, hint=hint)
+
+
+def cached_models(cache: Path) -> list[str]:
+    """Hub ids of which the cache holds at least one snapshot with a config."""
+    return sorted(
+        folder.name.removeprefix("models--").replace("--", "/")
+        for folder in cache.glob("models--*")
+        if any(folder.glob("snapshots/*/config.json"))
+    )
+
+
+def brief(error: BaseException, most: int = 240) -> str:
+    """What an exception of a library says, on one line, without control characters or a traceback."""
+    text = " ".join("".join(char if char.isprintable() else " " for char in str(error)).split())
+    text = text.partition("Traceback (most recent call last)")[0].strip() or type(error).__name__
+    token = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+    if token:
+        text = text.replace(token, "(token)")
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _bar(on_event: OnEvent | None, what: str) -> Any:
+    """A tqdm class that shows nothing and tells `on_event` instead."""
+    from tqdm.std import tqdm  # type: ignore[import-untyped]
+
+    class Bar(tqdm):  # type: ignore[misc]
+        monitor_interval = 0  # no watching thread
+
+        def __init__(self, *args: Any, **keywords: Any) -> None:
+            keywords.pop("name", None)
+            keywords.update(file=io.StringIO(), disable=False)
+            super().__init__(*args, **keywords)
+
+        def display(self, *args: Any, **keywords: Any) -> None:
+            counts_files = self.unit != "B"
+            on_the_wire = str(self.desc).startswith("Downloading bytes")  # a second bar for the same bytes
+            if on_event is not None and self.total and not counts_files and not on_the_wire:
+                on_event(Loading(what, int(self.n), int(self.total), "B"))
+
+    return Bar

@@ -1,0 +1,237 @@
+"""What a checkpoint's weight files say of themselves, read from their headers alone: no tensor is touched.
+
+The layout of a safetensors file: 8 bytes with the header's length N (little endian), N bytes of JSON that give each
+tensor's dtype, shape and byte range, then the tensors, without gaps (github.com/huggingface/safetensors, "Format").
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from genctl.errors import ModelError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+_LONGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors library
+_LARGEST_JSON = 64_000_000  # bytes; the index of the largest public checkpoints has a tenth of it
+_SAMPLE = 64  # bytes read from each of three places of each tensor, for the fingerprint
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One entry of a safetensors header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int  # in bytes, from the start of the file
+    end: int
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The files that hold a checkpoint's weights. `tensors` is empty for pickle files, which cannot be looked into."""
+
+    files: tuple[Path, ...]
+    tensors: dict[str, Tensor]
+    pickled: bool = False
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """A JSON object from a file. Raises ModelError, naming `what`, for anything else."""
+    try:
+        if path.stat().st_size > _LARGEST_JSON:
+            raise ModelError(f"{what} has {path.stat().st_size:,} bytes, too many to be one")
+        value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_once)
+    except OSError as error:
+        raise ModelError(f"cannot read {what}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{what} is not UTF-8 text (byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise ModelError(f"{what} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{what} is not usable JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{what} holds a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def find(folder: Path, config: dict[str, Any], *, allow_pickle: bool) -> Weights:
+    """The weights of a checkpoint folder, with every header checked. Raises ModelError."""
+    named = config.get("transformers_weights")
+    if named is not None:
+        _plain_name(named, "config.json (transformers_weights)")
+    single, index = folder / (named or SINGLE), folder / INDEX
+    if single.name.endswith(".safetensors") and single.is_file():
+        return Weights((single,), read_header(single))
+    if single.name.endswith(".index.json") and single.is_file():
+        return _sharded(folder, single)
+    if named is not None:
+        raise ModelError(f"config.json names its weights {named!r}, but {folder} holds no such safetensors file")
+    if index.is_file():
+        return _sharded(folder, index)
+    for pattern in (SINGLE, INDEX):
+        if (folder / pattern).is_symlink():
+            raise ModelError(f"{pattern} in {folder} is a link to a file that is gone")
+    pickles = sorted({path.name for pattern in PICKLES for path in folder.glob(pattern)} - {"training_args.bin"})
+    weights = [name for name in pickles if name.startswith("pytorch_model")]
+    if weights and allow_pickle:
+        return Weights(tuple(folder / name for name in weights), {}, pickled=True)
+    if pickles:
+        hint = "safetensors weights are safe; pickle files can run code as they are read"
+        if weights:
+            message = f"{folder} has only pickle weights ({_few(weights)}), refused without --allow-pickle"
+            raise ModelError(message, hint=hint)
+        raise ModelError(f"{folder} has no safetensors weights, only {_few(pickles)}", hint=hint)
+    other = sorted(
+        path.name for pattern in ("*.safetensors", "*.gguf", "*.h5", "*.msgpack") for path in folder.glob(pattern)
+    )
+    if other:
+        raise ModelError(
+            f"{folder} has weights under another name or format ({_few(other)}); expected {SINGLE} or {INDEX}"
+        )
+    raise ModelError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """Each tensor of a safetensors file, by name. Raises ModelError if the file is truncated or contradicts itself."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            length = int.from_bytes(prefix, "little")
+            if len(prefix) < 8 or length > min(size - 8, _LONGEST_HEADER):
+                raise ModelError(f"{path.name} is truncated or corrupt: its header does not fit in {size:,} bytes")
+            raw = file.read(length)
+    except OSError as error:
+        raise ModelError(f"cannot read {path.name}: {error.strerror or error}") from error
+    try:
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path.name} is corrupt: its header is not JSON") from error
+    if not isinstance(header, dict):
+        raise ModelError(f"{path.name} is corrupt: its header is not a JSON object")
+    header.pop("__metadata__", None)
+    tensors = {name: _tensor(path, name, entry, 8 + length) for name, entry in header.items()}
+    _check_ranges(path, tensors, 8 + length, size)
+    return tensors
+
+
+def fingerprint(folder: Path, weights: Weights, extras: Iterable[str]) -> str:
+    """sha256 (hex) over the named small files, and over each weight file's name, size, header and tensor samples.
+
+    64 bytes at the start, the middle and the end of each tensor are read, so that the cost does not grow with the
+    weights; equal files give equal hashes on every machine. A change that misses all samples is not noticed.
+    """
+    digest = hashlib.sha256()
+
+    def add(label: str, data: bytes) -> None:
+        digest.update(f"{label}\0{len(data)}\0".encode() + data)
+
+    for name in sorted(extras):
+        if (folder / name).is_file():
+            add(name, (folder / name).read_bytes())
+    for path in sorted(weights.files):
+        size = path.stat().st_size
+        add(path.name, str(size).encode())
+        ranges = [(0, size)] if weights.pickled else [(t.begin, t.end) for t in read_header(path).values()]
+        with path.open("rb") as file:
+            if not weights.pickled:
+                length = int.from_bytes(file.read(8), "little")
+                add("header", file.read(length))
+            for begin, end in sorted(ranges):
+                for at in (begin, (begin + end - _SAMPLE) // 2, end - _SAMPLE):
+                    digest.update(_sample(file, max(at, begin), end))
+    return digest.hexdigest()
+
+
+def _sample(file: BinaryIO, at: int, end: int) -> bytes:
+    file.seek(at)
+    return file.read(max(min(_SAMPLE, end - at), 0))
+
+
+def _sharded(folder: Path, index: Path) -> Weights:
+    weight_map = read_json(index, index.name).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index.name} has no weight_map, so it is not an index of shards")
+    for shard in weight_map.values():
+        _plain_name(shard, index.name)
+    shards = sorted(set(weight_map.values()))
+    missing = [shard for shard in shards if not (folder / shard).is_file()]
+    if missing:
+        raise ModelError(f"{len(missing)} of {len(shards)} shards are missing: {_few(missing)}")
+    headers = {shard: read_header(folder / shard) for shard in shards}
+    for name, shard in weight_map.items():
+        if name not in headers[shard]:
+            raise ModelError(f"{index.name} says that {shard} holds {name}, but it does not")
+    return Weights(tuple(folder / shard for shard in shards), {n: headers[s][n] for n, s in weight_map.items()})
+
+
+def _plain_name(name: Any, where: str) -> None:
+    ordinary = isinstance(name, str) and name and not set(name) & set("/\\:\0") and not name.startswith(".")
+    if not ordinary:
+        raise ModelError(f"{where} names a weight file outside the folder: {name!r}")
+    if not name.endswith((".safetensors", ".index.json")):
+        raise ModelError(f"{where} names {name!r} as weights, which is no safetensors file")
+
+
+def _tensor(path: Path, name: str, entry: Any, data: int) -> Tensor:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (TypeError, KeyError, ValueError) as error:
+        raise ModelError(f"{path.name} is corrupt: tensor {name} has no dtype, shape or byte range") from error
+    if dtype not in _BITS:
+        raise ModelError(f"{path.name} is corrupt: tensor {name} has the unknown dtype {dtype!r}")
+    numbers = [*shape, begin, end] if isinstance(shape, list) else [None]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ModelError(f"{path.name} is corrupt: tensor {name} has an impossible shape or byte range")
+    if math.prod(shape) * _BITS[dtype] != (end - begin) * 8:
+        told = "×".join(map(str, shape)) or "a single number"
+        raise ModelError(
+            f"{path.name} is corrupt: tensor {name} ({told} {dtype}) does not fill its {end - begin:,} bytes"
+        )
+    return Tensor(dtype, tuple(shape), data + begin, data + end)
+
+
+def _check_ranges(path: Path, tensors: dict[str, Tensor], data: int, size: int) -> None:
+    at = data
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin != at:
+            how = "overlaps the one before it" if tensor.begin < at else "leaves a gap before it"
+            raise ModelError(f"{path.name} is corrupt: tensor {name} {how}")
+        at = tensor.end
+    if at > size:
+        raise ModelError(f"{path.name} is truncated: {at - size:,} of {at:,} bytes are missing")
+    if at < size:
+        raise ModelError(f"{path.name} is corrupt: {size - at:,} bytes after its last tensor belong to none")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return found
+
+
+def _few(names: list[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,1 @@
+"""Events in, marks out: what a person sees of a run. Never torch."""

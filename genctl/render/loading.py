@@ -1,0 +1,70 @@
+"""The bar that fills while a checkpoint is downloaded or read: only on a terminal, gone when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.text import Text
+
+from genctl.events import Loading
+from genctl.render import parts, theme
+
+FRAME_S = 0.05
+
+
+class LoadingBar:
+    """Draws `Loading` events. Nothing at all where the console may not be animated."""
+
+    def __init__(self, console: Console, clock: Callable[[], float]) -> None:
+        self._console = console
+        self._clock = clock
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._drawn = float("-inf")
+
+    def show(self, event: Loading) -> None:
+        """Bring the bar up to date; redraws at most every 50 ms, and whenever a part is complete."""
+        if not self._console.is_interactive:
+            return
+        if self._progress is None:
+            self._progress = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                _Amount(),
+                console=self._console,
+                transient=True,
+                auto_refresh=False,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._progress.start()
+        if event.what not in self._tasks:
+            words = f"{'downloading' if event.unit == 'B' else 'reading'} {event.what}"
+            description = parts.first_words(words, max(self._console.width - 44, 16))
+            self._tasks[event.what] = self._progress.add_task(description, total=None, unit=event.unit)
+        self._progress.update(self._tasks[event.what], completed=event.done, total=event.total or None)
+        if self._clock() - self._drawn >= FRAME_S or event.done >= event.total:
+            self._progress.refresh()
+            self._drawn = self._clock()
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+            self._tasks = {}
+            self._drawn = float("-inf")
+
+
+class _Amount(ProgressColumn):
+    """How much of how much, in the event's own unit."""
+
+    def render(self, task: Task) -> Text:
+        unit = task.fields["unit"]
+        if unit == "B":
+            total = f"/{task.total / 1e6:,.1f}" if task.total else ""
+            return Text(f"{task.completed / 1e6:,.1f}{total} MB", style=theme.DIM)
+        total = f"/{task.total:,.0f}" if task.total else ""
+        return Text(f"{task.completed:,.0f}{total} {unit}", style=theme.DIM)

@@ -1,0 +1,95 @@
+"""The line that says how a run went, and the line that says why a prompt could not be run."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from genctl.events import Failed
+from genctl.render import parts, theme
+from genctl.render.story import LaneStory, Totals
+
+DOT = " · "
+
+
+def summary(
+    totals: Totals,
+    *,
+    decode_s: float,
+    first_s: float | None,
+    unfinished: int = 0,
+    left_tokens: int = 0,
+    verbose: bool = False,
+) -> Text:
+    """A run in one line. `decode_s` and `first_s` are seconds; `left_tokens` were written by `unfinished` prompts."""
+    tokens = totals.tokens + left_tokens
+    words = []
+    if totals.lanes > 1:
+        words.append(count(totals.lanes, "prompt"))
+    if totals.sequences > max(totals.finished, 1):
+        words.append(count(totals.sequences, "sequence"))
+    words.append(count(tokens, "token"))
+    if decode_s > 0 and tokens:
+        words.append(f"{_rate(tokens / decode_s)} tok/s")
+    if first_s is not None:
+        words.append(f"first after {first_s:.2f} s")
+    words += _stops(totals)
+    if unfinished:
+        words.append("not finished" if totals.lanes == 1 else f"{unfinished} not finished")
+    if totals.failed:
+        words.append(f"{totals.failed} failed")
+    if totals.drafted:
+        words.append(f"{totals.accepted} of {totals.drafted} drafts accepted ({totals.accepted / totals.drafted:.0%})")
+    if totals.seed is not None:
+        words.append(f"seed {totals.seed}" + (" (first prompt)" if totals.lanes > 1 else ""))
+    if verbose:
+        words.append(count(totals.prompt_tokens, "prompt token"))
+        words.append(count(totals.forwards, "forward pass", "forward passes"))
+    return Text(DOT.join(words), style=theme.DIM)
+
+
+def lane_summary(lane: LaneStory) -> Text:
+    """One prompt of several in one line, for `--verbose`."""
+    words = [f"prompt {parts.visible(lane.lane)}"]
+    if lane.began:
+        words += [parts.visible(lane.began.model)] if lane.began.model else []
+        words += [lane.began.strategy, f"seed {lane.began.seed}"]
+    if lane.prefilled:
+        read = " (shared)" if lane.prefilled.shared else f" read in {lane.prefilled.seconds:.2f} s"
+        words.append(count(lane.prefilled.prompt_tokens, "prompt token") + read)
+    if lane.finished:
+        tokens = sum(len(hypothesis.tokens) for hypothesis in lane.finished.hypotheses)
+        words.append(f"{count(tokens, 'token')} in {lane.finished.seconds:.2f} s")
+        words.append(count(lane.finished.forwards, "forward pass", "forward passes"))
+    else:
+        words.append(f"{count(lane.written, 'token')}, not finished")
+    return Text(DOT.join(words), style=theme.DIM)
+
+
+def failure(event: Failed) -> Text:
+    """Why a prompt could not be run, on one line."""
+    line = Text("failed", style=theme.ERROR)
+    message = parts.visible(" ".join(event.message.split()))
+    line.append(f"{DOT}prompt {parts.visible(event.lane)}{DOT}{message}", style=theme.PLAIN)
+    line.append(f" ({parts.visible(event.code)})", style=theme.DIM)
+    return line
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """A number with its noun: `1 token`, `1,204 tokens`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def stop_words(reason: str, stop: str, number: int = 1) -> str:
+    """Why a text ended, what exactly stopped it in quotes."""
+    quoted = f"“{parts.first_words(stop, 24)}”" if stop else ""
+    return theme.ended(reason, quoted, many=number > 1)
+
+
+def _stops(totals: Totals) -> list[str]:
+    if len(totals.stops) == 1 and totals.sequences == 1:
+        return [stop_words(*stop) for stop in totals.stops]
+    return [f"{number} {stop_words(*stop, number)}" for stop, number in totals.stops.items()]
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"

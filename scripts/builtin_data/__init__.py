@@ -1,0 +1,1 @@
+"""Text for the built-in checkpoints: everything here is generated, nothing is downloaded."""

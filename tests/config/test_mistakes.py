@@ -1,0 +1,361 @@
+"""Hostile and mistyped presets, each with the sentence that a user should read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from genctl.config import presets
+from genctl.config.layers import resolve
+from genctl.errors import PresetError
+
+# What the file holds, and every line of the error. The file is job.toml; `.toml` beside it may be extended.
+MISTAKES: list[tuple[str, str, str | None]] = [
+    # -- bounds ----------------------------------------------------------------------------------------------------
+    ("below a bound", "temperature = -1", "job.toml:1: temperature = -1: must be at least 0"),
+    ("above a bound", "do_sample = true\ntop_p = 1.5", "job.toml:2: top_p = 1.5: must be at most 1"),
+    ("negative top_k", "top_k = -5", "job.toml:1: top_k = -5: must be at least 0"),
+    ("zero tokens", "max_new_tokens = 0", "job.toml:1: max_new_tokens = 0: must be at least 1"),
+    ("open bound", "repetition_penalty = 0", "job.toml:1: repetition_penalty = 0: must be above 0"),
+    ("open upper bound", "epsilon_cutoff = 1", "job.toml:1: epsilon_cutoff = 1: must be below 1"),
+    ("zero sequences", "num_return_sequences = 0", "job.toml:1: num_return_sequences = 0: must be at least 1"),
+    ("negative seed", "seed = -1", "job.toml:1: seed = -1: must be at least 0"),
+    (
+        "seed of 65 bits",
+        "seed = 18446744073709551616",
+        "job.toml:1: seed = 18446744073709551616: must be below 18446744073709551616",
+    ),
+    ("negative infinity", "temperature = -inf", "job.toml:1: temperature = -inf: must be at least 0"),
+    ("nan", "temperature = nan", "job.toml:1: temperature = nan: must be a number, not nan"),
+    ("nan in a table", "logit_bias = {a = nan}", "job.toml:1: logit_bias = { a = nan }: must be a number, not nan"),
+    ("huge integer", "max_new_tokens = 1" + "0" * 30, "job.toml:1: max_new_tokens = 1" + "0" * 30 + ": is too large"),
+    ("huge number", "temperature = 1" + "0" * 400, None),
+    ("number of 5000 digits", "top_k = " + "9" * 5000, "job.toml: not valid TOML: a number with too many digits"),
+    (
+        "bound inside a list",
+        "exponential_decay_length_penalty = [-1, 1.1]",
+        "job.toml:1: exponential_decay_length_penalty = [-1, 1.1]: item 1 must be at least 0",
+    ),
+    # -- types -----------------------------------------------------------------------------------------------------
+    ("string for a whole number", 'top_k = "5"', 'job.toml:1: top_k = "5": must be a whole number, not a string'),
+    ("true for a whole number", "top_k = true", "job.toml:1: top_k = true: must be a whole number, not a boolean"),
+    (
+        "decimal for a whole number",
+        "top_k = 5.0",
+        "job.toml:1: top_k = 5.0: must be a whole number, not a decimal number",
+    ),
+    ("string for a number", 'temperature = "hot"', 'job.toml:1: temperature = "hot": must be a number, not a string'),
+    ("true for a number", "temperature = true", "job.toml:1: temperature = true: must be a number, not a boolean"),
+    (
+        "string for a switch",
+        'do_sample = "true"',
+        'job.toml:1: do_sample = "true": must be true or false, not a string',
+    ),
+    ("one for a switch", "do_sample = 1", "job.toml:1: do_sample = 1: must be true or false, not a whole number"),
+    ("number for a string", "model = 5", "job.toml:1: model = 5: must be a string, not a whole number"),
+    ("list for a number", "top_p = [0.9]", "job.toml:1: top_p = [0.9]: must be a number, not a list"),
+    (
+        "table for a number",
+        "[temperature]\nvalue = 1",
+        "job.toml:1: temperature = { value = 1 }: must be a number, not a table",
+    ),
+    ("date for a number", "top_p = 2024-01-01", "job.toml:1: top_p = 2024-01-01: must be a number, not a date or time"),
+    ("time for a string", "model = 07:32:00", "job.toml:1: model = 07:32:00: must be a string, not a date or time"),
+    (
+        "date inside a table",
+        "watermarking_config = {when = 2024-01-01}",
+        "job.toml:1: watermarking_config = { when = 2024-01-01 }: cannot be a date or time",
+    ),
+    (
+        "string among ids",
+        'eos_token_id = [1, "a"]',
+        'job.toml:1: eos_token_id = [1, "a"]: item 2 must be a whole number, not a string',
+    ),
+    (
+        "string for ids",
+        'eos_token_id = "</s>"',
+        'job.toml:1: eos_token_id = "</s>": must be a whole number or a list of whole numbers, not a string',
+    ),
+    (
+        "flat list for a list of lists",
+        "bad_words_ids = [1, 2]",
+        "job.toml:1: bad_words_ids = [1, 2]: item 1 must be a list, not a whole number",
+    ),
+    (
+        "string for a bias",
+        'logit_bias = {yes = "a lot"}',
+        'job.toml:1: logit_bias = { yes = "a lot" }: key yes must be a number, not a string',
+    ),
+    ("number for words", "bad_words = [3]", "job.toml:1: bad_words = [3]: item 1 must be a string, not a whole number"),
+    (
+        "short pair",
+        "exponential_decay_length_penalty = [5]",
+        "job.toml:1: exponential_decay_length_penalty = [5]: has too few items; "
+        "must be a list of 2 (a whole number, a number)",
+    ),
+    (
+        "long pair inside a list",
+        "sequence_bias = [[[1], 2.0, 3]]",
+        "job.toml:1: sequence_bias = [[[1], 2.0, 3]]: item 1 has too many items",
+    ),
+    ("unknown choice", 'dtype = "int3"', 'job.toml:1: dtype = "int3": must be one of auto, float32, bfloat16, float16'),
+    (
+        "near a choice",
+        'dtype = "floatt16"',
+        'job.toml:1: dtype = "floatt16": must be one of auto, float32, bfloat16, float16 (did you mean float16?)',
+    ),
+    (
+        "another name of a choice",
+        'dtype = "fp16"',
+        'job.toml:1: dtype = "fp16": must be one of auto, float32, bfloat16, float16 (did you mean float16?)',
+    ),
+    # -- keys ------------------------------------------------------------------------------------------------------
+    ("misspelt key", "temprature = 0.5", "job.toml:1: unknown key temprature; did you mean temperature?"),
+    ("dashes", "max-new-tokens = 5", "job.toml:1: unknown key max-new-tokens; did you mean max_new_tokens?"),
+    ("capitals", "Top_P = 0.9", "job.toml:1: unknown key Top_P; did you mean top_p?"),
+    ("another tool's name", "n_predict = 5", "job.toml:1: unknown key n_predict; did you mean max_new_tokens?"),
+    (
+        "another tool's penalty",
+        "repeat_penalty = 1.1",
+        "job.toml:1: unknown key repeat_penalty; did you mean repetition_penalty?",
+    ),
+    ("nothing near", "zzzzzz = 1", "job.toml:1: unknown key zzzzzz"),
+    ("empty key", '"" = 1', 'job.toml:1: unknown key ""'),
+    ("key with an escape sequence", '"\\u001b[31m" = 1', 'job.toml:1: unknown key "\\u001B[31m"'),
+    ("key with a line end", '"a\\nb" = 1', 'job.toml:1: unknown key "a\\nb"'),
+    (
+        "knobs in a table",
+        "[generation]\ntop_k = 5",
+        "job.toml:1: unknown key generation: knobs are top-level keys, in no table",
+    ),
+    ("dotted key", "sampling.top_k = 5", "job.toml:1: unknown key sampling: knobs are top-level keys, in no table"),
+    ("settings key in a preset", 'preset = "greedy"', 'job.toml:1: unknown key preset: a preset says extends = "NAME"'),
+    (
+        "refused key",
+        "output_attentions = true",
+        "job.toml:1: output_attentions is not taken: genctl does not return attention maps; use transformers for those",
+    ),
+    ("about is a number", "about = 3", "job.toml:1: about = 3: must be a string"),
+    ("about is a list", 'about = ["a"]', 'job.toml:1: about = ["a"]: must be a string'),
+    # -- safety ----------------------------------------------------------------------------------------------------
+    (
+        "remote code",
+        "trust_remote_code = true",
+        "job.toml:1: trust_remote_code runs code that others wrote; only the flag --trust-remote-code can enable it",
+    ),
+    (
+        "pickle",
+        "allow_pickle = true",
+        "job.toml:1: allow_pickle runs code that others wrote; only the flag --allow-pickle can enable it",
+    ),
+    (
+        "plugins",
+        "allow_plugins = true",
+        "job.toml:1: allow_plugins runs code that others wrote; only the flag --allow-plugins can enable it",
+    ),
+    # -- lists of processors ---------------------------------------------------------------------------------------
+    (
+        "processors is a string",
+        'processors = "top_k"',
+        'job.toml:1: processors = "top_k": must be a list of tables ([[processors]])',
+    ),
+    (
+        "processors is one table",
+        '[processors]\nuse = "top_k"',
+        "job.toml:1: processors must be a list of tables ([[processors]])",
+    ),
+    (
+        "processors of strings",
+        'processors = ["top_k"]',
+        'job.toml:1: processors, item 1: must be a table with use = "NAME", not "top_k"',
+    ),
+    (
+        "processor without use",
+        '[[processors]]\nuse = "top_k"\n[[processors]]\ntop_k = 5',
+        'job.toml:1: processors, item 2: needs use = "NAME"',
+    ),
+    ("use is a number", "[[processors]]\nuse = 5", 'job.toml:1: processors, item 1: needs use = "NAME"'),
+    ("use is empty", '[[stopping]]\nuse = " "', 'job.toml:1: stopping, item 1: needs use = "NAME"'),
+    (
+        "date in a processor",
+        '[[stopping]]\nuse = "eos"\nuntil = 2024-01-01',
+        "job.toml:1: stopping, item 1: cannot be a date or time",
+    ),
+    # -- TOML ------------------------------------------------------------------------------------------------------
+    ("no value", "top_k =", "job.toml:1:8: not valid TOML: invalid value at the end of the file"),
+    ("bare word", "model = gpt2", "job.toml:1:9: not valid TOML: invalid value"),
+    ("twice", "top_k = 1\ntop_k = 2", "job.toml:2:10: not valid TOML: cannot overwrite a value at the end of the file"),
+    ("open string", 'system = "hi\ntop_k = 5', None),
+    ("open table", "[[processors]", None),
+    ("control character", 'about = "\x07"', None),
+    ("JSON", '{"top_k": 5}', None),
+    ("YAML", "top_k: 5", None),
+    ("nested without end", "a = " + "[" * 5000, "job.toml: not valid TOML: nested too deeply"),
+    # -- extends ---------------------------------------------------------------------------------------------------
+    ("extends a number", "extends = 3", "job.toml:1: extends = 3: must be the name of a preset, or a list of names"),
+    (
+        "extends an empty name",
+        'extends = ""',
+        'job.toml:1: extends = "": must be the name of a preset, or a list of names',
+    ),
+    ("extends itself", 'extends = "job.toml"', "job.toml: extends itself: job.toml -> job.toml"),
+    (
+        "extends upwards",
+        'extends = "../other.toml"',
+        'job.toml:1: extends = "../other.toml": leads out of the folder of the file',
+    ),
+    (
+        "extends a system file",
+        'extends = "/etc/passwd"',
+        'job.toml:1: extends = "/etc/passwd": leads out of the folder of the file',
+    ),
+    ("extends what is not there", 'extends = "none.toml"', "none.toml: no such file"),
+    ("extends with a NUL", 'extends = "a\\u0000b.toml"', None),
+    (
+        "extends a name with a space",
+        'extends = "two words"',
+        'job.toml:1: extends: preset "two words": a name has only letters, digits, _, . and -',
+    ),
+    ("extends dots", 'extends = ".."', 'job.toml:1: extends: preset "..": a name has only letters, digits, _, . and -'),
+    # -- contradictions --------------------------------------------------------------------------------------------
+    (
+        "sampling knob alone",
+        "temperature = 0.7",
+        "temperature = 0.7 (job.toml:1) has no effect while do_sample is false (default)",
+    ),
+    (
+        "sampling knob with do_sample false",
+        "do_sample = false\ntop_p = 0.9",
+        "top_p = 0.9 (job.toml:2) has no effect while do_sample is false (job.toml:1)",
+    ),
+    (
+        "sampling knob at temperature zero",
+        "do_sample = true\ntemperature = 0\ntop_p = 0.9",
+        "top_p = 0.9 (job.toml:3) has no effect while temperature is 0 (job.toml:2)",
+    ),
+    (
+        "two lengths",
+        "max_new_tokens = 5\nmax_length = 9",
+        "max_new_tokens = 5 (job.toml:1) and max_length = 9 (job.toml:2) are two answers to one question",
+    ),
+    (
+        "least above most",
+        "max_new_tokens = 5\nmin_new_tokens = 9",
+        "min_new_tokens = 9 (job.toml:2) exceeds max_new_tokens = 5 (job.toml:1)",
+    ),
+    (
+        "least length above most",
+        "max_length = 5\nmin_length = 9",
+        "min_length = 9 (job.toml:2) exceeds max_length = 5 (job.toml:1)",
+    ),
+    (
+        "equal sequences",
+        "num_return_sequences = 3",
+        "num_return_sequences = 3 (job.toml:1) would return equal sequences while do_sample is false (default)",
+    ),
+    (
+        "refines nothing",
+        "do_sample = true\nmirostat_eta = 0.2",
+        "mirostat_eta = 0.2 (job.toml:2) has no effect without mirostat_tau",
+    ),
+    (
+        "guidance away from nothing",
+        'negative_prompt = "a"',
+        'negative_prompt = "a" (job.toml:1) has no effect without guidance_scale',
+    ),
+    (
+        "a system message outside a chat",
+        'system = "hi"\nchat = false',
+        'system = "hi" (job.toml:1) is said in a chat and contradicts chat = false (job.toml:2)',
+    ),
+]
+# Where the wording is another library's, or depends on its version: only where, in one line.
+LOOSE = "job.toml"
+
+
+def mistakes_of(text: str) -> PresetError:
+    Path("job.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(PresetError) as caught:
+        resolve(presets.load(["job.toml"]))
+    return caught.value
+
+
+@pytest.mark.parametrize(("text", "sentence"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES])
+def test_a_mistake_is_told_in_one_sentence(project: Path, text: str, sentence: str | None) -> None:
+    message = mistakes_of(text).message
+    assert "\n" not in message
+    assert message.isprintable()
+    if sentence is None:
+        assert message.startswith(LOOSE)
+        assert len(message) < 300
+    else:
+        assert message == sentence
+
+
+def test_there_are_at_least_sixty_examples_with_their_exact_sentence() -> None:
+    assert sum(sentence is not None for _, _, sentence in MISTAKES) >= 60
+
+
+def test_all_mistakes_are_told_at_once_with_their_lines(project: Path) -> None:
+    message = mistakes_of(
+        'about = "x"\ntop_k = -1\n\n# a comment: top_p = 3\ntop_p = 3\nnum_baems = 4\nseed = "x"\n'
+    ).message
+    lines = message.splitlines()
+    assert lines[0] == "job.toml:2: top_k = -1: must be at least 0"
+    assert lines[1] == "job.toml:5: top_p = 3: must be at most 1"
+    assert lines[2].startswith("job.toml:6: unknown key num_baems")
+    assert lines[3] == 'job.toml:7: seed = "x": must be a whole number, not a string'
+    assert len(lines) == 4
+
+
+def test_contradictions_are_told_beside_mistakes_but_not_about_the_mistaken(project: Path) -> None:
+    message = mistakes_of('do_sample = "yes"\ntop_p = 0.5\nmax_new_tokens = 3\nmin_new_tokens = 4').message
+    assert message.splitlines() == [
+        'job.toml:1: do_sample = "yes": must be true or false, not a string',
+        "min_new_tokens = 4 (job.toml:4) exceeds max_new_tokens = 3 (job.toml:3)",
+    ]
+
+
+def test_a_thousand_mistakes_are_cut_to_a_hundred_and_counted(project: Path) -> None:
+    lines = mistakes_of("\n".join(f"unknown_{n} = 1" for n in range(1000))).message.splitlines()
+    assert len(lines) == 101
+    assert lines[-1] == "… and 900 more mistakes"
+
+
+def test_the_hint_is_how_to_mend_it_where_it_was_said(project: Path) -> None:
+    assert mistakes_of("temperature = 0.7").hint == "add do_sample = true"
+
+
+def test_a_file_that_is_no_utf8_is_told_with_the_line(project: Path) -> None:
+    Path("job.toml").write_bytes(b'about = "x"\nmodel = "\xff"\n')
+    with pytest.raises(PresetError, match=r"^job\.toml:2: not UTF-8 text \(byte 0xff\)$"):
+        presets.load(["job.toml"])
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_fine(project: Path) -> None:
+    Path("job.toml").write_bytes(b"\xef\xbb\xbftop_k = 50\r\nmax_new_tokens = 3\r\n")
+    assert resolve(presets.load(["job.toml"])).generation.max_new_tokens == 3
+
+
+def test_a_file_above_one_mebibyte_is_not_read(project: Path) -> None:
+    Path("job.toml").write_text("#" * (1 << 20) + "\n")
+    with pytest.raises(PresetError, match="larger than 1 MiB"):
+        presets.load(["job.toml"])
+
+
+def test_a_folder_is_no_preset(project: Path) -> None:
+    Path("job.toml").mkdir()
+    with pytest.raises(PresetError, match=r"^job\.toml: a folder, not a file$"):
+        presets.load(["job.toml"])
+
+
+def test_a_device_without_end_is_no_preset(project: Path) -> None:
+    with pytest.raises(PresetError, match="not a regular file"):
+        presets.load(["/dev/zero"])
+
+
+def test_a_link_to_itself_is_no_preset(project: Path) -> None:
+    Path("job.toml").symlink_to("job.toml")
+    with pytest.raises(PresetError, match=r"^job\.toml: "):
+        presets.load(["job.toml"])

@@ -1,0 +1,331 @@
+"""Which layer wins, what becomes moot, and which contradictions are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from genctl import params
+from genctl.config.layers import (
+    Layer,
+    Resolved,
+    conflicts,
+    flags_layer,
+    model_layer,
+    overlay,
+    resolve,
+    row_layer,
+)
+from genctl.config.presets import parse_sets
+from genctl.errors import PresetError
+
+ORDER = ["generation_config", "user.toml", "genctl.toml", "preset.toml", "environment", "flag", "params"]
+SAMPLED = {"do_sample": True}
+
+
+def layers(*values: dict[str, Any]) -> list[Layer]:
+    return [Layer(f"layer{number}.toml", value) for number, value in enumerate(values)]
+
+
+def wrong(layers: Sequence[Layer]) -> str:
+    with pytest.raises(PresetError) as caught:
+        resolve(layers)
+    return caught.value.message
+
+
+def test_nothing_said_gives_the_built_in_defaults() -> None:
+    job = resolve([])
+    assert job.generation == params.Generation()
+    assert job.runtime == params.Runtime()
+    assert set(job.origins.values()) == {"default"}
+
+
+@pytest.mark.parametrize("height", range(1, len(ORDER) + 1))
+def test_each_layer_beats_all_below_it(height: int) -> None:
+    stack = [Layer(origin, {"repetition_penalty": 1.0 + n}) for n, origin in enumerate(ORDER[:height], 1)]
+    job = resolve(stack)
+    assert job.generation.repetition_penalty == 1.0 + height
+    assert job.origins["repetition_penalty"].startswith(ORDER[height - 1])
+
+
+def test_a_layer_leaves_alone_what_it_does_not_name() -> None:
+    job = resolve(layers({"seed": 1, "model": "a"}, {"model": "b"}, {"max_new_tokens": 4}))
+    assert (job.runtime.seed, job.runtime.model, job.generation.max_new_tokens) == (1, "b", 4)
+    assert job.origins["seed"] == "layer0.toml"
+
+
+def test_a_flag_is_named_as_it_is_typed() -> None:
+    job = resolve([flags_layer({"do_sample": True, "use_cache": False, "top_p": 0.5}, {"top_p": "flag -P"})])
+    assert job.origins["do_sample"] == "flag --do-sample"
+    assert job.origins["use_cache"] == "flag --no-use-cache"
+    assert job.origins["top_p"] == "flag -P"
+
+
+@pytest.mark.parametrize("name", ["params.toml", "flag.toml", "generation_config.toml", "row 1.toml"])
+def test_a_file_is_a_file_whatever_its_name(name: str) -> None:
+    with pytest.raises(PresetError):
+        resolve([Layer(name, {"nonsense": 1}, said="user")])
+    assert Layer(name, {}).kind == "user"
+
+
+# -- sampling ------------------------------------------------------------------------------------------------------
+SAMPLING_KNOBS = [key for key, item in params.knobs().items() if item.metadata["sampling"]]
+NOT_DEFAULT = {"top_k": 7, "xtc_threshold": 0.2, "mirostat_tau": 3.0, "top_n_sigma": 2.0}
+
+
+def other_value(key: str) -> Any:
+    for value in (NOT_DEFAULT.get(key), 0.5, 2.0, 2):
+        if value is not None and value not in (params.knobs()[key].default, params.knobs()[key].metadata["neutral"]):
+            try:
+                resolve(
+                    layers(
+                        {**SAMPLED, "penalty_alpha": 0} if "penalty_alpha" in params.knobs() else SAMPLED, {key: value}
+                    )
+                )
+            except PresetError as error:
+                if "must be" in error.message:
+                    continue
+            return value
+    raise AssertionError(f"no value found for {key}")
+
+
+@pytest.mark.parametrize("key", SAMPLING_KNOBS)
+def test_a_sampling_knob_needs_sampling(key: str) -> None:
+    assert f"{key} = " in wrong(layers({key: other_value(key)}))
+    assert "has no effect while do_sample is false (default)" in wrong(layers({key: other_value(key)}))
+
+
+@pytest.mark.parametrize("key", SAMPLING_KNOBS)
+def test_a_sampling_knob_at_its_neutral_setting_needs_nothing(key: str) -> None:
+    neutral = params.knobs()[key].metadata["neutral"]
+    if neutral is not None:
+        resolve(layers({key: neutral}))
+    if params.knobs()[key].default is not None:
+        resolve(layers({key: params.knobs()[key].default}))
+
+
+def test_a_later_layer_may_turn_sampling_off_and_the_knobs_below_go_back_to_their_defaults() -> None:
+    job = resolve([*layers(SAMPLED | {"temperature": 0.7, "top_k": 5}), flags_layer({"do_sample": False})])
+    assert job.generation == params.Generation()
+    assert job.origins["temperature"] == "default"
+
+
+def test_a_knob_above_the_layer_that_turned_sampling_off_is_refused() -> None:
+    message = wrong([*layers(SAMPLED, {"do_sample": False}), flags_layer({"temperature": 0.7})])
+    assert message == "temperature = 0.7 (flag --temperature) has no effect while do_sample is false (layer1.toml)"
+
+
+def test_a_flag_is_mended_with_a_flag() -> None:
+    with pytest.raises(PresetError) as caught:
+        resolve([flags_layer({"temperature": 0.7})])
+    assert caught.value.hint == "add --do-sample"
+
+
+def test_what_the_checkpoint_recommends_for_sampling_is_moot_without_it() -> None:
+    job = resolve([model_layer({"temperature": 0.6, "top_p": 0.9, "top_k": 20})])
+    assert job.generation == params.Generation()
+    job = resolve([model_layer({"temperature": 0.6}), *layers(SAMPLED)])
+    assert job.generation.temperature == 0.6
+
+
+@pytest.mark.parametrize("zero_first", [True, False])
+def test_temperature_zero_means_greedy_in_whatever_order(zero_first: bool) -> None:
+    pair = [{"temperature": 0}, SAMPLED]
+    job = resolve(layers(*(pair if zero_first else pair[::-1])))
+    assert job.generation.do_sample is False
+    assert bool(job.notes) == zero_first
+
+
+def test_temperature_zero_takes_the_knobs_of_a_preset_with_it() -> None:
+    job = resolve([*layers(SAMPLED | {"temperature": 1.2, "min_p": 0.05}), flags_layer({"temperature": 0})])
+    assert job.generation.do_sample is False
+    assert job.generation.min_p is None
+
+
+def test_do_sample_and_temperature_zero_said_in_one_breath_contradict() -> None:
+    said = [flags_layer({"do_sample": True, "temperature": 0.0})]
+    assert (
+        wrong(said)
+        == "temperature = 0.0 (flag --temperature) means greedy and contradicts do_sample = true (flag --do-sample)"
+    )
+    assert "--set temperature" in wrong([flags_layer(SAMPLED), *parse_sets(["temperature=0"])])
+
+
+def test_the_same_knob_as_flag_and_set_contradicts_itself() -> None:
+    message = wrong([flags_layer({"seed": 1}), *parse_sets(["seed=2"])])
+    assert message == "--set seed: seed = 2 contradicts 1 (flag --seed)"
+    assert resolve([flags_layer({"seed": 2}), *parse_sets(["seed=2"])]).runtime.seed == 2
+
+
+# -- how many, how long --------------------------------------------------------------------------------------------
+def test_several_sequences_need_sampling() -> None:
+    assert resolve(layers(SAMPLED | {"num_return_sequences": 3})).generation.num_return_sequences == 3
+    assert "would return equal sequences while temperature is 0 (layer1.toml)" in wrong(
+        layers(SAMPLED | {"num_return_sequences": 3}, {"temperature": 0})
+    )
+
+
+def test_a_checkpoint_that_wants_several_sequences_gets_one_without_sampling_and_it_is_told() -> None:
+    job = resolve([model_layer({"num_return_sequences": 3})])
+    assert job.generation.num_return_sequences == 1
+    assert job.notes == ("num_return_sequences = 3 (generation_config) is not used while do_sample is false (default)",)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        ({"max_new_tokens": 5}, {"max_length": 9}, (None, 9)),
+        ({"max_length": 9}, {"max_new_tokens": 5}, (5, None)),
+    ],
+)
+def test_of_two_lengths_the_later_holds(low: dict[str, Any], high: dict[str, Any], expected: tuple[Any, Any]) -> None:
+    job = resolve(layers(low, high))
+    assert (job.generation.max_new_tokens, job.generation.max_length) == expected
+
+
+def test_of_a_checkpoints_two_lengths_that_of_the_new_tokens_holds() -> None:
+    job = resolve([model_layer({"max_length": 20, "max_new_tokens": 5})])
+    assert (job.generation.max_new_tokens, job.generation.max_length) == (5, None)
+
+
+def test_two_lengths_as_flags_contradict() -> None:
+    message = wrong([flags_layer({"max_new_tokens": 5, "max_length": 9})])
+    assert "(flag --max-new-tokens)" in message
+    assert "(flag --max-length)" in message
+
+
+def test_a_checkpoints_least_length_gives_way_to_the_users_most() -> None:
+    job = resolve([model_layer({"min_new_tokens": 50}), flags_layer({"max_new_tokens": 5})])
+    assert (job.generation.min_new_tokens, job.generation.max_new_tokens) == (5, 5)
+
+
+def test_a_system_message_begins_a_chat_unless_a_later_layer_forbids_it() -> None:
+    assert resolve(layers({"system": "hi"})).runtime.chat is True
+    assert resolve(layers({"chat": False}, {"system": "hi"})).runtime.chat is True
+    assert resolve(layers({"system": "hi"}, {"chat": False})).runtime.system is None
+
+
+def test_a_knob_that_refines_one_switched_off_later_is_moot() -> None:
+    low = SAMPLED | {"mirostat_tau": 4.0, "mirostat_eta": 0.3}
+    assert resolve(layers(low)).generation.mirostat_eta == 0.3
+    assert "has no effect without xtc_probability" in wrong(layers(SAMPLED | {"xtc_threshold": 0.3}))
+    job = resolve(layers(SAMPLED | {"xtc_threshold": 0.3, "xtc_probability": 0.5}, {"xtc_probability": 0.0}))
+    assert job.generation.xtc_threshold == params.Generation().xtc_threshold
+
+
+def test_before_the_model_is_known_what_rests_on_a_default_is_left_open() -> None:
+    said = [flags_layer({"temperature": 0.7})]
+    assert resolve(said, tentative=True).runtime.model == "builtin:stories"
+    assert resolve([model_layer(SAMPLED), *said]).generation.temperature == 0.7
+    with pytest.raises(PresetError):
+        resolve([*layers({"do_sample": False}), *said], tentative=True)
+
+
+# -- the model's own -----------------------------------------------------------------------------------------------
+def test_a_generation_config_is_read_with_lenience_and_what_it_holds_besides_is_told() -> None:
+    job = resolve(
+        [
+            model_layer(
+                {
+                    "transformers_version": "5.0.0",
+                    "_from_model_config": True,
+                    "temperature": None,
+                    "output_attentions": False,
+                    "unheard_of": 3,
+                    "top_p": 7,
+                    "max_new_tokens": 12,
+                }
+            )
+        ]
+    )
+    assert job.generation.max_new_tokens == 12
+    assert job.notes == (
+        "generation_config: unknown key unheard_of; not used",
+        "generation_config: top_p = 7: must be at most 1; not used",
+    )
+
+
+def test_a_checkpoint_cannot_choose_where_it_runs() -> None:
+    job = resolve([model_layer({"device": "cuda", "trust_remote_code": True})])
+    assert job.runtime.device == "auto"
+    assert job.notes == ("generation_config: device is not a checkpoint's to say; not used",)
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+BASE = layers(SAMPLED | {"temperature": 0.7, "max_new_tokens": 9})
+
+
+def test_a_row_without_params_is_the_base_itself() -> None:
+    base = resolve(BASE)
+    assert overlay(base, row_layer({})) is base
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"temperature": 1.5},
+        {"do_sample": False},
+        {"max_length": 7},
+        {"seed": 3},
+        {"num_return_sequences": 2},
+        {"temperature": 0},
+    ],
+)
+def test_a_row_laid_on_top_is_the_same_as_all_layers_resolved(row: dict[str, Any]) -> None:
+    whole = resolve([*BASE, row_layer(row)])
+    assert overlay(resolve(BASE), row_layer(row)) == whole
+    assert conflicts(whole) == []
+
+
+def test_a_row_may_turn_sampling_back_on_with_what_the_base_had_said() -> None:
+    base = resolve([*BASE, *layers({"do_sample": False})])
+    assert base.generation.temperature == 1.0
+    assert overlay(base, row_layer(SAMPLED)).generation.temperature == 0.7
+
+
+def test_rows_do_not_touch_the_base() -> None:
+    base = resolve(BASE)
+    before = (base.generation, dict(base.origins), dict(base.settings))
+    overlay(base, row_layer({"temperature": 0.1, "seed": 4}))
+    assert (base.generation, base.origins, base.settings) == before
+
+
+@pytest.mark.parametrize("key", ["model", "device", "dtype", "revision", "offline", "batch_size", "trust_remote_code"])
+def test_a_row_cannot_choose_the_checkpoint_nor_where_it_runs(key: str) -> None:
+    with pytest.raises(PresetError, match=r"row|only the flag"):
+        overlay(resolve([]), row_layer({key: "cpu"}, "row 3"))
+
+
+def test_a_rows_mistake_names_the_row() -> None:
+    with pytest.raises(PresetError) as caught:
+        overlay(resolve([]), row_layer({"top_k": "5", "nope": 1}, "line 3"))
+    assert caught.value.message.splitlines() == [
+        'params of line 3: top_k = "5": must be a whole number, not a string',
+        "params of line 3: unknown key nope",
+    ]
+
+
+def test_null_in_a_row_unsets_what_can_be_unset() -> None:
+    base = resolve(BASE)
+    assert overlay(base, row_layer({"max_new_tokens": None})).generation.max_new_tokens is None
+    with pytest.raises(PresetError, match="must be a number, not null"):
+        overlay(base, row_layer({"temperature": None}))
+
+
+# -- lists ---------------------------------------------------------------------------------------------------------
+def processors(job: Resolved) -> list[str] | None:
+    return None if job.processors is None else [item["use"] for item in job.processors]
+
+
+def test_a_later_list_of_processors_replaces_the_earlier() -> None:
+    one, two = {"processors": [{"use": "a"}, {"use": "b"}]}, {"processors": [{"use": "c", "n": 1}]}
+    assert processors(resolve([])) is None
+    assert processors(resolve(layers(one))) == ["a", "b"]
+    assert processors(resolve(layers(one, two))) == ["c"]
+    assert processors(resolve(layers(one, {"processors": []}))) == []
+
+
+def test_the_last_about_holds() -> None:
+    assert resolve(layers({"about": "a"}, {"about": "b"}, {})).about == "b"

@@ -1,0 +1,304 @@
+"""Finding presets, extending them, and reading arbitrary files: an error is always one of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from genctl import params
+from genctl.config import presets
+from genctl.config.layers import resolve
+from genctl.config.toml import lines, parse
+from genctl.errors import PresetError
+
+SHIPPED = sorted(path.stem for path in presets.shipped_folder().glob("*.toml"))
+QUIET = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def write(path: str, text: str) -> Path:
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+# -- shipped -------------------------------------------------------------------------------------------------------
+def test_the_presets_that_were_promised_are_shipped() -> None:
+    promised = "greedy creative precise nucleus min-p typical mirostat no-repeat chat seq2seq long-form ci-smoke"
+    assert set(promised.split()) <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_preset_is_right_and_says_what_it_is_for(project: Path, name: str) -> None:
+    loaded = presets.load([name])
+    job = resolve(loaded)
+    assert 20 <= len(loaded[-1].values["about"]) <= 110
+    assert job.notes == ()
+    set_here = {key for layer in loaded for key in layer.values} - {"about", "processors", "stopping"}
+    assert set_here, "a preset that sets nothing"
+    assert all(job.origins[key] != "default" for key in set_here), "a knob that is moot in its own preset"
+
+
+# -- finding -------------------------------------------------------------------------------------------------------
+def test_a_name_is_looked_up_in_the_project_then_the_users_folder_then_the_wheel(project: Path, tmp_path: Path) -> None:
+    assert presets.find("greedy") == presets.shipped_folder() / "greedy.toml"
+    mine = write(str(tmp_path / "home/config/genctl/presets/greedy.toml"), "")
+    assert presets.find("greedy") == mine
+    write("presets/greedy.toml", "")
+    assert presets.find("greedy") == project / "presets/greedy.toml"
+
+
+def test_a_relative_config_home_is_passed_over(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "here")
+    assert presets.config_home() == tmp_path / "home/.config/genctl"
+
+
+@pytest.mark.parametrize("name", ["./greedy.toml", "greedy.toml", "sub/greedy"])
+def test_a_path_is_a_path(project: Path, name: str) -> None:
+    assert presets.find(name) == Path(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a b", "a\n", "a\0", "grün", "a;b", "$HOME", "~"])
+def test_what_is_no_name_is_refused(project: Path, name: str) -> None:
+    with pytest.raises(PresetError, match="a name has only letters"):
+        presets.find(name)
+
+
+@pytest.mark.parametrize(
+    "path", ["~nobody-at-all/x.toml", "a\0b.toml", "x" * 5000 + ".toml", "\n.toml", "/proc/self/mem/x.toml"]
+)
+def test_a_path_to_nowhere_is_told_in_one_line(project: Path, path: str) -> None:
+    with pytest.raises(PresetError) as caught:
+        presets.load([path])
+    assert caught.value.message.isprintable()
+
+
+def test_a_misspelt_name_is_answered_with_the_one_meant(project: Path) -> None:
+    with pytest.raises(PresetError, match="preset nuclues: no such preset; did you mean nucleus"):
+        presets.find("nuclues")
+
+
+def test_a_link_out_of_the_folder_is_refused_and_one_within_it_is_fine(project: Path, tmp_path: Path) -> None:
+    secret = write(str(tmp_path / "secret.toml"), "top_k = 3")
+    write("presets/inside.toml", "max_new_tokens = 3")
+    (project / "presets/out.toml").symlink_to(secret)
+    (project / "presets/alias.toml").symlink_to("inside.toml")
+    with pytest.raises(PresetError, match="a link that leads out of its folder"):
+        presets.find("out")
+    assert resolve(presets.load(["alias"])).generation.max_new_tokens == 3
+
+
+def test_extending_a_file_through_a_link_out_of_the_folder_is_refused(project: Path, tmp_path: Path) -> None:
+    (project / "base.toml").symlink_to(write(str(tmp_path / "secret.toml"), "seed = 3"))
+    write("job.toml", 'extends = "./base.toml"')
+    with pytest.raises(PresetError, match="leads out of the folder of the file"):
+        presets.load(["job.toml"])
+
+
+# -- layering ------------------------------------------------------------------------------------------------------
+def test_several_presets_layer_left_to_right(project: Path) -> None:
+    write("a.toml", "seed = 1\nmax_new_tokens = 1")
+    write("b.toml", "seed = 2")
+    job = resolve(presets.load(["a.toml", "b.toml"]))
+    assert (job.runtime.seed, job.generation.max_new_tokens) == (2, 1)
+    assert job.origins["seed"] == "b.toml:1"
+    assert resolve(presets.load(["b.toml", "a.toml"])).runtime.seed == 1
+    assert resolve(presets.load(["a.toml", "b.toml", "a.toml"])).runtime.seed == 1
+
+
+def test_a_preset_stands_above_what_it_extends_and_those_left_to_right(project: Path) -> None:
+    write("a.toml", "seed = 1\nmax_new_tokens = 1\nbatch_size = 1")
+    write("b.toml", "seed = 2\nmax_new_tokens = 2")
+    write("job.toml", 'extends = ["a.toml", "b.toml"]\nseed = 3')
+    job = resolve(presets.load(["job.toml"]))
+    assert (job.runtime.seed, job.generation.max_new_tokens, job.runtime.batch_size) == (3, 2, 1)
+
+
+def test_a_file_that_two_extend_is_laid_down_once(project: Path) -> None:
+    write("base.toml", "seed = 0")
+    write("a.toml", 'extends = "base.toml"\nseed = 1')
+    write("b.toml", 'extends = "base.toml"\nbatch_size = 2')
+    write("job.toml", 'extends = ["a.toml", "b.toml"]')
+    assert resolve(presets.load(["job.toml"])).runtime.seed == 1
+
+
+def test_a_circle_is_refused_with_its_chain(project: Path) -> None:
+    for name, other in (("a", "b"), ("b", "c"), ("c", "b")):
+        write(f"{name}.toml", f'extends = "{other}.toml"')
+    with pytest.raises(PresetError, match=r"^b\.toml: extends itself: b\.toml -> c\.toml -> b\.toml$"):
+        presets.load(["a.toml"])
+
+
+@pytest.mark.parametrize(("length", "fine"), [(16, True), (17, False)])
+def test_a_chain_has_at_most_sixteen_presets(project: Path, length: int, fine: bool) -> None:
+    for number in range(length):
+        write(f"p{number}.toml", f'extends = "p{number + 1}.toml"' if number < length - 1 else "seed = 5")
+    if fine:
+        assert resolve(presets.load(["p0.toml"])).runtime.seed == 5
+    else:
+        with pytest.raises(PresetError, match="more than 16 presets extend one another"):
+            presets.load(["p0.toml"])
+
+
+def test_a_fan_of_presets_is_read_in_no_time(project: Path) -> None:
+    for number in range(15):
+        write(f"p{number}.toml", f'extends = ["./p{number + 1}.toml", "p{number + 1}.toml"]')
+    write("p15.toml", "seed = 5")
+    assert len(presets.load(["p0.toml"])) == 16
+
+
+# -- --set ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("top_k=5", "top_k", 5),
+        ("top_p = 0.5", "top_p", 0.5),
+        ("do_sample=true", "do_sample", True),
+        ("system=Hi there", "system", "Hi there"),
+        ('system="Hi\\nthere"', "system", "Hi\nthere"),
+        ("system=", "system", ""),
+        ("system=a=b", "system", "a=b"),
+        ("system=5", "system", "5"),
+        ("system=5 # five", "system", "5 # five"),
+        ("revision=1234567", "revision", "1234567"),
+        ("revision=1e9", "revision", "1e9"),
+        ("system=2024-01-01", "system", "2024-01-01"),
+        ("system=true", "system", "true"),
+        ("system=[1, 2]", "system", "[1, 2]"),
+        ("system=1\nseed=2", "system", "1\nseed=2"),
+        ("stop_strings=[\"a\", 'b']", "stop_strings", ["a", "b"]),
+        ("eos_token_id=[1, 2]", "eos_token_id", [1, 2]),
+        ("logit_bias={a = 1.0}", "logit_bias", {"a": 1.0}),
+        ("dtype=float32", "dtype", "float32"),
+        ("max-new-tokens=3", "max_new_tokens", 3),
+        ("model=builtin:stories", "model", "builtin:stories"),
+    ],
+)
+def test_set_reads_toml_else_the_bare_text(text: str, key: str, value: object) -> None:
+    layer = presets.parse_set(text)
+    assert layer.values == {key: value}
+    assert type(layer.values[key]) is type(value)
+    assert layer.place(key) == f"--set {key}"
+
+
+@pytest.mark.parametrize("text", ["", "top_k", "=5", "extends=a"])
+def test_what_is_no_setting_is_refused_by_name(text: str) -> None:
+    with pytest.raises(PresetError, match=r"^--set"):
+        presets.parse_set(text)
+
+
+def test_all_wrong_sets_are_told_at_once_and_of_two_the_later_holds() -> None:
+    with pytest.raises(PresetError) as caught:
+        presets.parse_sets(["a", "b", "seed=1"])
+    assert len(caught.value.message.splitlines()) == 2
+    assert presets.parse_sets(["seed=1", "seed=2"])[0].values == {"seed": 2}
+    assert presets.parse_sets([]) == []
+
+
+@pytest.mark.parametrize("text", ["top_k=five", "top_k=", "tpo_k=5", "trust_remote_code=true", "seed=1\nmodel=2"])
+def test_a_wrong_value_names_set(text: str) -> None:
+    with pytest.raises(PresetError, match=r"^--set "):
+        resolve(presets.parse_sets([text]))
+
+
+# -- anything ------------------------------------------------------------------------------------------------------
+def attempt(data: bytes) -> None:
+    Path("job.toml").write_bytes(data)
+    try:
+        resolve(presets.load(["job.toml"]))
+    except PresetError as error:
+        if not all(line.isprintable() and line for line in error.message.split("\n")):
+            pytest.fail(f"an unreadable message: {error.message!r}")
+
+
+@QUIET
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_never_fail_otherwise(project: Path, data: bytes) -> None:
+    attempt(data)
+
+
+KEYS = st.one_of(
+    st.sampled_from(
+        [*params.knobs(), *params.knobs(params.Runtime), "about", "extends", "processors", "stopping", "use"]
+    ),
+    st.sampled_from(['"a b"', '""', "a.b", "'\\'", "tempreature", '"\\u001b"']),
+)
+SCALARS = st.one_of(
+    st.integers().map(str),
+    st.floats().map(str),
+    st.sampled_from(
+        [
+            "true",
+            "false",
+            "inf",
+            "-nan",
+            "2024-01-01",
+            "07:32:00",
+            "1979-05-27T07:32:00Z",
+            "''",
+            '"""\ntop_k = 1\n[seed]"""',
+            "'''\n[top_p]\nseed = 2\n'''",
+            '"a # b"',
+        ]
+    ),
+    st.text(max_size=8).map(lambda text: "'" + text + "'"),
+    st.sampled_from(
+        ['"greedy"', '"job.toml"', '"../x.toml"', '"a\\u0000.toml"', '"\\uD7FF"', "0x" + "f" * 5000, "9" * 5000]
+    ),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda items: "[" + ", ".join(items) + "]"),
+        st.lists(st.tuples(KEYS, inner), max_size=2).map(
+            lambda items: "{" + ", ".join(f"{k} = {v}" for k, v in items) + "}"
+        ),
+    ),
+    max_leaves=5,
+)
+STATEMENTS = st.one_of(
+    st.tuples(KEYS, VALUES).map(lambda pair: f"{pair[0]} = {pair[1]}"),
+    KEYS.map(lambda key: f"[{key}]"),
+    KEYS.map(lambda key: f"[[{key}]]"),
+    st.text(max_size=10).map(lambda text: "# " + text),
+    st.text(max_size=10),
+)
+
+
+@QUIET
+@given(st.lists(STATEMENTS, max_size=6).map("\n".join))
+def test_text_like_toml_never_fails_otherwise(project: Path, text: str) -> None:
+    attempt(text.encode("utf-8", "replace"))
+
+
+@QUIET
+@given(st.lists(STATEMENTS, max_size=6).map("\n".join))
+def test_the_line_of_a_key_is_where_it_is_first_said(text: str) -> None:
+    """The line scanner against the parser: up to the line before, the key is not there; with its statement, it is."""
+    text = text.replace("\r", "")
+    try:
+        table = parse(text, "job.toml")
+    except PresetError:
+        return
+    found = lines(text)
+    assert set(found) == set(table)
+    everything = text.split("\n")
+    for key, line in found.items():
+        try:
+            before = parse("\n".join(everything[: line - 1]), "job.toml")
+        except PresetError as error:
+            raise AssertionError(f"{key} is said to stand inside another statement") from error
+        assert key not in before
+
+
+@QUIET
+@given(st.one_of(st.text(max_size=30), st.tuples(KEYS, st.one_of(VALUES, st.text(max_size=20))).map("=".join)))
+def test_arbitrary_sets_never_fail_otherwise(text: str) -> None:
+    try:
+        resolve(presets.parse_sets([text]))
+    except PresetError as error:
+        if not error.message.startswith(("--set ", "temperature")) and "(--set " not in error.message:
+            pytest.fail(f"nobody knows where: {error.message!r}")

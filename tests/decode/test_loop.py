@@ -1,0 +1,97 @@
+"""What the loop promises whatever the strategy: one prefill a prompt, true log-probabilities, no work for the dead."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.decode.driver import PROMPTS, Case
+
+from genctl import events
+from genctl.decode.loop import decode
+from genctl.strategies.sample import Sample
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return Case("llama")
+
+
+def test_lanes_with_one_prompt_share_one_prefill_and_one_forward_per_step(case: Case) -> None:
+    lanes = [
+        case.lane(PROMPTS[0], Sample(True), name="a", seed=1, eos=()),
+        case.lane(PROMPTS[0], Sample(), name="b", eos=()),
+        case.lane(PROMPTS[0], Sample(True, 3), name="c", seed=2, eos=()),
+    ]
+    before = case.forward.forwards
+    found = case.stream(lanes, width=3)
+    assert case.forward.forwards - before == 1 + 19  # a prefill, and a pass for each token but the last
+    assert [event.shared for event in found if isinstance(event, events.Prefilled)] == [False, True, True]
+
+
+def test_logprobs_are_the_models_own(case: Case) -> None:
+    finished = next(e for e in case.stream([case.lane(PROMPTS[0])]) if isinstance(e, events.Finished))
+    tokens = finished.hypotheses[0].tokens
+    ids = torch.tensor([[*PROMPTS[0], *tokens]])
+    with torch.no_grad():
+        logprobs = case.model(ids).logits.log_softmax(-1)[0]
+    start = len(PROMPTS[0]) - 1
+    expected = sum(float(logprobs[start + i, token]) for i, token in enumerate(tokens))
+    assert finished.hypotheses[0].logprob == pytest.approx(expected, abs=1e-3)
+
+
+def test_reported_ranks_entropies_and_alternatives_are_those_of_the_distribution(case: Case) -> None:
+    steps = [e for e in case.stream([case.lane(PROMPTS[0], top=3, scores=True, max_new_tokens=2)]) if isinstance(e, events.Stepped)]
+    token = steps[0].rows[0].written[0]
+    with torch.no_grad():
+        logprobs = case.model(torch.tensor([PROMPTS[0]])).logits[0, -1].log_softmax(-1)
+    assert token.rank == 1
+    assert [i for i, _, _ in token.top] == logprobs.topk(3).indices.tolist()
+    assert token.entropy == pytest.approx(float(-(logprobs.exp() * logprobs).sum()), abs=1e-4)
+    assert token.logprob == pytest.approx(float(logprobs.max()), abs=1e-4)
+
+
+def test_lanes_are_read_lazily_as_places_become_free(case: Case) -> None:
+    taken: list[str] = []
+
+    def lanes():  # type: ignore[no-untyped-def]
+        for name in "abcdef":
+            taken.append(name)
+            yield case.lane(PROMPTS[0], name=name, max_new_tokens=3)
+
+    seen_at_first_end = None
+    for event in decode(case.forward, lanes(), width=2):
+        if isinstance(event, events.Finished) and seen_at_first_end is None:
+            seen_at_first_end = len(taken)
+    assert seen_at_first_end == 2
+    assert len(taken) == 6
+
+
+def test_an_interrupt_ends_live_rows_with_that_reason_and_begins_no_other(case: Case) -> None:
+    steps = 0
+
+    def interrupted() -> str:
+        return "interrupted" if steps >= 3 else ""
+
+    found = []
+    lanes = [case.lane(PROMPTS[i % 3], name=str(i), eos=()) for i in range(6)]
+    for event in decode(case.forward, lanes, width=2, interrupted=interrupted):
+        steps += isinstance(event, events.Stepped)
+        found.append(event)
+    ends = {e.lane: e.hypotheses[0].reason for e in found if isinstance(e, events.Finished)}
+    assert ends == {"0": "interrupted", "1": "interrupted"}
+
+
+def test_logits_that_are_not_finite_fail_the_lane_with_the_step(case: Case) -> None:
+    broken = Case("gpt2", seed=3)
+    with torch.no_grad():
+        broken.model.lm_head.weight[7, 0] = math.nan
+    try:
+        found = list(decode(broken.forward, [broken.lane(PROMPTS[0])]))
+    finally:
+        with torch.no_grad():
+            broken.model.lm_head.weight[7, 0] = 0.0
+    failed = [event for event in found if isinstance(event, events.Failed)]
+    assert [event.code for event in failed] == ["model"]
+    assert "step 0" in failed[0].message

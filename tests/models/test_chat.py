@@ -1,0 +1,116 @@
+"""Chat templates: the same text as transformers', and no way to loop, flood or break out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from genctl.errors import InputError, ModelError
+from genctl.models import chat
+from tests.tiny import tokenizer
+
+USER = [{"role": "user", "content": "hello 🦄"}]
+CHATML = (
+    "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message['content'] }}{{ eos_token }}\n"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_worker_left() -> Iterator[None]:
+    yield
+    chat.close()
+
+
+def test_renders_as_transformers_does() -> None:
+    made = tokenizer(CHATML)
+    messages = [*USER, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "and?", "name": None}]
+    expected = made.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert chat.render_chat(made, messages) == expected
+    text = chat.render_chat_text(made, messages)
+    assert text == made.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+
+
+def test_the_system_message_comes_first() -> None:
+    text = chat.render_chat_text(tokenizer(CHATML), USER, system="be brief")
+    assert text == "<bos>[system] be brief<eos>\n[user] hello 🦄<eos>\n[assistant]"
+
+
+def test_a_checkpoint_without_a_template_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match="gpt2 has no chat template") as caught:
+        chat.render_chat(tokenizer(), USER, name="gpt2")
+    assert "--chat" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ("hello", "messages must be a list"),
+        ([], "messages must be a list"),
+        (["hello"], r"messages\[0\] is a str"),
+        ([*USER, {"content": "x"}], r"messages\[1\] has no role"),
+        ([{"role": 3, "content": "x"}], r"messages\[0\] has no role"),
+        ([{"role": "user"}], r"messages\[0\] has no content"),
+        ([{"role": "user", "content": 7}], r"messages\[0\] has no content"),
+        ([{"role": "user", "content": "\ud800"}], "not valid Unicode"),
+        ([{"role": "user", "content": "x", "more": object()}], "not JSON"),
+    ],
+)
+def test_malformed_messages_are_refused_with_their_place(messages: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        chat.render_chat(tokenizer(CHATML), messages)
+
+
+def test_two_system_messages_are_a_contradiction() -> None:
+    with pytest.raises(InputError, match="--system gives another one"):
+        chat.render_chat(tokenizer(CHATML), [{"role": "system", "content": "a"}], system="b")
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% if %}", "TemplateSyntaxError"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].content.missing.more }}", "UndefinedError"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{{ cycler.__init__.__globals__.os.system('true') }}", "SecurityError|UndefinedError"),
+        ("{% for i in range(10 ** 9) %}x{% endfor %}", "OverflowError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recurses without end|RecursionError"),
+        ("{{ 'x' * 5000000 }}", "writes 5,000,000 characters"),
+        ("{{ 'x' * 10 ** 11 }}", "too much memory"),
+    ],
+)
+def test_a_template_that_fails_is_one_line(template: str, said: str) -> None:
+    with pytest.raises(ModelError, match=said) as caught:
+        chat.render_chat(tokenizer(template), USER)
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 400
+
+
+def test_an_endless_template_is_ended_and_the_next_one_still_renders(monkeypatch: pytest.MonkeyPatch) -> None:
+    nested = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
+    chat.render_chat(tokenizer(CHATML), USER)
+    monkeypatch.setattr(chat, "SECONDS", 0.3)
+    with pytest.raises(ModelError, match=r"did not finish in 0\.3 seconds"):
+        chat.render_chat(tokenizer(nested), USER)
+    monkeypatch.undo()
+    assert chat.render_chat_text(tokenizer(CHATML), USER).endswith("[assistant]")
+
+
+def test_a_template_sees_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat.close()
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    chat.render_chat(tokenizer(CHATML), USER)
+    process = chat._RENDERER.process
+    assert process is not None
+    import psutil
+
+    assert "HF_TOKEN" not in psutil.Process(process.pid).environ()
+
+
+def test_a_template_that_makes_nothing_is_an_input_error() -> None:
+    with pytest.raises(InputError, match="tokenises to nothing"):
+        chat.render_chat(tokenizer("{# empty #}"), USER)

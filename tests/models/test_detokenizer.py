@@ -1,0 +1,216 @@
+"""Text told piece by piece is the text of decode(), and always a beginning of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from genctl.events import Ended, Event, Finished, Hypothesis, Prefilled, Row, Stepped, Token
+from genctl.models.text import Detokenizer, caption, decode
+
+from .tokenizers_made import FAMILIES, byte_level, llama, metaspace, word_piece_cleaned
+
+SETTINGS = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+CLUSTERS = [
+    "👩‍👩‍👧",
+    "👍🏽",
+    "é",
+    "e\u0301",
+    "🇵🇱",
+    "한국",
+    "你好",
+    " n't",
+    " ' s",
+    "\ufffd",
+    "\u202e",
+    "  ",
+    " .",
+    "\n",
+]
+TEXT = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(CLUSTERS)), max_size=8).map("".join)
+family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def tell(ids: list[int], family: str, skip: bool = True) -> tuple[list[str], str]:
+    words = Detokenizer(FAMILIES[family](), skip)
+    pieces = [words.push(id) for id in ids]
+    return pieces, words.flush()
+
+
+@family
+@SETTINGS
+@given(data=st.data())
+def test_pieces_of_any_ids_add_up_to_decode(family: str, data: st.DataObject) -> None:
+    tokenizer = FAMILIES[family]()
+    ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=24))
+    pieces, rest = tell(ids, family)
+    assert "".join(pieces) + rest == decode(tokenizer, ids)
+
+
+@family
+@SETTINGS
+@given(text=TEXT)
+def test_pieces_of_any_text_add_up_to_decode(family: str, text: str) -> None:
+    tokenizer = FAMILIES[family]()
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    pieces, rest = tell(ids, family)
+    assert "".join(pieces) + rest == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@family
+@SETTINGS
+@given(data=st.data())
+def test_what_was_told_stays_a_beginning_whatever_follows(family: str, data: st.DataObject) -> None:
+    tokenizer = FAMILIES[family]()
+    some = st.lists(st.integers(0, len(tokenizer) - 1), max_size=12)
+    ids, more = data.draw(some), data.draw(some)
+    pieces, _ = tell(ids, family)
+    assert decode(tokenizer, ids + more).startswith("".join(pieces))
+
+
+@family
+@SETTINGS
+@given(data=st.data())
+def test_special_tokens_are_told_when_asked_for(family: str, data: st.DataObject) -> None:
+    tokenizer = FAMILIES[family]()
+    ids = data.draw(st.lists(st.one_of(st.integers(0, 2), st.integers(0, len(tokenizer) - 1)), max_size=12))
+    pieces, rest = tell(ids, family, skip=False)
+    expected = tokenizer.decode(ids, skip_special_tokens=False)
+    assert "".join(pieces) + rest == expected
+
+
+@family
+@SETTINGS
+@given(data=st.data())
+def test_a_fork_goes_its_own_way(family: str, data: st.DataObject) -> None:
+    tokenizer = FAMILIES[family]()
+    some = st.lists(st.integers(0, len(tokenizer) - 1), max_size=8)
+    ids, left, right = data.draw(some), data.draw(some), data.draw(some)
+    words = Detokenizer(tokenizer)
+    told = "".join(map(words.push, ids))
+    twin = words.fork()
+    first = told + "".join(map(words.push, left)) + words.flush()
+    second = told + "".join(map(twin.push, right)) + twin.flush()
+    assert (first, second) == (decode(tokenizer, ids + left), decode(tokenizer, ids + right))
+
+
+def test_an_emoji_of_several_tokens_is_held_back_until_whole() -> None:
+    tokenizer = byte_level()
+    ids = tokenizer("a🦄b")["input_ids"]
+    pieces, rest = tell(ids, "byte_level")
+    assert len(ids) > 4
+    assert [piece for piece in pieces if piece] == ["a", "🦄", "b"]
+    assert rest == ""
+
+
+def test_half_a_character_is_a_replacement_only_at_the_end() -> None:
+    tokenizer = byte_level()
+    ids = tokenizer("🦄")["input_ids"][:-1]
+    pieces, rest = tell(ids, "byte_level")
+    assert "".join(pieces) == ""
+    assert rest == "\ufffd" == decode(tokenizer, ids)
+
+
+def test_a_run_of_byte_tokens_is_told_when_it_closes() -> None:
+    tokenizer = llama()
+    unicorn = [tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in "🦄".encode()]
+    after = tokenizer.convert_tokens_to_ids("a")
+    pieces, rest = tell([*unicorn, after], "llama")
+    assert pieces == ["", "", "", "", "🦄a"]
+    assert rest == ""
+
+
+def test_only_the_first_space_of_a_metaspace_text_is_dropped() -> None:
+    tokenizer = metaspace()
+    ids = tokenizer("the cat")["input_ids"]
+    pieces, _ = tell(ids, "metaspace")
+    assert "".join(pieces) == "the cat"
+    assert "".join(tell(ids + ids, "metaspace")[0]) == "the cat the cat"
+
+
+def test_words_stream_although_spaces_are_cleaned() -> None:
+    tokenizer = word_piece_cleaned()
+    ids = tokenizer("the cat sat on the mat, didn't it?")["input_ids"]
+    pieces, rest = tell(ids, "word_piece_cleaned")
+    assert "".join(pieces) + rest == tokenizer.decode(ids)
+    assert sum(bool(piece) for piece in pieces) >= 5
+
+
+@pytest.mark.parametrize("family", ["byte_level", "llama", "metaspace", "word_piece_cleaned"])
+def test_a_long_text_is_told_with_bounded_memory(family: str) -> None:
+    tokenizer = FAMILIES[family]()
+    words = Detokenizer(tokenizer)
+    ids = tokenizer("the cat sat on the mat and the dog sat on the log. " * 40)["input_ids"]
+    most = 0
+    for id in ids:
+        words.push(id)
+        most = max(most, len(words._pending) + len(words._held))
+    assert most < 40
+
+
+def test_a_piece_shows_spaces_special_tokens_and_loose_bytes() -> None:
+    tokenizer = byte_level()
+    words = Detokenizer(tokenizer)
+    assert words.piece(tokenizer.eos_token_id) == "</s>"
+    assert words.piece(tokenizer.convert_tokens_to_ids("Ġthe")) == " the"
+    assert words.piece(tokenizer.convert_tokens_to_ids("ð")) == "<0xF0>"
+    assert words.piece(10**6) == "<1000000>"
+    assert Detokenizer(llama()).piece(llama().convert_tokens_to_ids("<0xF0>")) == "<0xF0>"
+    assert Detokenizer(metaspace()).piece(metaspace().convert_tokens_to_ids("▁the")) == " the"
+
+
+# -- captions ---------------------------------------------------------------------------------------------------------
+
+
+def row(parent: int, *ids: int, top: tuple[tuple[int, str, float], ...] = ()) -> Row:
+    return Row("0", parent, tuple(Token(id, -1.0, top=top) for id in ids), -1.0, -1.0)
+
+
+def ended(parent: int, ids: list[int], new: int) -> Ended:
+    written = tuple(Token(id, -1.0) for id in ids[len(ids) - new :])
+    return Ended("0", parent, written, Hypothesis(tuple(ids), -1.0, -1.0, "eos"))
+
+
+def texts(rows: tuple[Row, ...] | tuple[Ended, ...]) -> list[str]:
+    return ["".join(token.text for token in one.written) for one in rows]
+
+
+def test_captions_follow_parents_and_forks() -> None:
+    tokenizer = byte_level()
+    a, b, eos = (tokenizer.convert_tokens_to_ids(token) for token in ("a", "b", "</s>"))
+    unicorn = tokenizer("🦄")["input_ids"]
+    stream: list[Event] = [
+        Prefilled("0", 3),
+        Stepped("0", 1, (row(0, a), row(0, *unicorn[:-1]))),
+        Stepped("0", 2, (row(1, unicorn[-1]), row(1, b), row(0, b))),
+        Stepped("0", 3, (), (ended(2, [a, b, eos], 1), ended(0, [*unicorn, unicorn[0]], 1))),
+    ]
+    done = list(caption(stream, lambda: Detokenizer(tokenizer)))
+    assert done[0] == stream[0]
+    steps = [event for event in done if isinstance(event, Stepped)]
+    assert texts(steps[0].rows) == ["a", ""]
+    assert texts(steps[1].rows) == ["🦄", "\ufffdb", "b"]
+    assert texts(steps[2].ended) == ["", "\ufffd"]
+    assert [one.hypothesis.text for one in steps[2].ended] == ["ab", "🦄\ufffd"]
+
+
+def test_captions_keep_lanes_apart_and_name_alternatives() -> None:
+    tokenizer = byte_level()
+    a, b = (tokenizer.convert_tokens_to_ids(token) for token in "ab")
+    unicorn = tokenizer("🦄")["input_ids"]
+    first, second = row(0, unicorn[0], top=((a, "", -0.5), (2, "", -3.0))), Row("1", 0, (Token(b, -1.0),), -1.0, -1.0)
+    rest = Row("0", 0, tuple(Token(id, -1.0) for id in unicorn[1:]), -1.0, -1.0)
+    stream = [Stepped("0", 1, (first,)), Stepped("1", 1, (second,)), Stepped("0", 2, (rest,))]
+    done = [event for event in caption(stream, lambda: Detokenizer(tokenizer)) if isinstance(event, Stepped)]
+    assert [texts(event.rows) for event in done] == [[""], ["b"], ["🦄"]]
+    assert done[0].rows[0].written[0].top == ((a, "a", -0.5), (2, "</s>", -3.0))
+
+
+def test_finished_hypotheses_get_the_text_of_the_record() -> None:
+    tokenizer = byte_level()
+    ids = tuple(tokenizer("the 🦄")["input_ids"])
+    event = Finished("0", (Hypothesis((*ids, tokenizer.eos_token_id), -1.0, -1.0, "eos"),))
+    (done,) = caption([event], lambda: Detokenizer(tokenizer))
+    assert isinstance(done, Finished)
+    assert done.hypotheses[0].text == "the 🦄"

@@ -1,0 +1,87 @@
+"""Who may import whom, and what starting must not cost."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
+
+# room -> rooms it may import, besides itself and `errors`
+ALLOWED: dict[str, set[str]] = {
+    "cli": {"config", "session", "batch", "render", "errors", "params", "events", "results", "models.hub"},
+    "api": {"config", "session", "batch", "params", "events", "results"},
+    "session": {"config", "params", "models", "strategies", "decode", "events", "trimming"},
+    "trimming": {"decode.stopping", "events"},
+    "results": {"events"},
+    "config": {"params"},
+    "strategies": {"decode", "params"},
+    "models": {"decode.types", "params", "events"},
+    "batch": {"events"},
+    "render": {"events"},
+    "decode": {"params", "events"},
+    "params": set(),
+    "events": set(),
+    "errors": set(),
+}
+HEAVY = {
+    "torch": {"models", "decode", "strategies", "session"},
+    "transformers": {"models", "decode"},
+    "rich": {"render", "cli"},
+    "tomli": {"config"},
+    "pydantic": {"config"},
+    "typer": {"cli"},
+}
+
+
+def imports(path: Path) -> list[str]:
+    """Every module that a file imports, wherever in it."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found += [f"{node.module}.{alias.name}" if node.module == "genctl" else node.module for alias in node.names]
+    return found
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if room_of(path) not in ("__init__", "__main__")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_room_imports_only_what_it_may(path: Path) -> None:
+    room = room_of(path)
+    for name in imports(path):
+        top, _, rest = name.partition(".")
+        if top == "genctl" and rest and rest.split(".")[0] not in (room, "errors", "__version__"):
+            allowed = any(rest == other or rest.startswith(f"{other}.") for other in ALLOWED[room])
+            assert allowed, f"{room} imports genctl.{rest}"
+        if top in HEAVY:
+            assert room in HEAVY[top], f"{room} imports {top}"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["--version"], ["presets", "list"], ["presets", "schema"]]
+)
+def test_what_needs_no_model_imports_no_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys; from genctl.cli.app import run; status = run(sys.argv[1:]);"
+        "assert status == 0, status;"
+        "heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub'} & set(sys.modules);"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_package_costs_nothing() -> None:
+    code = "import sys, genctl; genctl.__version__; sys.exit('torch' in sys.modules or 'rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
