@@ -291,13 +291,13 @@ REFUSED: dict[str, str] = {
     "compile_config": "genctl does not compile the forward pass; measured, it gained next to nothing",
     "disable_compile": "genctl never compiles the forward pass, so there is nothing to disable",
     "continuous_batching_config": "deprecated in transformers; genctl batches continuously by itself, see batch_size",
+    "constraints": "takes Python objects; say the same with force_words or force_words_ids",
     "low_memory": "no longer does anything in transformers; batch_size bounds what is computed at once",
     "prefill_chunk_size": "genctl reads a prompt in one pass",
 }
 
 # Knobs that come with a strategy which is not there yet.
 LATER: dict[str, str] = {
-    "constraints": "needs constrained beam search, which is not there yet",
     "dola_layers": "needs DoLa decoding, which is not there yet",
     "num_assistant_tokens": "needs assisted decoding, which is not there yet",
     "num_assistant_tokens_schedule": "needs assisted decoding, which is not there yet",

@@ -6,7 +6,7 @@ Requests go in, lanes go to the one loop, events with text come out. Nothing her
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +115,7 @@ class Session:
         *,
         width: int = 1,
         interrupted: Callable[[], str] = lambda: "",
-    ) -> Iterator[events.Event]:
+    ) -> Generator[events.Event, None, None]:
         """Decode requests, at most `width` at once: Began, Prefilled, Stepped …, Finished for each, or Failed.
 
         `requests` is read lazily. `interrupted` is asked once per step; see `decode.loop.decode`.
@@ -186,6 +186,21 @@ class Session:
         assert request.prompt is not None
         ids = tuple(text.encode_prompt(self.loaded, request.prompt))
         return Prompt(ids, request.prompt)
+
+    def check(self, resolved: Resolved) -> None:
+        """Whether this checkpoint can do a job at all, asked once instead of failing every prompt.
+
+        Raises what each prompt would: UsageError or PresetError for settings, ModelError for what the checkpoint lacks.
+        """
+        from genctl.models import chat
+
+        runtime = resolved.runtime
+        if runtime.chat or runtime.system is not None:
+            if self.loaded.tokenizer is None:
+                raise ModelError(f"{self.loaded.name} has no tokenizer, so there is nothing to render a chat with")
+            chat.check_template(self.loaded.tokenizer, self.loaded.name)
+        trial = Request("", resolved, 0, prompt_ids=(0,))
+        self._lane(trial, Report())
 
     def _lane(self, request: Request, report: Report) -> tuple[Lane, Prompt]:
         from genctl.decode.types import Lane

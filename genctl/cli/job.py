@@ -179,6 +179,7 @@ class Job:
         )
         self.load_s = time.perf_counter() - began
         base = session.resolve(self.layers)
+        session.check(base)
         if asked.verbose:
             for note in (*base.notes, *session.loaded.notes):
                 self.say(f"note: {note}")

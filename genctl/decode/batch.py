@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 from genctl import events
 from genctl.decode import cache as caches
@@ -22,7 +23,7 @@ class Batch:
         self.forward = forward
         self.runs: list[Run] = []
         self.joining: list[Run] = []
-        self.cache: caches.Cache | None = None
+        self.cache: Cache | None = None
         self.held: list[tuple[Run, int]] = []  # whose rows the cache has, in order, and how many
         self.columns = 0  # of the cache
         self.pads: dict[int, int] = {}  # id of a run -> columns of padding before its tokens

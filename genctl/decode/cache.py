@@ -29,6 +29,9 @@ STEP = 64  # a buffer that is full grows by half, and by at least this many colu
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped here
     """A full-attention layer whose buffer has room: appending copies only what is new."""
 
+    keys: Tensor
+    values: Tensor
+
     def __init__(self, room: int = 0) -> None:
         super().__init__()
         self.room = room  # columns to keep free beyond the first write, where the final length is known

@@ -71,12 +71,11 @@ def score(
         seen = history if position == 0 or flat is None else torch.cat([history, flat[:, :position]], 1)
         here = scores[:, position]
         if lane.trace:
-            here, stage = tracing.apply(lane.processors, seen, here.clone(), timing=True)
+            here, stage = tracing.apply(lane.processors, seen, here, timing=True)
             stages.append(stage)
         else:
-            here = here.clone()  # some processors write in place, and the model's own logits are reported
-            for process in lane.processors:
-                here = process(seen, here)
+            # some processors write in place, and the model's own logits are reported
+            here = tracing.process(lane.processors, seen, here.clone())
         columns.append(here)
     return (columns[0][:, None] if len(columns) == 1 else torch.stack(columns, 1)), stages
 
@@ -219,7 +218,7 @@ def _why(
 
         def tail(wanted: int) -> list[int]:
             newest = list(written[max(0, position + 1 - wanted) : position + 1])
-            at, older = node, []
+            at, older = node, list[int]()
             while at is not None and len(newest) + len(older) < wanted:
                 older.append(at[0])
                 at = at[1]

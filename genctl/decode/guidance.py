@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 from genctl.decode import cache as caches
 from genctl.decode.forward import Forward
@@ -24,7 +25,7 @@ class Unconditional:
         self.prompt_len = prompt_len
         self.use_cache = use_cache and forward.supports_cache
         self.known: Tensor | None = None  # int64 [R, t], the new tokens that the cache has read
-        self.cache: caches.Cache | None = None
+        self.cache: Cache | None = None
 
     def __call__(self, history: Tensor) -> Tensor:
         new = history[:, self.prompt_len :]

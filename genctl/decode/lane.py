@@ -43,6 +43,8 @@ class Run:
         self.pending: Pending = begin(tokens, min(self.lane.max_new_tokens, 1024))
         rng = torch.Generator(device=self.prefix.logits.device)
         rng.manual_seed(self.lane.seed)
+        # asked to replace what is not a number, the lane goes on with what its processors make of it
+        self.tolerant = any(getattr(processor, "name", "") == "remove_invalid_values" for processor in self.lane.processors)
         self.context = Context(self.prefix, rng, self.lane.eos, self.lane.max_new_tokens, self.forward)
 
     @property
@@ -130,7 +132,7 @@ class Run:
         interrupted: str,
     ) -> Commit | None:
         lane, draft = self.lane, self.draft
-        if not bool(torch.isfinite(normalizer).all()):
+        if not (self.tolerant or bool(torch.isfinite(normalizer).all())):
             raise ModelError(f"the model's logits are not finite at step {self.step}: its weights or activations are damaged")
         processed, stages = score(lane, self.pending.rows, draft, raw, normalizer, lane.strategy.space)
         scores = Scores(

@@ -46,15 +46,20 @@ def render_chat_text(
     Raises InputError for messages that are malformed, ModelError without a template or if it fails, loops or floods.
     """
     conversation = check_messages(messages, system)
+    template = check_template(tokenizer, name)
+    told = [{key: value for key, value in message.items() if value is not None} for message in conversation]
+    special = {key: _plain(value) for key, value in tokenizer.special_tokens_map.items()}
+    return _RENDERER.render({"template": template, "messages": told, "special": special})
+
+
+def check_template(tokenizer: PreTrainedTokenizerBase, name: str = "") -> str:
+    """The checkpoint's chat template. Raises ModelError if it has none."""
     try:
-        template = tokenizer.get_chat_template()
+        return str(tokenizer.get_chat_template())
     except ValueError as error:
         hint = "use the prompt as it is (without --chat), or a checkpoint that was tuned for chat"
         whose = name or getattr(tokenizer, "name_or_path", "") or "the checkpoint"
         raise ModelError(f"{whose} has no chat template", hint=hint) from error
-    told = [{key: value for key, value in message.items() if value is not None} for message in conversation]
-    special = {key: _plain(value) for key, value in tokenizer.special_tokens_map.items()}
-    return _RENDERER.render({"template": template, "messages": told, "special": special})
 
 
 def check_messages(messages: Any, system: str | None = None) -> list[dict[str, Any]]:

@@ -86,8 +86,10 @@ class Path:
             return NotImplemented
         one, two = self, other
         while one is not two:
-            if one.length != two.length or one.token != two.token or one.parent is None or two.parent is None:
+            if one.length != two.length or one.token != two.token:
                 return False
+            if one.parent is None or two.parent is None:
+                return True
             one, two = one.parent, two.parent
         return True
 

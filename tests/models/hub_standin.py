@@ -125,7 +125,7 @@ def serve(repositories: dict[str, Path], gated: tuple[str, ...] = ()) -> Iterato
 
 
 def lay_out(cache: Path, repository: str, source: Path, *, commit: str = COMMIT) -> Path:
-    """Put a folder's files into a Hub cache as a download would: blobs, links in a snapshot, a ref. Returns the snapshot."""
+    """Put a folder into a Hub cache as a download would (blobs, links in a snapshot, a ref); returns the snapshot."""
     store = cache / ("models--" + repository.replace("/", "--"))
     snapshot = store / "snapshots" / commit
     for folder in (store / "blobs", store / "refs", snapshot):

@@ -26,7 +26,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def probe(home: Path, requests: list[dict[str, Any]], **environment: str) -> list[dict[str, Any]]:
-    """Run the requests in a fresh process with HF_HOME = home, and check that it printed its answer and nothing else."""
+    """Run the requests in a fresh process with HF_HOME = home; it must print its answer and nothing else."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING", "TRANSFORMERS_"))}
     settings = {"HF_HOME": str(home), "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1", **environment}
     command = [sys.executable, str(PROBE), json.dumps(requests)]

@@ -1,4 +1,4 @@
-"""One thread: the models are tiny, and several threads only wait for each other."""
+"""One thread: the models are tiny, and several threads only wait for each other. Examples without chance or clock."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -7,7 +7,6 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from render_streams import STORY, lane, woven
 
 from genctl.errors import InputError
 from genctl.events import (
@@ -28,6 +27,7 @@ from genctl.events import (
     to_json,
 )
 from genctl.render.story import ROOT, LaneStory, Path, Story, fold, touched
+from tests.render.streams import STORY, lane, woven
 
 
 def tell(events: list[Event]) -> Story:
@@ -91,7 +91,8 @@ def test_live_rows_hold_exactly_what_was_written_along_their_path(
     assert story.totals.drafted == sum(one.drafted for one in story.lanes.values())
     steps = [event for event in events if isinstance(event, Stepped)]
     assert sum(one.steps for one in story.lanes.values()) == len(steps)
-    written = sum(len(piece.written) for event in steps for piece in (*event.rows, *event.ended))
+    written = sum(len(row.written) for event in steps for row in event.rows)
+    written += sum(len(ended.written) for event in steps for ended in event.ended)
     assert story.tokens == written
 
 
@@ -109,9 +110,9 @@ def test_an_earlier_story_is_not_changed_by_what_follows(
     case: tuple[list[Event], dict[str, list[list[int]]]], cut: int
 ) -> None:
     events, _ = case
-    earlier = tell(events[:cut])
+    earlier = later = tell(events[:cut])
     for event in events[cut:]:
-        fold(earlier, event)
+        later = fold(later, event)
     assert earlier == tell(events[:cut])
 
 

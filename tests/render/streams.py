@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +15,11 @@ from rich.console import Console
 from genctl.events import Alternative, Began, Ended, Event, Finished, Hypothesis, Prefilled, Row, Stepped, Token, Trace
 
 SCREENS = Path(__file__).parent / "screens"
-STORY = (
-    " there| lived| an| old| badger| in| a| burrow| under| the| hill|.| Every| evening| she| put| on| her|"
-    " lantern|,| counted| the| stars|,| and| wrote| the| number| in| a| little| blue| book|.\n|One| night| a| star|"
-    " was| missing|."
-).split("|")
+STORY = re.findall(
+    r" ?\w+|\W",
+    " there lived an old badger in a burrow under the hill. Every evening she put on her lantern, counted the stars,"
+    " and wrote the number in a little blue book.\nOne night a star was missing.",
+)
 
 
 class Clock:
@@ -130,7 +131,9 @@ def lane(
     live = [0] * len(texts)  # the row that each sequence continues
     done: dict[int, Hypothesis] = {}
     for step in range(max(map(len, texts))):
-        rows, ended, after = [], [], list(live)
+        rows: list[Row] = []
+        ended: list[Ended] = []
+        after = list(live)
         for slot, pieces in enumerate(tokens):
             if slot in done:
                 continue

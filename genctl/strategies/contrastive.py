@@ -1,0 +1,78 @@
+"""Contrastive search: probable tokens that do not resemble what is already there (Su et al. 2022, arXiv:2202.06417)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from genctl.decode.types import Choice, Context, Scores, Search, Space
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    """Of the `top_k` most probable tokens write the one with the best
+
+        (1 - penalty_alpha) * probability - penalty_alpha * (largest cosine similarity to an earlier token)
+
+    where tokens are compared by the last hidden states (equation 5). All `top_k` are read by the model in one pass as
+    branches of the row; the losers are dropped, and the next probabilities are those that the winner was read with.
+    """
+
+    top_k: int
+    penalty_alpha: float
+
+    n: ClassVar[int] = 1
+    length_penalty: ClassVar[float] = 1.0
+    needs_hidden: ClassVar[bool] = True
+    space: ClassVar[Space] = "logits"
+    drafts: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> str:
+        return "contrastive"
+
+    @property
+    def rows(self) -> int:
+        return self.top_k
+
+    def search(self, scores: Scores, context: Context) -> Search:
+        assert context.prefix.hidden is not None
+        seen = _Directions(context.prefix.hidden[0], context.max_new_tokens)
+        row = torch.zeros(1, dtype=torch.long, device=scores.logits.device)
+        logits, kept = scores.logits[0, -1], 0
+        while True:
+            top = logits.softmax(-1).topk(min(self.top_k, len(logits)))
+            scores = yield Choice(row, None, kept=kept, draft=top.indices[None, :, None])
+            assert scores.hidden is not None
+            hidden = scores.hidden[:, 1]  # [k, H], each candidate read after the row
+            values = (1 - self.penalty_alpha) * top.values - self.penalty_alpha * seen.nearest(hidden)
+            row = values.argmax(0, keepdim=True)
+            seen.add(hidden[row])
+            logits, kept = scores.logits[row[0], 1], 1
+
+
+class _Directions:
+    """The hidden states of one text, scaled to length 1, with room for what will be written."""
+
+    def __init__(self, hidden: Tensor, room: int) -> None:
+        self.count = hidden.shape[0]
+        self.buffer = torch.cat([_unit(hidden), hidden.new_empty(min(room, 1024), hidden.shape[1]).float()])
+
+    def nearest(self, hidden: Tensor) -> Tensor:
+        """The largest cosine similarity of each of hidden [k, H] to what is there; f32 [k]."""
+        return (_unit(hidden) @ self.buffer[: self.count].T).amax(1)
+
+    def add(self, hidden: Tensor) -> None:
+        """Take in the hidden state [1, H] of a written token."""
+        if self.count == len(self.buffer):
+            self.buffer = torch.cat([self.buffer, torch.empty_like(self.buffer)])
+        self.buffer[self.count] = _unit(hidden)[0]
+        self.count += 1
+
+
+def _unit(hidden: Tensor) -> Tensor:
+    hidden = hidden.float()
+    return hidden / hidden.norm(dim=-1, keepdim=True)

@@ -1,0 +1,33 @@
+"""When a search over beams may end: transformers' three readings of `early_stopping`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from genctl.decode.types import Closed
+
+EarlyStopping: TypeAlias = bool | Literal["never"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The rule by which results are compared with what may still come."""
+
+    length_penalty: float
+    early_stopping: EarlyStopping
+    longest: int  # new tokens that a row may have
+
+    def reached(self, results: Sequence[Closed], capacity: int, best: float, written: int) -> bool:
+        """Whether `capacity` results are there and a row with the total `best` is not expected to beat the worst.
+
+        `written` is how many new tokens the rows have. With `early_stopping` False the row is taken to end right now,
+        which is what transformers assumes; "never" assumes the length at which its score would be best.
+        """
+        if len(results) < capacity:
+            return False
+        if self.early_stopping is True:
+            return True
+        length = self.longest if self.early_stopping == "never" and self.length_penalty > 0 else written
+        return best / length**self.length_penalty <= min(result.score(self.length_penalty) for result in results)

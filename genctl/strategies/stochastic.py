@@ -1,0 +1,83 @@
+"""Stochastic beam search: hypotheses drawn without replacement (Kool et al. 2019, arXiv:1903.06059)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from genctl.decode.types import Choice, Closed, Context, Rows, Scores, Search, Space
+from genctl.errors import ModelError
+
+
+@dataclass(frozen=True)
+class StochasticBeam:
+    """Draw `num_beams` different sequences from the model's distribution over whole sequences, in one beam search.
+
+    Each sequence's log-probability is perturbed with Gumbel noise, sampled top-down so that a hypothesis carries the
+    maximum over all its continuations; the best perturbed values are an ordered sample without replacement. They are
+    also the totals and the scores, so the first result is an exact sample.
+    """
+
+    num_beams: int
+    n: int = 1
+
+    length_penalty: ClassVar[float] = 0.0
+    needs_hidden: ClassVar[bool] = False
+    space: ClassVar[Space] = "logprobs"
+    drafts: ClassVar[bool] = False
+
+    @property
+    def kind(self) -> str:
+        return "stochastic-beam"
+
+    @property
+    def rows(self) -> int:
+        return self.num_beams
+
+    def search(self, scores: Scores, context: Context) -> Search:
+        summed = scores.logits.new_zeros(1)  # log-probabilities of the live rows, after the processors
+        perturbed = scores.logits.new_zeros(1)  # and with noise; where the first one starts shifts all alike
+        while True:
+            vocabulary = scores.logits.shape[-1]
+            following = summed[:, None] + scores.logits[:, 0].log_softmax(-1)
+            noisy = conditioned(following, perturbed, context.rng).flatten()
+            values, places = noisy.topk(min(self.num_beams, len(noisy)))
+            # a result that beats a candidate has taken its place in the beam
+            better = sorted((closed.total for closed in scores.ended), reverse=True)
+            count = sum(
+                value > -torch.inf and place + sum(total > value for total in better) < self.num_beams
+                for place, value in enumerate(values.tolist())
+            )
+            if not count:
+                if not scores.ended:
+                    raise ModelError(f"every continuation is forbidden at step {scores.rows.written}")
+                return
+            values, places = values[:count], places[:count]
+            rows = torch.div(places, vocabulary, rounding_mode="floor")
+            scores = yield Choice(
+                rows, places % vocabulary, ranks=values, width=self.num_beams, enough=self._enough
+            )
+            summed, perturbed = following.flatten()[places][scores.survivors], values[scores.survivors]
+
+    def _enough(self, ended: Sequence[Closed], rows: Rows) -> bool:
+        """Whether the beam is full of results: every live row holds less than each of them."""
+        return len(ended) >= self.num_beams and min(closed.total for closed in ended) > rows.totals[0]
+
+
+def conditioned(logprobs: Tensor, maxima: Tensor, rng: torch.Generator) -> Tensor:
+    """Gumbel(logprobs) noise whose maximum in each row is `maxima`: f32 [R, V], [R] -> [R, V].
+
+    The paper's appendix B.3: with Z the maximum drawn freely, v = T - G + log(1 - exp(G - Z)) and the conditioned value
+    is T - max(0, v) - log(1 + exp(-|v|)), which neither overflows nor cancels.
+    """
+    noise = torch.empty_like(logprobs).exponential_(1, generator=rng)
+    free = logprobs - noise.log()
+    highest = free.amax(1, keepdim=True)
+    target = maxima[:, None]
+    v = target - free + torch.log1p(-torch.exp(free - highest))
+    bounded = target - v.clamp(min=0) - torch.log1p(torch.exp(-v.abs()))
+    return torch.where(logprobs == -torch.inf, -torch.inf, bounded)

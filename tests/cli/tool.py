@@ -1,0 +1,57 @@
+"""Run the whole program in process: `genctl("run", "hello")` returns its output, its stderr and its exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from genctl.cli.app import run
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run of the program came to."""
+
+    status: int
+    raw: bytes
+    err: str
+
+    @property
+    def out(self) -> str:
+        return self.raw.decode("utf-8")
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The JSON lines of standard output."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class _Stream(io.TextIOWrapper):
+    def __init__(self, content: bytes = b"", *, terminal: bool = False) -> None:
+        self.bytes = io.BytesIO(content)
+        self.terminal = terminal
+        super().__init__(self.bytes, encoding="utf-8", write_through=True)
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+def genctl(*arguments: str, stdin: str | bytes | None = None, terminal: bool = False) -> Done:
+    """Run the command line. Without `stdin`, standard input is a terminal; `terminal` makes the outputs terminals too."""
+    before = sys.stdin, sys.stdout, sys.stderr
+    content = stdin.encode() if isinstance(stdin, str) else stdin or b""
+    out, err = _Stream(terminal=terminal), _Stream(terminal=terminal)
+    sys.stdin, sys.stdout, sys.stderr = _Stream(content, terminal=stdin is None), out, err
+    try:
+        try:
+            status = run(list(arguments))
+        except SystemExit as ending:
+            status = ending.code if isinstance(ending.code, int) else 1
+        out.flush()
+        err.flush()
+        return Done(status, out.bytes.getvalue(), err.bytes.getvalue().decode())
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = before

@@ -1,0 +1,442 @@
+"""Damaged and hostile checkpoints: each is refused with one clear line, and nothing of it is run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from genctl.errors import GenctlError, ModelError
+from genctl.models import check, weights
+from genctl.models.hub import load
+from genctl.params import Runtime
+from tests.tiny import checkpoint
+
+Damage = Callable[[Path], Any]
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("sound")
+    return {arch: checkpoint(arch, root / arch) for arch in ("llama", "gpt2", "t5", "marian")}
+
+
+@pytest.fixture()
+def llama(sound: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sound["llama"], tmp_path / "llama"))
+
+
+def refused(folder: Path | str, **options: Any) -> str:
+    """The one line with which a checkpoint is refused."""
+    with pytest.raises(ModelError) as caught:
+        load(Runtime(model=str(folder)), **options)
+    assert "\n" not in caught.value.message
+    assert "Traceback" not in caught.value.message
+    assert len(caught.value.message) < 600
+    return caught.value.message
+
+
+def edit_json(name: str, **changes: Any) -> Damage:
+    def damage(folder: Path) -> None:
+        data = json.loads((folder / name).read_text(encoding="utf-8"))
+        data.update(changes)
+        data = {key: value for key, value in data.items() if value is not ...}
+        (folder / name).write_text(json.dumps(data), encoding="utf-8")
+
+    return damage
+
+
+def write(name: str, content: bytes) -> Damage:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def remove(*names: str) -> Damage:
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def config(**changes: Any) -> Damage:
+    return edit_json("config.json", **changes)
+
+
+def cut(size: Callable[[int], int]) -> Damage:
+    def damage(folder: Path) -> None:
+        data = (folder / WEIGHTS).read_bytes()
+        (folder / WEIGHTS).write_bytes(data[: size(len(data))])
+
+    return damage
+
+
+def header(change: Callable[[dict[str, Any]], Any]) -> Damage:
+    """Rewrite the header of the weights, leaving the data as it is."""
+
+    def damage(folder: Path) -> None:
+        raw = (folder / WEIGHTS).read_bytes()
+        length = struct.unpack("<Q", raw[:8])[0]
+        parsed = json.loads(raw[8 : 8 + length])
+        change(parsed)
+        text = json.dumps(parsed).encode()
+        (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + length :])
+
+    return damage
+
+
+def tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Damage:
+    """Rewrite the weights as a sound file with other tensors."""
+
+    def damage(folder: Path) -> None:
+        held = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
+        change(held)
+        save_file(held, folder / WEIGHTS, metadata={"format": "pt"})
+
+    return damage
+
+
+def first(parsed: dict[str, Any], at: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = parsed[sorted(name for name in parsed if name != "__metadata__")[at]]
+    return found
+
+
+def index(**weight_map: Any) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / WEIGHTS).rename(folder / "model-00001-of-00002.safetensors")
+        (folder / (WEIGHTS + ".index.json")).write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+
+    return damage
+
+
+def poison(name: str, value: float) -> Damage:
+    return tensors(lambda held: held[name].view(-1).__setitem__(5, value))
+
+
+SHARD = "model-00001-of-00002.safetensors"
+NORM, HEAD = "model.norm.weight", "lm_head.weight"
+GATE = "model.layers.1.mlp.gate_proj.weight"
+BIG = 10**9
+
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "no config": (remove("config.json"), "is not a checkpoint: it has no config.json, only generation_config.json"),
+    "empty config": (write("config.json", b""), "config.json is not JSON: line 1, column 1"),
+    "binary config": (write("config.json", b"\x80\x81"), "config.json is not UTF-8 text"),
+    "list config": (write("config.json", b"[]"), "config.json holds a JSON list, not an object"),
+    "key twice": (write("config.json", b'{"a": 1, "a": 2}'), "'a' is given twice"),
+    "deep config": (write("config.json", b'{"a":' * 200_000), "config.json is not usable JSON|config.json is not JSON"),
+    "no model type": (config(model_type=...), "has no model_type"),
+    "type is a number": (config(model_type=3), "has no model_type"),
+    "unknown type": (config(model_type="lama"), "knows no architecture 'lama'"),
+    "own code": (
+        config(model_type="own", auto_map={"AutoConfig": "own.Config"}),
+        "runs only with --trust-remote-code",
+    ),
+    "foreign kernel": (config(_attn_implementation="someone/kernel"), "refused without --trust-remote-code"),
+    "adapter": (write("adapter_config.json", b"{}"), "is an adapter"),
+    "hidden huge": (config(hidden_size=BIG), f"hidden_size = {BIG}, far above what any model has"),
+    "hidden large": (config(hidden_size=4096), "hidden_size = 4,096, but no tensor has a dimension above 300"),
+    "vocabulary huge": (config(vocab_size=1 << 23), "vocab_size = 8,388,608, but no tensor has a dimension above 300"),
+    "layers huge": (config(num_hidden_layers=BIG), "num_hidden_layers = 1000000000, far above"),
+    "layers many": (config(num_hidden_layers=60000), "implies at least .* parameters, but the weight files hold 29,"),
+    "inner huge": (config(intermediate_size=1 << 20), "implies at least .* parameters"),
+    "heads huge": (config(num_attention_heads=BIG), "num_attention_heads = 1000000000, far above"),
+    "positions huge": (config(max_position_embeddings=10**12), "max_position_embeddings = 1000000000000, far above"),
+    "hidden negative": (config(hidden_size=-32), "hidden_size = -32, which is not a positive whole number"),
+    "hidden zero": (config(hidden_size=0), "hidden_size = 0, which is not a positive whole number"),
+    "hidden a word": (config(hidden_size="wide"), "hidden_size = 'wide', which is not a positive whole number"),
+    "hidden true": (config(hidden_size=True), "hidden_size = True, which is not a positive whole number"),
+    "nested lie": (config(text_config={"hidden_size": BIG}), "text_config.hidden_size = 1000000000, far above"),
+    "one layer more": (config(num_hidden_layers=3), "lack 9 tensors that the model needs: model.layers.2"),
+    "other width": (config(intermediate_size=48), "shape in the weight files is not the one|cannot be loaded"),
+    "impossible heads": (
+        config(num_attention_heads=5, num_key_value_heads=3),
+        "config.json cannot|cannot be loaded|shape",
+    ),
+    "activation unknown": (config(hidden_act="nonsense"), "cannot be loaded|cannot be used"),
+    "head missing": (config(architectures=["LlamaModel"]), "LlamaModel has no language-model head"),
+    "classifier": (config(architectures=["LlamaForSequenceClassification"]), "has no language-model head"),
+    "architectures a number": (config(architectures=[3]), "architectures is not a list of names"),
+    "broken generation config": (write("generation_config.json", b"{"), "generation_config.json is not JSON"),
+    "start out of range": (
+        edit_json("generation_config.json", decoder_start_token_id=300),
+        "decoder_start_token_id is 300, but the model's ids are 0 to 299",
+    ),
+    "eos a word": (edit_json("generation_config.json", eos_token_id="end"), "eos_token_id is 'end'|cannot be loaded"),
+    "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), "has no tokenizer"),
+    "tokenizer not JSON": (write("tokenizer.json", b"{"), "tokenizer.json is not JSON"),
+    "tokenizer empty": (write("tokenizer.json", b"{}"), "the tokenizer in .* cannot be loaded"),
+    "tokenizer of nonsense": (
+        write("tokenizer.json", b'{"version":"1.0","model":{"type":"BPE","vocab":3,"merges":[]}}'),
+        "the tokenizer in .* cannot be loaded",
+    ),
+    "no weights": (remove(WEIGHTS), "has no weights: neither model.safetensors nor"),
+    "only pickle": (
+        lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"),
+        r"only pickle weights \(pytorch_model.bin\), refused without --allow-pickle",
+    ),
+    "another pickle": (
+        lambda folder: (folder / WEIGHTS).rename(folder / "model.pt"),
+        "no safetensors weights, only model.pt",
+    ),
+    "another name": (
+        lambda folder: (folder / WEIGHTS).rename(folder / "weights.safetensors"),
+        r"weights under another name or format \(weights.safetensors\)",
+    ),
+    "dangling link": (
+        lambda folder: [(folder / WEIGHTS).unlink(), (folder / WEIGHTS).symlink_to("gone")],
+        "is a link to a file that is gone",
+    ),
+    "weights named outside": (
+        config(transformers_weights="../x.safetensors"),
+        "names a weight file outside the folder",
+    ),
+    "pickle named": (config(transformers_weights="x.bin"), "which is no safetensors file"),
+    "empty weights": (cut(lambda size: 0), "truncated or corrupt: its header does not fit in 0 bytes"),
+    "seven bytes": (cut(lambda size: 7), "its header does not fit in 7 bytes"),
+    "half a header": (cut(lambda size: 100), "its header does not fit in 100 bytes"),
+    "one byte short": (cut(lambda size: size - 1), "is truncated: 1 of"),
+    "half the data": (cut(lambda size: size // 2), r"is truncated: [\d,]+ of [\d,]+ bytes are missing"),
+    "one byte more": (
+        lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes() + b"\0"),
+        "1 bytes after its last tensor belong to none",
+    ),
+    "huge header": (write(WEIGHTS, struct.pack("<Q", 1 << 62) + b"{}"), "its header does not fit"),
+    "header not JSON": (write(WEIGHTS, struct.pack("<Q", 4) + b"\x80bad"), "its header is not JSON"),
+    "header a list": (write(WEIGHTS, struct.pack("<Q", 2) + b"[]"), "its header is not a JSON object"),
+    "no tensors": (write(WEIGHTS, struct.pack("<Q", 2) + b"{}"), "holds no tensors"),
+    "entry a number": (header(lambda parsed: parsed.update({NORM: 3})), f"tensor {NORM} has no dtype, shape"),
+    "unknown dtype": (header(lambda parsed: first(parsed).update(dtype="F31")), "has the unknown dtype 'F31'"),
+    "unhashable dtype": (header(lambda parsed: first(parsed).update(dtype=[])), "has the unknown dtype"),
+    "negative shape": (header(lambda parsed: first(parsed).update(shape=[-1, 5])), "impossible shape or byte range"),
+    "shape too big": (header(lambda parsed: first(parsed).update(shape=[BIG, BIG])), "does not fill its"),
+    "other dtype": (header(lambda parsed: first(parsed).update(dtype="F16")), "does not fill its"),
+    "overlap": (
+        header(
+            lambda parsed: first(parsed, 1).update(data_offsets=list(first(parsed)["data_offsets"]), shape=[300, 32])
+        ),
+        "overlaps the one before it|does not fill its",
+    ),
+    "range outside": (
+        header(lambda parsed: first(parsed).update(data_offsets=[o + BIG for o in first(parsed)["data_offsets"]])),
+        "leaves a gap before it|is truncated",
+    ),
+    "tensor missing": (tensors(lambda held: held.pop(GATE)), f"lack 1 tensors that the model needs: {GATE}"),
+    "head tensor missing": (tensors(lambda held: held.pop(HEAD)), f"lack 1 tensors that the model needs: {HEAD}"),
+    "tensor of another shape": (
+        tensors(lambda held: held.update({GATE: held[GATE][:, :16].contiguous()})),
+        "shape in the weight files|cannot be loaded",
+    ),
+    "whole numbers": (
+        tensors(lambda held: held.update({GATE: held[GATE].long()})),
+        f"tensor {GATE} holds I64 numbers; weights must be floating-point",
+    ),
+    "truth values": (tensors(lambda held: held.update({GATE: held[GATE] > 0})), f"tensor {GATE} holds BOOL numbers"),
+    "NaN": (poison(GATE, float("nan")), f"tensor {GATE} holds 1 NaN or infinite numbers"),
+    "infinity": (poison(HEAD, float("inf")), f"tensor {HEAD} holds 1 NaN or infinite numbers"),
+    "index without map": (index(), "has no weight_map"),
+    "index of a missing shard": (
+        index(a=SHARD, b="model-00002-of-00002.safetensors"),
+        "1 of 2 shards are missing: model-00002-of-00002.safetensors",
+    ),
+    "index to outside": (index(a="../../secret.safetensors"), "names a weight file outside the folder"),
+    "index to the root": (index(a="/etc/passwd"), "names a weight file outside the folder"),
+    "index to a pickle": (index(a="weights.bin"), "which is no safetensors file"),
+    "index to a number": (index(a=7), "names a weight file outside the folder"),
+    "index of a stranger": (index(unheard=SHARD), "holds unheard, but it does not"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_with_one_line(name: str, llama: Path) -> None:
+    import re
+
+    damage, said = DAMAGES[name]
+    damage(llama)
+    assert re.search(said, refused(llama))
+
+
+def test_the_same_folder_undamaged_is_loaded(llama: Path) -> None:
+    assert load(Runtime(model=str(llama))).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("./nowhere", "no such folder: ./nowhere"),
+        ("/nowhere/at/all", "no such folder: /nowhere/at/all"),
+        ("~/nowhere/x", "no such folder"),
+        ("../nowhere", "no such folder"),
+        ("a/b/c", "no such folder: a/b/c"),
+        ("bad name", "no such folder: bad name"),
+        ("x.git", "no such folder"),
+        ("builtin:nothing", "no built-in checkpoint 'nothing'; there are:"),
+        ("builtin:../hub", "no built-in checkpoint"),
+        ("x" * 5000, "cannot read|no such folder"),
+    ],
+)
+def test_a_name_that_leads_nowhere(model: str, said: str) -> None:
+    import re
+
+    with pytest.raises(ModelError) as caught:
+        load(Runtime(model=model, offline=True))
+    assert re.search(said, caught.value.message)
+
+
+def test_a_file_is_no_folder(llama: Path) -> None:
+    assert "is a file, not a checkpoint folder" in refused(llama / WEIGHTS)
+
+
+def test_an_empty_folder_says_that_it_is_empty(tmp_path: Path) -> None:
+    assert "it has no config.json, only nothing at all" in refused(tmp_path)
+
+
+def test_an_encoder_is_refused(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForMaskedLM, BertModel
+
+    shape = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    for kind in (BertModel, BertForMaskedLM):
+        kind(BertConfig(**shape, intermediate_size=32)).save_pretrained(tmp_path)
+        assert refused(tmp_path, need_tokenizer=False) == (
+            f"{kind.__name__} has no language-model head, so it cannot generate text"
+        )
+    edit_json("config.json", architectures=...)(tmp_path)
+    assert "architecture 'bert' has no language-model head" in refused(tmp_path, need_tokenizer=False)
+
+
+def test_position_tables_cannot_be_blown_up(sound: dict[str, Path], tmp_path: Path) -> None:
+    learned = Path(shutil.copytree(sound["gpt2"], tmp_path / "gpt2"))
+    config(n_positions=10**7)(learned)
+    assert "n_positions = 10,000,000, but the position table has 256 rows" in refused(learned)
+    computed = Path(shutil.copytree(sound["marian"], tmp_path / "marian"))
+    config(max_position_embeddings=10**8)(computed)
+    assert "max_position_embeddings = 100000000, far above" in refused(computed)
+
+
+def test_an_encoder_decoder_cannot_lie_either(sound: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(sound["t5"], tmp_path / "t5"))
+    config(num_decoder_layers=50_000)(folder)
+    assert "implies at least" in refused(folder)
+
+
+def test_python_files_in_a_folder_are_never_run(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    witness = tmp_path / "witness"
+    code = f"import pathlib; pathlib.Path({str(witness)!r}).touch()\nclass Config: pass\nclass Model: pass\n"
+    for name in ("own.py", "modeling_llama.py", "tokenization.py", "json.py", "sitecustomize.py", "generate.py"):
+        (llama / name).write_text(code, encoding="utf-8")
+    (llama / "custom_generate").mkdir()
+    (llama / "custom_generate" / "generate.py").write_text(code, encoding="utf-8")
+    mapped = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "AutoTokenizer": [None, "own.Model"]}
+    config(auto_map=mapped)(llama)
+    edit_json("tokenizer_config.json", auto_map={"AutoTokenizer": [None, "own.Model"]})(llama)
+    monkeypatch.chdir(llama)
+    loaded = load(Runtime(model=str(llama)))
+    assert type(loaded.model).__module__.startswith("transformers.")
+    assert not witness.exists()
+
+
+def test_pickle_weights_load_when_allowed_but_run_no_code(llama: Path, tmp_path: Path) -> None:
+    held = load_file(llama / WEIGHTS)
+    expected = load(Runtime(model=str(llama))).model.state_dict()
+    (llama / WEIGHTS).unlink()
+    torch.save(held, llama / "pytorch_model.bin")
+    loaded = load(Runtime(model=str(llama)), allow_pickle=True)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.model.state_dict().items())
+
+    witness = tmp_path / "witness"
+    torch.save({"a": Opener(str(witness))}, llama / "pytorch_model.bin")
+    assert "cannot be loaded" in refused(llama, allow_pickle=True)
+    assert not witness.exists()
+
+
+class Opener:
+    """Unpickled without restraint, it makes a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.path, "w")
+
+
+def test_unused_tensors_are_told(llama: Path) -> None:
+    tensors(lambda held: held.update({"extra.weight": torch.ones(3)}))(llama)
+    (note,) = load(Runtime(model=str(llama))).notes
+    assert note == "1 tensors in the weight files are not used: extra.weight"
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_told(llama: Path) -> None:
+    tokenizer = load(Runtime(model=str(llama))).tokenizer
+    assert tokenizer is not None
+    tokenizer.add_tokens(["<one>", "<more>"])
+    tokenizer.save_pretrained(llama)
+    (note,) = load(Runtime(model=str(llama))).notes
+    assert note.startswith("the tokenizer has 302 tokens, the model only 300")
+
+
+# -- any damage at all ---------------------------------------------------------------------------------------------------
+
+SETTINGS = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module")
+def scratch(sound: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield Path(shutil.copytree(sound["llama"], tmp_path_factory.mktemp("scratch") / "llama"))
+
+
+@SETTINGS
+@given(data=st.data())
+def test_flipped_header_bytes_are_refused_or_harmless(
+    scratch: Path, sound: dict[str, Path], data: st.DataObject
+) -> None:
+    raw = bytearray((sound["llama"] / WEIGHTS).read_bytes())
+    length = struct.unpack("<Q", raw[:8])[0]
+    for at in data.draw(st.lists(st.integers(0, 8 + length - 1), min_size=1, max_size=4)):
+        raw[at] ^= 1 << data.draw(st.integers(0, 7))
+    path = scratch / WEIGHTS
+    path.write_bytes(raw)
+    try:
+        held = weights.read_header(path)
+    except ModelError as error:
+        assert "\n" not in error.message
+    else:
+        assert sum(tensor.end - tensor.begin for tensor in held.values()) < len(raw)
+
+
+@SETTINGS
+@given(data=st.binary(max_size=200))
+def test_any_bytes_as_config_or_weights_are_refused(scratch: Path, data: bytes) -> None:
+    for name in ("config.json", WEIGHTS):
+        path = scratch / name
+        before = path.read_bytes()
+        path.write_bytes(data)
+        with pytest.raises(ModelError):
+            check.inspect(scratch, allow_pickle=False, trust_remote_code=False, need_tokenizer=True)
+        path.write_bytes(before)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(SETTINGS, max_examples=100)
+@given(data=st.data())
+def test_any_value_of_any_config_key_loads_or_is_refused(
+    scratch: Path, sound: dict[str, Path], data: st.DataObject
+) -> None:
+    for name in ("config.json", WEIGHTS):
+        shutil.copy(sound["llama"] / name, scratch / name)
+    keys = sorted(json.loads((scratch / "config.json").read_text(encoding="utf-8")))
+    config(**{data.draw(st.sampled_from(keys)): data.draw(JSON)})(scratch)
+    try:
+        load(Runtime(model=str(scratch)))
+    except GenctlError as error:
+        assert "\n" not in error.message

@@ -1,0 +1,1 @@
+"""Screens, folding and hostile text."""

@@ -1,0 +1,81 @@
+"""What transformers' `generate` returns for beams, and the same from the loop: (new tokens, score), best first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from tests.decode.driver import PROMPTS, Case
+
+from genctl import events
+from genctl.decode.types import Lane
+
+NEW = 14
+Found = list[tuple[list[int], float]]
+
+
+@cache
+def case_of(arch: str) -> Case:
+    return Case(arch)
+
+
+@cache
+def endings(arch: str) -> tuple[int, ...]:
+    """EOS ids that beams of this checkpoint really meet: its own, and two tokens that its greedy texts pass through."""
+    case = case_of(arch)
+    texts = [case.generate(prompt, do_sample=False, max_new_tokens=NEW) for prompt in PROMPTS[:2]]
+    return (case.eos[0], texts[0][0][4], texts[1][0][8])
+
+
+def theirs(case: Case, prompts: Sequence[Sequence[int]], count: int, eos: Sequence[int], **options: Any) -> list[Found]:
+    """One call of `generate` for all prompts, padded on the left (a source: on the right)."""
+    longest = max(map(len, prompts))
+    pads = [[0] * (longest - len(prompt)) for prompt in prompts]
+    right = case.encoder_decoder
+    ids = torch.tensor([[*p, *pad] if right else [*pad, *p] for p, pad in zip(prompts, pads, strict=True)])
+    mask = torch.tensor(
+        [[1] * len(p) + pad if right else pad + [1] * len(p) for p, pad in zip(prompts, pads, strict=True)]
+    )
+    options = {"max_new_tokens": NEW, "do_sample": False, "num_return_sequences": count, **options}
+    made = case.model.generate(
+        ids,
+        attention_mask=mask,
+        eos_token_id=list(eos),
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
+    )
+    skipped = 1 if right else longest
+    found: list[Found] = []
+    for place in range(len(prompts)):
+        rows = made.sequences[place * count : (place + 1) * count, skipped:].tolist()
+        scores = made.sequences_scores[place * count : (place + 1) * count].tolist()
+        found.append([(cut(row, eos), score) for row, score in zip(rows, scores, strict=True)])
+    return found
+
+
+def ours(case: Case, lanes: Sequence[Lane], width: int = 1) -> list[Found]:
+    """What the loop finds for each lane, in the order of the lanes."""
+    found: dict[str, Found] = {}
+    for event in case.stream(lanes, width):
+        if isinstance(event, events.Finished):
+            found[event.lane] = [(list(hypothesis.tokens), hypothesis.score) for hypothesis in event.hypotheses]
+    return [found[lane.name] for lane in lanes]
+
+
+def cut(tokens: list[int], eos: Sequence[int]) -> list[int]:
+    """Up to the first EOS, which is kept."""
+    for place, token in enumerate(tokens):
+        if token in eos:
+            return tokens[: place + 1]
+    return tokens
+
+
+def same(mine: Found, reference: Found, tolerance: float = 1e-4) -> bool:
+    """Equal tokens in equal order, scores to `tolerance`."""
+    return [tokens for tokens, _ in mine] == [tokens for tokens, _ in reference] and [
+        score for _, score in mine
+    ] == pytest.approx([score for _, score in reference], abs=tolerance)
