@@ -216,7 +216,7 @@ class Session:
             source, tokens = prompt.ids, (self._decoder_start(generation),)
         eos = _ids(generation.eos_token_id) if generation.eos_token_id is not None else self.eos
         most = self._most_new_tokens(generation, len(tokens), prompt)
-        strategy = choose(generation)
+        strategy = choose(generation, self.loaded.tokenizer)
         lane = Lane(
             request.id,
             tokens,
@@ -277,7 +277,7 @@ class Session:
             device=device,
             encoder_ids=torch.tensor([list(source or tokens)], dtype=torch.long, device=device),
             tokenizer=self.loaded.tokenizer,
-            num_beams=1,
+            num_beams=generation.num_beams,
             is_encoder_decoder=self.forward.is_encoder_decoder,
             seed=request.seed,
             explicit=request.resolved.processors,

@@ -102,7 +102,8 @@ class Batch:
             parts.append(self.cache)
         for run in self.joining:
             index = torch.zeros(run.rows, dtype=torch.long, device=self.forward.device)
-            parts.append(caches.select(caches.self_part(run.prefix.cache), index, room=room))
+            part = caches.select(caches.self_part(run.prefix.cache), index, room=room)
+            parts.append(caches.rewindable(part) if drafts(run) else part)
         if self.joining:
             self.cache = caches.merge(parts, room=room)
             lengths = {id(run): run.prefix.tokens.shape[1] for run in self.joining}
@@ -124,9 +125,7 @@ class Batch:
         if layout == self.layout:
             return
         self.layout = layout
-        cross = [
-            None if run.prefix.cache is None else run.prefix.cache.cross_attention_cache for run in self.runs
-        ]
+        cross = [None if run.prefix.cache is None else run.prefix.cache.cross_attention_cache for run in self.runs]
         sources = [run.prefix.source for run in self.runs if run.prefix.source is not None]
         self.sources = join_sources(sources, cross, [run.rows for run in self.runs])
 

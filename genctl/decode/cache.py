@@ -1,6 +1,6 @@
 """What may be done to a cache: grow, select rows, merge lanes, crop, fork, describe.
 
-Keys and values are `[rows, heads, length, head_dim]`. transformers' cache classes are kept (every model takes them); the
+Keys and values are `[rows, heads, length, head_dim]`. transformers' cache classes stay (every model takes them); the
 layers that only grow are replaced by `GrowingLayer`, which appends in place instead of copying everything at each step.
 Rows of different lengths share a cache aligned to the right: the shorter ones are padded on the left and masked.
 """
@@ -128,13 +128,28 @@ def merge(caches: Sequence[Cache], *, room: int = 0) -> Cache:
     """One cache with the rows of all, aligned to the right; shorter ones are padded with zeros on the left."""
     if len(caches) == 1:
         return caches[0]
-    return _with_layers(caches[0], [_merge_layers(layers, room) for layers in zip(*(c.layers for c in caches), strict=True)])
+    return _with_layers(
+        caches[0], [_merge_layers(layers, room) for layers in zip(*(c.layers for c in caches), strict=True)]
+    )
 
 
 def crop(cache: Cache, columns: int) -> None:
-    """Forget the newest `columns` tokens of every row, in place."""
-    if columns:
-        cache.crop(-columns)
+    """Forget the newest `columns` tokens of every row, in place.
+
+    Layers that were told to remember more than they need (`rewindable`) are cut back to it, even where nothing is
+    forgotten.
+    """
+    for layer in self_part(cache).layers:
+        if columns or getattr(layer, "record_past", False):
+            layer.crop(-columns)
+
+
+def rewindable(cache: Cache) -> Cache:
+    """Have windows and convolutions keep what they would drop, until the next `crop`. In place; returns the cache."""
+    for layer in self_part(cache).layers:
+        if hasattr(layer, "activate_past_recording"):
+            layer.activate_past_recording()
+    return cache
 
 
 def croppable(cache: Cache) -> bool:
@@ -223,5 +238,10 @@ def _map_states(layer: Any, change: Any) -> None:
     for name in ("conv_states", "recurrent_states"):
         states = getattr(layer, name)
         setattr(layer, name, {i: None if state is None else change(state) for i, state in states.items()})
-    for name in ("is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state", "conv_kernel_size"):
+    for name in (
+        "is_conv_states_initialized",
+        "is_recurrent_states_initialized",
+        "has_previous_state",
+        "conv_kernel_size",
+    ):
         setattr(layer, name, dict(getattr(layer, name)))

@@ -39,7 +39,9 @@ class Commit:
     survivors: list[int]  # indices into the candidates
     parents: list[int]  # the scored row that each survivor continues
     written: list[tuple[events.Token, ...]]  # of each survivor
-    closed: list[tuple[int, tuple[events.Token, ...], Closed]] = field(default_factory=list)  # row, written, what it became
+    closed: list[tuple[int, tuple[events.Token, ...], Closed]] = field(
+        default_factory=list
+    )  # row, written, what it became
 
 
 def begin(tokens: Tensor, capacity: int) -> Pending:
@@ -58,8 +60,8 @@ def score(
     raw f32 [N, D+1, V]; draft int64 [R, B, D] or None. Returns scores [N, D+1, V] and the stages for each of the D+1
     positions when the lane is traced.
     """
-    scores = raw if space == "logits" else raw - normalizer[..., None]
-    if not lane.processors:
+    scores = raw - normalizer[..., None] if space == "logprobs" else raw
+    if space == "raw" or not lane.processors:
         return scores, []
     history = rows.tokens
     flat: Tensor | None = None
@@ -99,7 +101,9 @@ def commit(
     written = _written(draft, choice)  # int64 [C, m]
     count = written.shape[1]
     tokens = written.tolist()
-    gathered = scores.raw[choice.rows, :count].gather(2, written[:, :, None])[:, :, 0] - scores.normalizer[choice.rows, :count]
+    gathered = (
+        scores.raw[choice.rows, :count].gather(2, written[:, :, None])[:, :, 0] - scores.normalizer[choice.rows, :count]
+    )
     steps = gathered.tolist()
     ranks = None if choice.ranks is None else choice.ranks.tolist()
     before = pending.rows.written
@@ -273,7 +277,11 @@ def _report(
         indices = best.indices.tolist() if best is not None else []
         traces = tracing.traces(stages[position], rows, ids) if stages else None
         for place, candidate in enumerate(shown):
-            top = tuple((i, "", v) for i, v in zip(indices[place], values[place], strict=True)) if best is not None else ()
+            top = (
+                tuple((i, "", v) for i, v in zip(indices[place], values[place], strict=True))
+                if best is not None
+                else ()
+            )
             words[candidate].append(
                 events.Token(
                     tokens[candidate][position],

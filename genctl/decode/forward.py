@@ -156,8 +156,12 @@ class Forward:
         if hidden:
             states = output.decoder_hidden_states if self.is_encoder_decoder else output.hidden_states
             if states is None:
-                raise ModelError(f"{type(self.model).__name__} does not report hidden states, which this strategy needs")
-        return Output(logits.float(), cache, None if states is None else states[-1], None if states is None else tuple(states))
+                raise ModelError(
+                    f"{type(self.model).__name__} does not report hidden states, which this strategy needs"
+                )
+        return Output(
+            logits.float(), cache, None if states is None else states[-1], None if states is None else tuple(states)
+        )
 
     def _prepare(self, feed: Tensor, inputs: dict[str, Any], first: bool) -> dict[str, Any]:
         """Let an architecture that overrides input preparation have its say."""

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from genctl import events
+from genctl.decode import cache as caches
 from genctl.decode.commit import Commit, Pending, begin, commit, retain, score
 from genctl.decode.forward import Forward, Output
+from genctl.decode.processors.trace import Stage
 from genctl.decode.types import Choice, Closed, Context, Lane, Prefix, Scores, Search
 from genctl.errors import GenctlError, ModelError
 
@@ -35,6 +37,7 @@ class Run:
     parents: list[int] = field(default_factory=lambda: [0])  # the scored row that each live row continues
     ended: list[Closed] = field(default_factory=list)
     fed_draft: int = 0  # draft tokens in the last pass
+    stages: list[list[Stage]] = field(default_factory=list)  # what each processor did at this step, if traced
     front: tuple[Tensor, Tensor | None] | None = None  # what is already known of the newest token, if nothing is unfed
 
     def __post_init__(self) -> None:
@@ -44,8 +47,13 @@ class Run:
         rng = torch.Generator(device=self.prefix.logits.device)
         rng.manual_seed(self.lane.seed)
         # asked to replace what is not a number, the lane goes on with what its processors make of it
-        self.tolerant = any(getattr(processor, "name", "") == "remove_invalid_values" for processor in self.lane.processors)
-        self.context = Context(self.prefix, rng, self.lane.eos, self.lane.max_new_tokens, self.forward)
+        self.tolerant = any(
+            getattr(processor, "name", "") == "remove_invalid_values" for processor in self.lane.processors
+        )
+        lane = self.lane
+        self.context = Context(
+            self.prefix, rng, lane.eos, lane.max_new_tokens, self.forward, lane.processors, self._process
+        )
 
     @property
     def length(self) -> int:
@@ -133,22 +141,23 @@ class Run:
     ) -> Commit | None:
         lane, draft = self.lane, self.draft
         if not (self.tolerant or bool(torch.isfinite(normalizer).all())):
-            raise ModelError(f"the model's logits are not finite at step {self.step}: its weights or activations are damaged")
-        processed, stages = score(lane, self.pending.rows, draft, raw, normalizer, lane.strategy.space)
+            raise ModelError(
+                f"the model's logits are not finite at step {self.step}: its weights or activations are damaged"
+            )
+        processed, self.stages = score(lane, self.pending.rows, draft, raw, normalizer, lane.strategy.space)
         scores = Scores(
             self.pending.rows, raw, processed, normalizer, self.survivors, tuple(self.ended), hidden, layers
         )
         try:
             if self.search is None:
+                self._refuse()
                 self.search = lane.strategy.search(scores, self.context)
                 choice = next(self.search)
             else:
                 choice = self.search.send(scores)
         except StopIteration:
             return None
-        made = commit(
-            lane, self.pending, draft, scores, choice, stages, lambda: self.clock() - self.began, interrupted
-        )
+        made = commit(lane, self.pending, draft, scores, choice, self.stages, lambda: self.clock() - self.began, interrupted)
         self.pending, self.survivors, self.parents, self.choice = made.pending, made.survivors, made.parents, choice
         if made.closed:
             found = [closed for _, _, closed in made.closed]
@@ -160,6 +169,21 @@ class Run:
             parents = torch.tensor(made.parents, device=raw.device)
             self.front = raw[parents, choice.kept], None if hidden is None else hidden[parents, choice.kept]
         return made
+
+    def _refuse(self) -> None:
+        """Raises ModelError where the cache cannot take back what the strategy will put on trial."""
+        strategy, cache = self.lane.strategy, self.prefix.cache
+        if getattr(strategy, "drafts", False) and cache is not None and not caches.croppable(cache):
+            name = type(self.forward.model).__name__
+            raise ModelError(
+                f"{strategy.kind} decoding takes back tokens that it tried; {name} cannot, it keeps recurrent states",
+                hint="use_cache = false reads everything again instead",
+            )
+
+    def _process(self, scores: Tensor) -> Tensor:
+        """The lane's processors on a search's own scores, f32 [N, V]."""
+        processed, self.stages = score(self.lane, self.pending.rows, None, scores[:, None], scores[:, :1], "logits")
+        return processed[:, 0]
 
     def _stepped(self, made: Commit, branches: int, drafted: int) -> events.Stepped:
         name, pending = self.lane.name, made.pending
@@ -180,7 +204,11 @@ class Run:
         ended = tuple(
             events.Ended(name, row, written, self._hypothesis(closed)) for row, written, closed in made.closed
         )
-        return events.Stepped(name, self.step, rows, ended, drafted, self.choice.kept)
+        if branches > 1:  # candidates that are compared, not a text that is guessed
+            return events.Stepped(name, self.step, rows, ended)
+        # a row may have ended inside the accepted draft
+        longest = max([*(len(row.written) for row in rows), *(len(row.written) for row in ended)])
+        return events.Stepped(name, self.step, rows, ended, drafted, min(self.choice.kept, longest))
 
     def _hypothesis(self, closed: Closed) -> events.Hypothesis:
         penalty = self.lane.strategy.length_penalty
@@ -196,7 +224,9 @@ class Run:
         found = [self._hypothesis(closed) for closed in best]
         prompt = len(lane.source) if lane.source is not None else len(lane.tokens)
         seconds = self.clock() - self.decoding
-        return events.Finished(lane.name, tuple(found[: lane.returned]), prompt, seconds, self.first_token_s, self.passes)
+        return events.Finished(
+            lane.name, tuple(found[: lane.returned]), prompt, seconds, self.first_token_s, self.passes
+        )
 
     def close(self) -> None:
         """End the search: its `finally` clauses run."""

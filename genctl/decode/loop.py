@@ -1,6 +1,6 @@
 """The only loop there is: score -> choose -> commit -> feed.
 
-It holds several lanes (one prompt with one strategy each) and runs one forward pass per step for all of them: their rows
+It holds several lanes (one prompt with one strategy each) and runs one forward pass per step for all: their rows
 are concatenated, shorter ones padded on the left and masked. A finished lane's rows leave at once and a waiting lane
 takes their place. The loop never asks which strategy it drives, and what a row receives does not depend on its
 neighbours: its prompt is read alone, its generator is its own, its padding is masked.

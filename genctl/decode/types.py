@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Space: TypeAlias = Literal["logits", "logprobs"]
+# What processors are given: logits, log-probabilities, or ("raw") nothing yet: the search calls `Context.process` itself.
+Space: TypeAlias = Literal["logits", "logprobs", "raw"]
 
 # Whether nothing better can come: (results kept so far, live rows after the choice) -> bool.
 Enough: TypeAlias = Callable[["Sequence[Closed]", "Rows"], bool]
@@ -77,7 +78,7 @@ class Scores:
 
 @dataclass
 class Choice:
-    """What to write now, and what to try next. Candidates best first; the loop closes the finished and cuts the rest."""
+    """What to write now, what to try next. Candidates best first; the loop closes the finished and cuts the rest."""
 
     rows: Tensor  # int64 [C], which of the N scored rows each candidate continues
     tokens: Tensor | None  # int64 [C], the token to write; None when the draft already holds it
@@ -86,11 +87,15 @@ class Choice:
     ranks: Tensor | None = None  # f32 [C], the totals the search ranks by; None means the model's log-probability
     width: int | None = None  # rows to keep alive, and results to keep, in each group; None keeps every candidate
     groups: Sequence[int] | None = None  # [C], which group each candidate belongs to; None is one group
-    ends: Sequence[bool] | None = None  # [C], whether it is a result if it ends here; None: the first `width` of a group
+    ends: Sequence[bool] | None = (
+        None  # [C], whether it is a result if it ends here; None: the first `width` of a group
+    )
     standing: Sequence[int] | None = None  # [C], results of a higher standing come before those of a lower one
     slots: Sequence[int] | None = None  # [C], which returned sequence each candidate is, where rows are independent
     notes: Sequence[str] | None = None  # [C], what to show beside each candidate
-    enough: Enough | None = None  # asked once the choice is written: whether the search ends here, without a further pass
+    enough: Enough | None = (
+        None  # asked once the choice is written: whether the search ends here, without a further pass
+    )
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,9 @@ class Context:
     eos: tuple[int, ...] = ()
     max_new_tokens: int = 0
     model: Any = None  # the decode.forward.Forward that runs the lane, for strategies that draft or need the head
+    processors: tuple[Processor, ...] = ()
+    # The lane's processors on scores of the search's own, f32 [N, V], of what follows each row. For the space "raw".
+    process: Callable[[Tensor], Tensor] = lambda scores: scores
     extra: dict[str, Any] = field(default_factory=dict)
 
 

@@ -174,7 +174,9 @@ def _check_types(config: dict[str, Any], found: Weights) -> None:
         return
     for name, tensor in found.tensors.items():
         if name.endswith(".weight") and not tensor.dtype.startswith(("F", "BF")):
-            raise ModelError(f"tensor {name} holds {tensor.dtype} numbers; weights must be floating-point numbers")
+            raise ModelError(
+                f"tensor {weights.shown(name)} holds {tensor.dtype} numbers; weights must be floating-point numbers"
+            )
 
 
 def _check_code(config: dict[str, Any], trust_remote_code: bool) -> None:
@@ -193,12 +195,9 @@ def _parts(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     yield config, ""
     for name, value in config.items():
         if isinstance(value, dict) and (name.endswith("_config") or name in ("encoder", "decoder")):
-            yield value, f"{name}."
+            yield value, f"{weights.shown(name)}."
 
 
 def _holds(folder: Path) -> str:
     names = sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir())
-    if not names:
-        return "nothing at all"
-    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return ", ".join(names[:6]) + more
+    return weights.few(names, 6) or "nothing at all"

@@ -19,6 +19,7 @@ from genctl.errors import ModelError, UsageError
 from genctl.events import Loading
 from genctl.models import check
 from genctl.models.resolve import OnEvent, brief, resolve
+from genctl.models.weights import few, shown
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
@@ -121,7 +122,9 @@ def generation_config(runtime: Runtime, *, allow_pickle: bool = False) -> dict[s
             allow_pickle=allow_pickle,
             trust_remote_code=True,
         )
-    return check.inspect(place.folder, allow_pickle=allow_pickle, trust_remote_code=True, need_tokenizer=False).generation
+    return check.inspect(
+        place.folder, allow_pickle=allow_pickle, trust_remote_code=True, need_tokenizer=False
+    ).generation
 
 
 @contextmanager
@@ -200,12 +203,12 @@ def _config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrained
     if kind not in CONFIG_MAPPING_NAMES and not trust_remote_code:
         if "auto_map" in checkpoint.config:
             raise ModelError(
-                f"{kind!r} is an architecture that transformers has no code for; the checkpoint brings its own, "
+                f"{kind!r:.80} is an architecture that transformers has no code for; the checkpoint brings its own, "
                 "which runs only with --trust-remote-code"
             )
         import transformers
 
-        raise ModelError(f"transformers {transformers.__version__} knows no architecture {kind!r}")
+        raise ModelError(f"transformers {transformers.__version__} knows no architecture {kind!r:.80}")
     return _guard(
         lambda: AutoConfig.from_pretrained(
             checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
@@ -228,7 +231,7 @@ def _kind(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_remote_c
         raise ModelError("config.json: architectures is not a list of names")
     if trust_remote_code and "auto_map" in checkpoint.config:
         return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    named = ", ".join(names) or f"architecture {kind!r}"
+    named = few(names) or f"architecture {kind!r:.80}"
     headless = ModelError(f"{named} has no language-model head, so it cannot generate text")
     heads = {name for table in (causal, sequences) for name in _flat(table.values())}
     if names and not heads & set(names):
@@ -263,7 +266,7 @@ def _model(
     import torch
 
     dtype = runtime.dtype if runtime.dtype == "auto" else getattr(torch, runtime.dtype)
-    with _weights_bar(on_event, f"loading {runtime.model}"):
+    with _weights_bar(on_event, runtime.model):
         model, told = _guard(
             lambda: kind.from_pretrained(
                 checkpoint.folder,
@@ -281,12 +284,12 @@ def _model(
     missing, unexpected = sorted(told["missing_keys"]), sorted(told["unexpected_keys"])
     mismatched = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in told["mismatched_keys"])
     if mismatched:
-        raise ModelError(f"{_few(mismatched)}: the shape in the weight files is not the one that config.json implies")
+        raise ModelError(f"{few(mismatched)}: the shape in the weight files is not the one that config.json implies")
     if missing:
-        raise ModelError(f"the weight files lack {len(missing)} tensors that the model needs: {_few(missing)}")
+        raise ModelError(f"the weight files lack {len(missing)} tensors that the model needs: {few(missing)}")
     notes = []
     if unexpected:
-        notes.append(f"{len(unexpected)} tensors in the weight files are not used: {_few(unexpected)}")
+        notes.append(f"{len(unexpected)} tensors in the weight files are not used: {few(unexpected)}")
     model.eval().requires_grad_(False)
     return model, notes
 
@@ -351,7 +354,7 @@ def _check_numbers(model: PreTrainedModel) -> None:
             low, high = torch.aminmax(weight.detach().float() if weight.element_size() < 2 else weight.detach())
             if not (torch.isfinite(low) and torch.isfinite(high)):
                 bad = int((~torch.isfinite(weight.detach().float())).sum())
-                raise ModelError(f"tensor {name} holds {bad:,} NaN or infinite numbers: the weights are damaged")
+                raise ModelError(f"tensor {shown(name)} holds {bad:,} NaN or infinite numbers: the weights are damaged")
 
 
 def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -396,8 +399,3 @@ def _guard(call: Callable[[], Any], what: str) -> Any:
         raise
     except Exception as error:
         raise ModelError(f"{what}: {brief(error)}") from error
-
-
-def _few(names: list[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -194,7 +194,7 @@ class _Hub:
             revision=self.revision,
             allow_patterns=self._allow,
             ignore_patterns=_IGNORE,
-            tqdm_class=_bar(self.on_event, f"downloading {self.model}"),
+            tqdm_class=_bar(self.on_event, self.model),
         )
         return Path(folder)
 

@@ -98,15 +98,15 @@ def find(folder: Path, config: dict[str, Any], *, allow_pickle: bool) -> Weights
     if pickles:
         hint = "safetensors weights are safe; pickle files can run code as they are read"
         if weights:
-            message = f"{folder} has only pickle weights ({_few(weights)}), refused without --allow-pickle"
+            message = f"{folder} has only pickle weights ({few(weights)}), refused without --allow-pickle"
             raise ModelError(message, hint=hint)
-        raise ModelError(f"{folder} has no safetensors weights, only {_few(pickles)}", hint=hint)
+        raise ModelError(f"{folder} has no safetensors weights, only {few(pickles)}", hint=hint)
     other = sorted(
         path.name for pattern in ("*.safetensors", "*.gguf", "*.h5", "*.msgpack") for path in folder.glob(pattern)
     )
     if other:
         raise ModelError(
-            f"{folder} has weights under another name or format ({_few(other)}); expected {SINGLE} or {INDEX}"
+            f"{folder} has weights under another name or format ({few(other)}); expected {SINGLE} or {INDEX}"
         )
     raise ModelError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
 
@@ -177,29 +177,30 @@ def _sharded(folder: Path, index: Path) -> Weights:
     shards = sorted(set(weight_map.values()))
     missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing:
-        raise ModelError(f"{len(missing)} of {len(shards)} shards are missing: {_few(missing)}")
+        raise ModelError(f"{len(missing)} of {len(shards)} shards are missing: {few(missing)}")
     headers = {shard: read_header(folder / shard) for shard in shards}
     for name, shard in weight_map.items():
         if name not in headers[shard]:
-            raise ModelError(f"{index.name} says that {shard} holds {name}, but it does not")
+            raise ModelError(f"{index.name} says that {shard} holds {shown(name)}, but it does not")
     return Weights(tuple(folder / shard for shard in shards), {n: headers[s][n] for n, s in weight_map.items()})
 
 
 def _plain_name(name: Any, where: str) -> None:
     ordinary = isinstance(name, str) and name and not set(name) & set("/\\:\0") and not name.startswith(".")
     if not ordinary:
-        raise ModelError(f"{where} names a weight file outside the folder: {name!r}")
+        raise ModelError(f"{where} names a weight file outside the folder: {name!r:.80}")
     if not name.endswith((".safetensors", ".index.json")):
-        raise ModelError(f"{where} names {name!r} as weights, which is no safetensors file")
+        raise ModelError(f"{where} names {name!r:.80} as weights, which is no safetensors file")
 
 
 def _tensor(path: Path, name: str, entry: Any, data: int) -> Tensor:
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:
-        raise ModelError(f"{path.name} is corrupt: tensor {name} has no dtype, shape or byte range") from error
-    if dtype not in _BITS:
-        raise ModelError(f"{path.name} is corrupt: tensor {name} has the unknown dtype {dtype!r}")
+        raise ModelError(f"{path.name} is corrupt: tensor {shown(name)} has no dtype, shape or byte range") from error
+    name = shown(name)
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        raise ModelError(f"{path.name} is corrupt: tensor {name} has the unknown dtype {dtype!r:.40}")
     numbers = [*shape, begin, end] if isinstance(shape, list) else [None]
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ModelError(f"{path.name} is corrupt: tensor {name} has an impossible shape or byte range")
@@ -216,7 +217,7 @@ def _check_ranges(path: Path, tensors: dict[str, Tensor], data: int, size: int) 
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != at:
             how = "overlaps the one before it" if tensor.begin < at else "leaves a gap before it"
-            raise ModelError(f"{path.name} is corrupt: tensor {name} {how}")
+            raise ModelError(f"{path.name} is corrupt: tensor {shown(name)} {how}")
         at = tensor.end
     if at > size:
         raise ModelError(f"{path.name} is truncated: {at - size:,} of {at:,} bytes are missing")
@@ -228,10 +229,17 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r:.80} is given twice")
     return found
 
 
-def _few(names: list[str], most: int = 3) -> str:
+def shown(name: str, most: int = 120) -> str:
+    """A name from a stranger's file, fit for one line of a message."""
+    text = "".join(char if char.isprintable() else "\ufffd" for char in name)
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def few(names: list[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(shown(name) for name in names[:most]) + more

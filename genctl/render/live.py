@@ -293,8 +293,7 @@ class RunView:
         if path is None:
             self.out.print(Text("the steps of this text were not recorded", style=theme.DIM))
             return
-        for line in step_lines(path, self.look, self.out.width):
-            self.out.print(line)
+        self.out.print(Group(*step_lines(path, self.look, self.out.width)))
 
     def _sum_up(self, unfinished: int, left: int) -> None:
         totals = self.story.totals

@@ -43,7 +43,9 @@ class LoadingBar:
         if event.what not in self._tasks:
             words = f"{'downloading' if event.unit == 'B' else 'reading'} {event.what}"
             description = parts.first_words(words, max(self._console.width - 44, 16))
-            self._tasks[event.what] = self._progress.add_task(description, total=None, unit=event.unit)
+            self._tasks[event.what] = self._progress.add_task(
+                description, total=event.total or None, completed=event.done, unit=event.unit
+            )
         self._progress.update(self._tasks[event.what], completed=event.done, total=event.total or None)
         if self._clock() - self._drawn >= FRAME_S or event.done >= event.total:
             self._progress.refresh()

@@ -71,8 +71,15 @@ def percent(probability: float) -> str:
 
 
 def header(width: int, *words: str) -> Text:
-    """A rule across the page that says what follows; the first words matter most and the rest is cut where need be."""
-    title = first_words(" · ".join(word for word in words if word), max(width - 6, 8))
+    """A rule across the page that says what follows. Where that is too much, the longest of the words are cut."""
+    room = max(width - 6, 8)
+    shown = [first_words(word, room) for word in words if word]
+    while shown and cell_len(" · ".join(shown)) > room:
+        longest = max(range(len(shown)), key=lambda place: cell_len(shown[place]))
+        if cell_len(shown[longest]) <= 4:
+            break
+        shown[longest] = first_words(shown[longest], max(cell_len(shown[longest]) - 4, 4))
+    title = first_words(" · ".join(shown), room)
     line = Text("── ", style=theme.DIM, no_wrap=True)
     line.append(title, style=theme.HEADING)
     line.append(" " + "─" * max(width - 4 - cell_len(title), 2), style=theme.DIM)

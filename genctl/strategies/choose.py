@@ -1,12 +1,121 @@
-"""Which strategy the parameters ask for, determined as in transformers."""
+"""Which strategy the parameters ask for, determined as in transformers; contradictions are refused."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from genctl.decode.processors.words import variants
 from genctl.decode.types import Strategy
+from genctl.errors import UsageError
 from genctl.params import Generation
+from genctl.strategies.beam import Beam
+from genctl.strategies.constrained import ConstrainedBeam
+from genctl.strategies.contrastive import Contrastive
+from genctl.strategies.promises import Alternatives, Phrase
 from genctl.strategies.sample import Sample
+from genctl.strategies.stochastic import StochasticBeam
 
 
-def choose(generation: Generation) -> Strategy:
-    """The strategy for these knobs."""
-    return Sample(generation.do_sample, generation.num_return_sequences)
+def choose(generation: Generation, tokenizer: Any = None) -> Strategy:
+    """The strategy for these knobs. `tokenizer` makes ids of `force_words`; without it texts cannot be forced.
+
+    Raises UsageError, in one sentence, for knobs that contradict each other or that the strategy cannot use.
+    """
+    words = _words(generation, tokenizer)
+    beams, returned = generation.num_beams, generation.num_return_sequences
+    _check_beams(generation)
+    if words:
+        _check_words(generation)
+        return ConstrainedBeam(beams, words, generation.length_penalty, generation.early_stopping, returned)
+    if beams > 1 and generation.stochastic_beams:
+        return StochasticBeam(beams, returned)
+    if beams > 1:
+        return Beam(
+            beams,
+            generation.do_sample,
+            generation.num_beam_groups,
+            generation.diversity_penalty,
+            generation.length_penalty,
+            generation.early_stopping,
+            returned,
+        )
+    if generation.penalty_alpha:
+        return _contrastive(generation)
+    if not generation.do_sample and returned > 1:
+        raise UsageError(
+            f"num_return_sequences = {returned} would return equal sequences: do_sample is false and num_beams = 1"
+        )
+    return Sample(generation.do_sample, returned)
+
+
+def _check_beams(generation: Generation) -> None:
+    beams, groups, returned = generation.num_beams, generation.num_beam_groups, generation.num_return_sequences
+    penalty = generation.diversity_penalty
+    if beams > 1 and returned > beams:
+        raise UsageError(f"num_return_sequences = {returned} cannot exceed num_beams = {beams}")
+    if groups > beams:
+        raise UsageError(f"num_beam_groups = {groups} cannot exceed num_beams = {beams}")
+    if beams % groups:
+        raise UsageError(f"num_beams = {beams} cannot be divided into num_beam_groups = {groups} equal groups")
+    if groups > 1 and generation.do_sample:
+        raise UsageError(f"num_beam_groups = {groups} searches without drawing and contradicts do_sample = true")
+    if groups > 1 and not penalty:
+        raise UsageError(f"num_beam_groups = {groups} needs diversity_penalty above 0, or all groups would be equal")
+    if penalty and groups == 1:
+        raise UsageError(f"diversity_penalty = {penalty:g} has no effect with num_beam_groups = 1")
+    if generation.stochastic_beams and beams == 1:
+        raise UsageError("stochastic_beams = true draws several hypotheses, but num_beams = 1")
+    if generation.stochastic_beams and not generation.do_sample:
+        raise UsageError("stochastic_beams = true draws and contradicts do_sample = false")
+    if generation.penalty_alpha and beams > 1:
+        raise UsageError(f"penalty_alpha = {generation.penalty_alpha:g} is contrastive search, but num_beams = {beams}")
+
+
+def _check_words(generation: Generation) -> None:
+    name = "force_words_ids" if generation.force_words_ids else "force_words"
+    if generation.num_beams == 1:
+        raise UsageError(f"{name} needs a beam to place its words in, but num_beams = 1")
+    if generation.do_sample:
+        raise UsageError(f"{name} searches for the best sequences and contradicts do_sample = true")
+    if generation.num_beam_groups > 1:
+        raise UsageError(f"{name} cannot be combined with num_beam_groups = {generation.num_beam_groups}")
+
+
+def _contrastive(generation: Generation) -> Contrastive:
+    alpha, returned = generation.penalty_alpha or 0.0, generation.num_return_sequences
+    if generation.do_sample:
+        raise UsageError(f"penalty_alpha = {alpha:g} is contrastive search and contradicts do_sample = true")
+    if generation.top_k < 2:
+        raise UsageError(f"penalty_alpha = {alpha:g} compares candidates, but top_k = {generation.top_k}")
+    if returned > 1:
+        raise UsageError(f"penalty_alpha = {alpha:g} finds one sequence, but num_return_sequences = {returned}")
+    return Contrastive(generation.top_k, alpha)
+
+
+def _words(generation: Generation, tokenizer: Any) -> tuple[Alternatives, ...]:
+    """What must appear: for each promise the phrases of which one is enough."""
+    found: list[Alternatives] = []
+    for given in generation.force_words_ids or []:
+        if any(isinstance(item, list) for item in given):
+            if not all(isinstance(item, list) for item in given):
+                raise UsageError(f"force_words_ids: {given} mixes ids with lists of ids")
+            found.append(tuple(_phrase(item) for item in given if isinstance(item, list)))
+        else:
+            found.append((_phrase([item for item in given if isinstance(item, int)]),))
+    for word in generation.force_words or []:
+        if tokenizer is None:
+            raise UsageError("force_words needs a tokenizer; use force_words_ids")
+        texts = [word] if isinstance(word, str) else word
+        if not texts:
+            raise UsageError("force_words: an empty list of alternatives can never be met")
+        found.append(tuple(ids for text in texts for ids in variants(tokenizer, text, "force_words")))
+    return tuple(found)
+
+
+def _phrase(ids: Sequence[int]) -> Phrase:
+    if not ids:
+        raise UsageError("force_words_ids: an empty phrase asks for nothing")
+    if min(ids) < 0:
+        raise UsageError(f"force_words_ids: {min(ids)} is not a token id")
+    return tuple(ids)

@@ -76,7 +76,7 @@ class ConstrainedBeam:
     def _check(self, promises: Promises, context: Context, vocabulary: int) -> None:
         if promises.least > context.max_new_tokens:
             raise UsageError(
-                f"the forced words need at least {promises.least} tokens, but max_new_tokens is {context.max_new_tokens}"
+                f"the forced words need {promises.least} tokens or more, but max_new_tokens = {context.max_new_tokens}"
             )
         for token in sorted(promises.tokens):
             if token >= vocabulary:

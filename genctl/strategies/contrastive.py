@@ -74,5 +74,4 @@ class _Directions:
 
 
 def _unit(hidden: Tensor) -> Tensor:
-    hidden = hidden.float()
-    return hidden / hidden.norm(dim=-1, keepdim=True)
+    return torch.nn.functional.normalize(hidden.float(), dim=-1)

@@ -30,4 +30,5 @@ class Ending:
         if self.early_stopping is True:
             return True
         length = self.longest if self.early_stopping == "never" and self.length_penalty > 0 else written
-        return best / length**self.length_penalty <= min(result.score(self.length_penalty) for result in results)
+        hope = float(best / length**self.length_penalty)
+        return hope <= min(result.score(self.length_penalty) for result in results)

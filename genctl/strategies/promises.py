@@ -52,7 +52,7 @@ class Promises:
         return Progress(tuple(range(len(self.wanted))))
 
     def bank(self, progress: Progress) -> int:
-        """The number of steps taken; rows compete with those that have taken as many (Post & Vilar 2018, 1804.06609)."""
+        """The number of steps taken; rows compete with those that have taken as many (arXiv:1804.06609)."""
         begun = 0
         if progress.current is not None:
             begun = self.highest - (self.heights[progress.current] - len(progress.done))

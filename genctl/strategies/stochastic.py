@@ -43,7 +43,7 @@ class StochasticBeam:
         perturbed = scores.logits.new_zeros(1)  # and with noise; where the first one starts shifts all alike
         while True:
             vocabulary = scores.logits.shape[-1]
-            following = summed[:, None] + scores.logits[:, 0].log_softmax(-1)
+            following = summed[:, None] + _normalised(scores.logits[:, 0])
             noisy = conditioned(following, perturbed, context.rng).flatten()
             values, places = noisy.topk(min(self.num_beams, len(noisy)))
             # a result that beats a candidate has taken its place in the beam
@@ -58,9 +58,7 @@ class StochasticBeam:
                 return
             values, places = values[:count], places[:count]
             rows = torch.div(places, vocabulary, rounding_mode="floor")
-            scores = yield Choice(
-                rows, places % vocabulary, ranks=values, width=self.num_beams, enough=self._enough
-            )
+            scores = yield Choice(rows, places % vocabulary, ranks=values, width=self.num_beams, enough=self._enough)
             summed, perturbed = following.flatten()[places][scores.survivors], values[scores.survivors]
 
     def _enough(self, ended: Sequence[Closed], rows: Rows) -> bool:
@@ -81,3 +79,8 @@ def conditioned(logprobs: Tensor, maxima: Tensor, rng: torch.Generator) -> Tenso
     v = target - free + torch.log1p(-torch.exp(free - highest))
     bounded = target - v.clamp(min=0) - torch.log1p(torch.exp(-v.abs()))
     return torch.where(logprobs == -torch.inf, -torch.inf, bounded)
+
+
+def _normalised(scores: Tensor) -> Tensor:
+    """Log-probabilities of scores f32 [R, V]; a row without any possible token stays without."""
+    return scores.log_softmax(-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)

@@ -11,7 +11,7 @@ from genctl.errors import InputError, ModelError
 from genctl.models import chat
 from tests.tiny import tokenizer
 
-USER = [{"role": "user", "content": "hello 🦄"}]
+USER: list[dict[str, Any]] = [{"role": "user", "content": "hello 🦄"}]
 CHATML = (
     "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message['content'] }}{{ eos_token }}\n"
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -26,7 +26,11 @@ def no_worker_left() -> Iterator[None]:
 
 def test_renders_as_transformers_does() -> None:
     made = tokenizer(CHATML)
-    messages = [*USER, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "and?", "name": None}]
+    messages: list[dict[str, Any]] = [
+        *USER,
+        {"role": "assistant", "content": "hi"},
+        {"role": "user", "content": "and?", "name": None},
+    ]
     expected = made.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert chat.render_chat(made, messages) == expected
     text = chat.render_chat_text(made, messages)
@@ -106,7 +110,7 @@ def test_a_template_sees_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     chat.render_chat(tokenizer(CHATML), USER)
     process = chat._RENDERER.process
     assert process is not None
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     assert "HF_TOKEN" not in psutil.Process(process.pid).environ()
 

@@ -214,3 +214,20 @@ def test_finished_hypotheses_get_the_text_of_the_record() -> None:
     (done,) = caption([event], lambda: Detokenizer(tokenizer))
     assert isinstance(done, Finished)
     assert done.hypotheses[0].text == "the 🦄"
+
+
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [
+        ("byte_level", "bytes"),
+        ("llama", "pieces"),
+        ("metaspace", "pieces"),
+        ("unigram_bytes", "pieces"),
+        ("word_piece_cleaned", "pieces"),
+        ("suffixes", "pieces"),
+        ("undecoded", "pieces"),
+        ("rewritten", "whole"),
+    ],
+)
+def test_only_a_decoder_that_rewrites_everything_keeps_back_everything(family: str, way: str) -> None:
+    assert Detokenizer(FAMILIES[family]()).vocabulary.way == way

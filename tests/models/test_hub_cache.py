@@ -103,7 +103,7 @@ def test_downloads_only_what_is_needed_and_tells_the_progress(tmp_path: Path, gp
     (bare / "data.csv").write_text("1", encoding="utf-8")
     repositories = {"org/tiny": source, "org/pickled": pickled, "org/bare": bare}
     with serve(repositories, gated=("org/gated",)) as hub:
-        requests = [
+        requests: list[dict[str, Any]] = [
             {"model": "org/tiny", "load": True},
             {"model": "org/tiny"},
             {"model": "org/tiny", "revision": "v2"},

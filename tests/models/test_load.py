@@ -1,0 +1,205 @@
+"""Sound checkpoints load: every architecture, where and as what they should."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from genctl.errors import InputError, ModelError, UsageError
+from genctl.events import Loading
+from genctl.models import resolve
+from genctl.models.hub import Loaded, load, max_memory
+from genctl.models.text import decode, encode_prompt
+from genctl.params import Runtime
+from tests.tiny import ARCHITECTURES, EOS, SEQ2SEQ, checkpoint, tiny
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+def loaded(folder: Path, **options: object) -> Loaded:
+    return load(Runtime(model=str(folder), **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_loads_as_it_was_saved(arch: str, tmp_path: Path) -> None:
+    saved = tiny(arch, tmp_path)
+    found = loaded(tmp_path)
+    assert found.is_encoder_decoder == (arch in SEQ2SEQ)
+    assert type(found.model) is type(saved)
+    assert not found.model.training
+    assert found.generation["eos_token_id"] == EOS
+    assert found.vocab_size == 300
+    ids = torch.tensor([[5, 60, 250, 7]])
+    inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if arch in SEQ2SEQ else {})}
+    with torch.no_grad():  # the last bits may follow how the weights lie in memory
+        torch.testing.assert_close(found.model(**inputs).logits, saved(**inputs).logits, rtol=0.0, atol=1e-4)
+    weights = found.model.state_dict()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in saved.state_dict().items())
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_tiny_models_have_clear_winners_and_varied_text(arch: str) -> None:
+    """What parity tests stand on: a flat or stuck model would hide a wrong cache or mask."""
+    model = tiny(arch)
+    gaps, longest = [], 0
+    for prompt in ([11, 48, 205, 93, 160], [5, 60, 250, 7], [299, 3, 150]):
+        ids = torch.tensor([prompt])
+        made = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=20,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        scores = torch.stack(made.scores)[:, 0]  # f32 [T, V]
+        best = scores.topk(2).values
+        gaps += (best[:, 0] - best[:, 1]).tolist()
+        longest = max(longest, len(set(made.sequences[0, -len(scores) :].tolist())))
+    assert sum(gap < 1e-2 for gap in gaps) <= len(gaps) // 20
+    assert longest >= 4
+
+
+def test_equal_arguments_give_the_same_tiny_model_and_seeds_differ() -> None:
+    assert tiny("llama") is tiny("llama")
+    assert not torch.equal(tiny("llama").lm_head.weight, tiny("llama", seed=1).lm_head.weight)
+    assert tiny("llama", eos=(2, 9)).generation_config.eos_token_id == [2, 9]
+
+
+def test_progress_is_told_and_nothing_is_printed(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    heard: list[Loading] = []
+    load(Runtime(model=str(llama)), on_event=heard.append)
+    assert [one.done for one in heard] == list(range(1, 22))
+    assert heard[-1] == Loading(f"loading {llama}", 21, 21, "tensors")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_was_silenced_speaks_again(llama: Path) -> None:
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    loaded(llama)
+    assert logger.level == before
+    with pytest.raises(ModelError):
+        loaded(llama.parent / "nowhere")
+    assert logger.level == before
+
+
+def test_dtype_auto_keeps_the_checkpoints(llama: Path, tmp_path: Path) -> None:
+    half = Path(shutil.copytree(llama, tmp_path / "half"))
+    loaded(llama, dtype="bfloat16").model.save_pretrained(half)
+    assert loaded(half).model.dtype == torch.bfloat16
+    assert loaded(half, dtype="float32").model.dtype == torch.float32
+    assert loaded(llama, dtype="float16").model.dtype == torch.float16
+    assert loaded(llama).model.dtype == torch.float32
+
+
+def test_weights_are_spread_and_offloaded(llama: Path, tmp_path: Path) -> None:
+    found = loaded(llama, device_map="auto", max_memory="cpu=60KB", offload_folder=str(tmp_path / "off"))
+    assert "disk" in found.model.hf_device_map.values()
+    ids = torch.tensor([[5, 60, 250, 7]])
+    with torch.no_grad():
+        assert torch.equal(found.model(ids).logits, tiny("llama")(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"device": "gpu"}, "--device 'gpu' is not available; here there are: .*cpu"),
+        ({"device": "cuda:99"}, "--device 'cuda:99' is not available"),
+        ({"device": "meta"}, "--device meta holds no numbers"),
+        ({"device": ""}, "--device '' is not available"),
+        ({"device": "cpu", "device_map": "auto"}, "--device-map auto and --device cpu both say"),
+        ({"device_map": "sideways"}, "--device-map 'sideways' is none of auto"),
+        ({"max_memory": "cpu=1GB"}, "--max-memory needs --device-map"),
+        ({"offload_folder": "x"}, "--offload-folder needs --device-map"),
+        ({"device_map": "auto", "max_memory": "cpu"}, "'cpu' is not like 0=20GiB"),
+        ({"device_map": "auto", "max_memory": "cpu=1GB,cpu=2GB"}, "names cpu twice"),
+        ({"device_map": "auto", "max_memory": ""}, "'' is not like"),
+        ({"revision": "main"}, "--revision main makes no sense with"),
+        ({"model": ""}, "the model's name is empty"),
+        ({"model": "a\0b"}, "holds a NUL"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, str], said: str, llama: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        load(Runtime(**{"model": str(llama), **options}))  # type: ignore[arg-type]
+
+
+def test_max_memory_is_read_as_accelerate_wants_it() -> None:
+    assert max_memory("0=20GiB, cpu = 1.5 GB,disk=9TB") == {0: "20GiB", "cpu": "1.5GB", "disk": "9TB"}
+
+
+def test_a_fingerprint_follows_the_checkpoint_not_the_folder(llama: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(llama, tmp_path / "copy"))
+    first = loaded(llama).fingerprint()
+    assert len(first) == 64
+    assert loaded(copy).fingerprint() == first
+    raw = bytearray((copy / "model.safetensors").read_bytes())
+    raw[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(raw)
+    assert loaded(copy).fingerprint() != first
+    other = tmp_path / "other"
+    tiny("llama", other, eos=7)
+    assert loaded(other).fingerprint() != first
+
+
+def test_a_sharded_checkpoint_loads(llama: Path, tmp_path: Path) -> None:
+    sharded = tmp_path / "sharded"
+    model = tiny("llama")
+    model.save_pretrained(sharded, max_shard_size="60KB")
+    assert len(list(sharded.glob("model-*.safetensors"))) > 1
+    found = load(Runtime(model=str(sharded)), need_tokenizer=False)
+    assert found.tokenizer is None
+    assert torch.equal(found.model.lm_head.weight, model.lm_head.weight)
+    with pytest.raises(ModelError, match="has no tokenizer: give prompt_ids instead"):
+        encode_prompt(found, "the cat")
+
+
+def test_prompts_become_ids_and_back(llama: Path) -> None:
+    found = loaded(llama)
+    ids = encode_prompt(found, "the cat 🦄")
+    assert found.tokenizer is not None
+    assert decode(found.tokenizer, ids) == "the cat 🦄"
+    with pytest.raises(InputError, match="tokenises to nothing"):
+        encode_prompt(found, "")
+    with pytest.raises(InputError, match="a lone surrogate at character 2"):
+        encode_prompt(found, "ab\udc80")
+
+
+def test_ids_that_the_model_lacks_are_refused(llama: Path) -> None:
+    found = loaded(llama)
+    assert found.tokenizer is not None
+    found.tokenizer.add_tokens(["<beyond>"])
+    with pytest.raises(InputError, match="token 1 of the prompt has id 300, but the model's ids are 0 to 299"):
+        encode_prompt(found, "a<beyond>")
+
+
+@pytest.mark.parametrize("name", resolve.builtins())
+def test_built_in_checkpoints_load(name: str) -> None:
+    found = load(Runtime(model=f"builtin:{name}"))
+    assert found.notes == ()
+    assert found.name == f"builtin:{name}"
+    assert found.path.parent.name == "builtin"
+
+
+def test_torch_and_transformers_are_not_imported_before_they_are_needed() -> None:
+    code = (
+        "import sys, genctl.models.hub, genctl.models.check, genctl.models.text, genctl.models.chat\n"
+        "assert not {'torch', 'transformers', 'huggingface_hub', 'tokenizers'} & set(sys.modules)\n"
+        "from genctl.params import Runtime\n"
+        "from genctl.errors import ModelError\n"
+        "try:\n    genctl.models.hub.load(Runtime(model='./nowhere'))\n"
+        "except ModelError:\n    pass\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
