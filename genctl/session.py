@@ -111,7 +111,7 @@ class Session:
     def stream(
         self,
         requests: Iterable[Request],
-        report: Report = Report(),  # noqa: B008 — frozen
+        report: Report = Report(),
         *,
         width: int = 1,
         interrupted: Callable[[], str] = lambda: "",
@@ -215,7 +215,7 @@ class Session:
         if self.forward.is_encoder_decoder:
             source, tokens = prompt.ids, (self._decoder_start(generation),)
         eos = _ids(generation.eos_token_id) if generation.eos_token_id is not None else self.eos
-        most = self._most_new_tokens(generation, len(tokens), prompt)
+        most, limit = self._most_new_tokens(generation, len(tokens), prompt)
         strategy = choose(generation, self.loaded.tokenizer)
         lane = Lane(
             request.id,
@@ -232,6 +232,7 @@ class Session:
             report.scores,
             report.trace,
             generation.num_return_sequences,
+            limit,
         )
         return lane, prompt
 
@@ -241,7 +242,8 @@ class Session:
                 return int(start)
         raise ModelError(f"{self.loaded.name} names no decoder_start_token_id, so its decoder cannot begin")
 
-    def _most_new_tokens(self, generation: Generation, length: int, prompt: Prompt) -> int:
+    def _most_new_tokens(self, generation: Generation, length: int, prompt: Prompt) -> tuple[int, str]:
+        """How many tokens may be written, and what bounds them if it is the context."""
         context = self.context
         if context is not None and len(prompt.ids) >= context + int(self.forward.is_encoder_decoder):
             raise InputError(f"the prompt has {len(prompt.ids)} tokens, but the model's context is {context}")
@@ -252,7 +254,9 @@ class Session:
                 raise InputError(f"the prompt has {length} tokens, but max_length is {generation.max_length}")
         if most is None:
             most = DEFAULT_NEW_TOKENS
-        return most if context is None else min(most, context - length)
+        if context is None or most <= context - length:
+            return most, ""
+        return context - length, f"context of {context} tokens"
 
     def _processors(
         self,
@@ -291,7 +295,9 @@ class Session:
         if generation.guidance_scale is None or generation.guidance_scale == 1.0:
             return None
         if self.forward.is_encoder_decoder:
-            raise ModelError("guidance_scale needs a decoder-only checkpoint: an encoder-decoder has no negative prompt")
+            raise ModelError(
+                "guidance_scale needs a decoder-only checkpoint: an encoder-decoder has no negative prompt"
+            )
         from genctl.decode.guidance import Unconditional
         from genctl.models.text import encode_prompt
 
@@ -321,7 +327,9 @@ def planned(runtime: Runtime, layers: Sequence[Layer], *, allow_pickle: bool = F
 
 
 # Architectures whose configs name a length that bounds nothing: positions are relative or recurrent.
-UNBOUNDED = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers", "bloom", "mpt", "mamba", "mamba2", "falcon_mamba"})
+UNBOUNDED = frozenset(
+    {"t5", "mt5", "umt5", "longt5", "switch_transformers", "bloom", "mpt", "mamba", "mamba2", "falcon_mamba"}
+)
 
 
 def _ids(value: int | Sequence[int] | None) -> tuple[int, ...]:

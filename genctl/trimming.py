@@ -96,9 +96,7 @@ def trimmed(stream: Iterable[events.Event], guards: Mapping[str, Guard]) -> Iter
             yield event
 
 
-def _stepped(
-    event: events.Stepped, before: list[_Row], lanes: dict[str, list[_Row]], guard: Guard
-) -> events.Stepped:
+def _stepped(event: events.Stepped, before: list[_Row], lanes: dict[str, list[_Row]], guard: Guard) -> events.Stepped:
     children = Counter([row.parent for row in event.rows] + [one.parent for one in event.ended])
 
     def follow(parent: int) -> _Row:

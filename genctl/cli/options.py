@@ -18,7 +18,9 @@ PANELS = {params.RUN: "Run", params.MODEL: "Model"}
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-Prompts = Annotated[list[str] | None, typer.Argument(help="Prompts; else --input; else standard input.", show_default=False)]
+Prompts = Annotated[
+    list[str] | None, typer.Argument(help="Prompts; else --input; else standard input.", show_default=False)
+]
 Preset = Annotated[
     list[str] | None,
     typer.Option("--preset", "-p", help="A preset by name or path; several layer left to right.", show_default=False),
@@ -28,18 +30,21 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Any preset key, as a TOML value.", show_default=False),
 ]
 Dry = Annotated[bool, typer.Option("--dry", help="Print the resolved job as TOML with the origin of every value.")]
-Input = Annotated[str | None, typer.Option("--input", "-i", metavar="FILE", help="Prompts from a file; - is stdin.", show_default=False)]
+Input = Annotated[
+    str | None,
+    typer.Option("--input", "-i", metavar="FILE", help="Prompts from a file; - is stdin.", show_default=False),
+]
 InputFormat = Annotated[
     Literal["lines", "text", "jsonl", "nul"] | None,
     typer.Option(
         "--input-format", help="How prompts are separated (default: lines; jsonl for *.jsonl).", show_default=False
     ),
 ]
-Output = Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Write results to a file.", show_default=False)]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing --output file.")]
-Format = Annotated[
-    Literal["text", "json", "jsonl", "tsv"], typer.Option("--format", help="How results are written.")
+Output = Annotated[
+    str | None, typer.Option("--output", "-o", metavar="FILE", help="Write results to a file.", show_default=False)
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing --output file.")]
+Format = Annotated[Literal["text", "json", "jsonl", "tsv"], typer.Option("--format", help="How results are written.")]
 Color = Annotated[Literal["auto", "always", "never"], typer.Option("--color", help="Judged for each stream.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary; results and errors stay.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what is loaded, and sum up even when piped.")]

@@ -38,9 +38,12 @@ def run(
         bool, typer.Option("--scores", help="Show each token's probability, rank, entropy and alternatives.")
     ] = False,
     top_logprobs: Annotated[
-        int | None, typer.Option("--top-logprobs", metavar="K", help="Alternatives reported for each token.", show_default=False)
+        int | None,
+        typer.Option("--top-logprobs", metavar="K", help="Alternatives reported for each token.", show_default=False),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show what each logits processor did to each step.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what each logits processor did to each step.")
+    ] = False,
     events: Annotated[
         str | None,
         typer.Option("--events", metavar="FILE", help="Also write every event as JSON lines.", show_default=False),

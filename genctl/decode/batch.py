@@ -44,7 +44,7 @@ class Batch:
         if cache is not None and not caches.mergeable(cache):
             return False
         if not self.forward.relative or not self.forward.takes_mask:  # absolute positions cannot be shifted
-            return all(run.length == member.length for member in (*self.runs, *self.joining))
+            return all(run.reach == member.reach for member in (*self.runs, *self.joining))
         return True
 
     def join(self, run: Run) -> None:
@@ -62,7 +62,10 @@ class Batch:
             at += count
             run.passes += 1
             mine = output if count == len(output.logits) else _slice(output, part)
-            yield from run.advance(mine, normalizer[part], interrupted)
+            said = normalizer[part]
+            if self.cache is None:  # everything was read again: only what follows the newest token is news
+                mine, said = _last(mine, 1 + run.drafted), said[:, -1 - run.drafted :]
+            yield from run.advance(mine, said, interrupted)
         self.runs = [run for run in self.runs if run.live]
 
     # -- the cache -----------------------------------------------------------------------------------------------------
@@ -76,8 +79,8 @@ class Batch:
         self.runs += self.joining
         self.joining = []
         if not cached:
-            longest = max(run.length for run in self.runs)
-            self.pads = {id(run): longest - run.length for run in self.runs}
+            longest = max(run.reach for run in self.runs)
+            self.pads = {id(run): longest - run.reach for run in self.runs}
         if self.forward.is_encoder_decoder:
             self._arrange_sources()
 
@@ -164,9 +167,6 @@ class Batch:
         )
         if self.cache is not None:
             self.columns += feed.shape[1]
-        elif output.hidden is not None and output.layers is not None:
-            output.hidden = output.hidden[:, -keep:]
-            output.layers = tuple(layer[:, -keep:] for layer in output.layers)
         for run in self.runs:
             run.fed_draft = run.drafted
         return output
@@ -184,7 +184,7 @@ class Batch:
 
 
 def drafts(run: Run) -> bool:
-    """Whether a lane puts tokens on trial: its cache is cropped by its own measure, so it goes alone."""
+    """Whether a lane takes back tokens that it tried: its cache is cropped by its own measure, so it goes alone."""
     return bool(getattr(run.lane.strategy, "drafts", False))
 
 
@@ -194,4 +194,14 @@ def _slice(output: Output, part: slice) -> Output:
         output.cache,
         None if output.hidden is None else output.hidden[part],
         None if output.layers is None else tuple(layer[part] for layer in output.layers),
+    )
+
+
+def _last(output: Output, count: int) -> Output:
+    """What was said of the newest `count` tokens."""
+    return Output(
+        output.logits[:, -count:],
+        output.cache,
+        None if output.hidden is None else output.hidden[:, -count:],
+        None if output.layers is None else tuple(layer[:, -count:] for layer in output.layers),
     )

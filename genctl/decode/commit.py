@@ -116,7 +116,9 @@ def commit(
         group = 0 if choice.groups is None else choice.groups[candidate]
         place = seen[group]
         seen[group] += 1
-        if live[group] == choice.width:
+        full = live[group] == choice.width
+        counts = choice.ends[candidate] if choice.ends is not None else choice.width is None or place < choice.width
+        if full and not (choice.ends is not None and counts):
             continue
         row = scored[candidate] // branches
         stop = None
@@ -127,11 +129,10 @@ def commit(
             if stop is None and interrupted and position == count - 1:
                 stop = (interrupted, "")
             if stop is not None:
-                # an end that the beam would not have kept is not a result
-                if choice.ends[candidate] if choice.ends is not None else choice.width is None or place < choice.width:
+                if counts:  # an end that the beam would not have kept is not a result
                     ended.append((candidate, position, *stop))
                 break
-        if stop is None:
+        if stop is None and not full:
             survivors.append(candidate)
             live[group] += 1
 
@@ -233,7 +234,7 @@ def _why(
             stop = criterion(look)
             if stop is not None:
                 return stop
-    return ("length", "") if count >= lane.max_new_tokens else None
+    return ("length", lane.limit) if count >= lane.max_new_tokens else None
 
 
 def _extend(pending: Pending, rows: list[int], written: Tensor, survivors: list[int]) -> tuple[Tensor, Tensor]:

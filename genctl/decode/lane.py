@@ -69,6 +69,11 @@ class Run:
         return 0 if self.draft is None else self.draft.shape[2]
 
     @property
+    def reach(self) -> int:
+        """Tokens of each row once the model has read everything, those on trial included."""
+        return self.length + self.drafted
+
+    @property
     def rows(self) -> int:
         """Rows that the next pass has for this lane."""
         return len(self.survivors) * self.branches
@@ -111,7 +116,7 @@ class Run:
     ) -> Iterator[events.Event]:
         if normalizer is None:
             normalizer = raw.logsumexp(-1)
-        drafted, branches = self.drafted, self.branches
+        drafted, branches = self.drafted * self.branches, self.branches
         try:
             made = self._choose(raw, normalizer, hidden, layers, interrupted)
         except GenctlError as error:
@@ -157,7 +162,8 @@ class Run:
                 choice = self.search.send(scores)
         except StopIteration:
             return None
-        made = commit(lane, self.pending, draft, scores, choice, self.stages, lambda: self.clock() - self.began, interrupted)
+        elapsed = lambda: self.clock() - self.began  # noqa: E731
+        made = commit(lane, self.pending, draft, scores, choice, self.stages, elapsed, interrupted)
         self.pending, self.survivors, self.parents, self.choice = made.pending, made.survivors, made.parents, choice
         if made.closed:
             found = [closed for _, _, closed in made.closed]
@@ -176,8 +182,8 @@ class Run:
         if getattr(strategy, "drafts", False) and cache is not None and not caches.croppable(cache):
             name = type(self.forward.model).__name__
             raise ModelError(
-                f"{strategy.kind} decoding takes back tokens that it tried; {name} cannot, it keeps recurrent states",
-                hint="use_cache = false reads everything again instead",
+                f"{strategy.kind} decoding takes back tokens that it tried; {name} cannot, it keeps recurrent states: "
+                "use_cache = false reads everything again instead"
             )
 
     def _process(self, scores: Tensor) -> Tensor:

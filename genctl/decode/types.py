@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# What processors are given: logits, log-probabilities, or ("raw") nothing yet: the search calls `Context.process` itself.
+# What processors are given: logits, log-probabilities, or nothing yet: with "raw" the search calls `Context.process`.
 Space: TypeAlias = Literal["logits", "logprobs", "raw"]
 
 # Whether nothing better can come: (results kept so far, live rows after the choice) -> bool.
@@ -87,15 +87,11 @@ class Choice:
     ranks: Tensor | None = None  # f32 [C], the totals the search ranks by; None means the model's log-probability
     width: int | None = None  # rows to keep alive, and results to keep, in each group; None keeps every candidate
     groups: Sequence[int] | None = None  # [C], which group each candidate belongs to; None is one group
-    ends: Sequence[bool] | None = (
-        None  # [C], whether it is a result if it ends here; None: the first `width` of a group
-    )
+    ends: Sequence[bool] | None = None  # [C], whether its end is a result; None: of the first `width` of a group
     standing: Sequence[int] | None = None  # [C], results of a higher standing come before those of a lower one
     slots: Sequence[int] | None = None  # [C], which returned sequence each candidate is, where rows are independent
     notes: Sequence[str] | None = None  # [C], what to show beside each candidate
-    enough: Enough | None = (
-        None  # asked once the choice is written: whether the search ends here, without a further pass
-    )
+    enough: Enough | None = None  # asked once it is written: whether the search ends here, without a further pass
 
 
 @dataclass(frozen=True)
@@ -193,3 +189,4 @@ class Lane:
     scores: bool = False  # whether rank and entropy are reported for each token
     trace: bool = False  # whether each processor's effect is reported
     returned: int = 1  # hypotheses handed back
+    limit: str = ""  # what bounds the length, where it is not what was asked for ("context of 512 tokens")

@@ -6,19 +6,16 @@ is imported and before anything is allocated. transformers and torch are importe
 
 from __future__ import annotations
 
-import logging
 import re
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, UsageError
-from genctl.events import Loading
 from genctl.models import check
-from genctl.models.resolve import OnEvent, brief, resolve
+from genctl.models.progress import OnEvent, quiet, weights_bar
+from genctl.models.resolve import brief, resolve
 from genctl.models.weights import few, shown
 from genctl.params import Runtime
 
@@ -125,22 +122,6 @@ def generation_config(runtime: Runtime, *, allow_pickle: bool = False) -> dict[s
     return check.inspect(
         place.folder, allow_pickle=allow_pickle, trust_remote_code=True, need_tokenizer=False
     ).generation
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the loggers and warnings of transformers and huggingface_hub, and restore them after."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub", "accelerate")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def max_memory(text: str) -> dict[int | str, str]:
@@ -266,7 +247,7 @@ def _model(
     import torch
 
     dtype = runtime.dtype if runtime.dtype == "auto" else getattr(torch, runtime.dtype)
-    with _weights_bar(on_event, runtime.model):
+    with weights_bar(on_event, runtime.model):
         model, told = _guard(
             lambda: kind.from_pretrained(
                 checkpoint.folder,
@@ -292,53 +273,6 @@ def _model(
         notes.append(f"{len(unexpected)} tensors in the weight files are not used: {few(unexpected)}")
     model.eval().requires_grad_(False)
     return model, notes
-
-
-@contextmanager
-def _weights_bar(on_event: OnEvent | None, what: str) -> Iterator[None]:
-    """Route transformers' bar for loading weights to `on_event`."""
-    from transformers.utils import logging as hf
-
-    def hook(factory: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> _Bar:
-        return _Bar(args[0] if args else keywords.get("iterable", ()), on_event, what)
-
-    if not hasattr(hf, "set_tqdm_hook"):  # older than 5.2
-        active = hf.is_progress_bar_enabled()
-        hf.disable_progress_bar()
-        try:
-            yield
-        finally:
-            if active:
-                hf.enable_progress_bar()
-        return
-    before = hf.set_tqdm_hook(hook)
-    try:
-        yield
-    finally:
-        hf.set_tqdm_hook(before)
-
-
-class _Bar:
-    """What transformers takes for a tqdm bar: it iterates and reports; everything else does nothing."""
-
-    def __init__(self, items: Any, on_event: OnEvent | None, what: str) -> None:
-        self.items, self.on_event, self.what = items, on_event, what
-        self.total = len(items) if hasattr(items, "__len__") else 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for done, item in enumerate(self.items, 1):
-            yield item
-            if self.on_event is not None and self.total:
-                self.on_event(Loading(self.what, done, self.total, "tensors"))
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **keywords: None
 
 
 def _check_numbers(model: PreTrainedModel) -> None:

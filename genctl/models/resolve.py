@@ -6,18 +6,13 @@ Honours HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN (which n
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from genctl.errors import ModelError, UsageError
-from genctl.events import Loading
-
-OnEvent = Callable[[Loading], None]
+from genctl.models.progress import OnEvent, download_bar
 
 BUILTIN = Path(__file__).with_name("builtin")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
@@ -194,7 +189,7 @@ class _Hub:
             revision=self.revision,
             allow_patterns=self._allow,
             ignore_patterns=_IGNORE,
-            tqdm_class=_bar(self.on_event, self.model),
+            tqdm_class=download_bar(self.on_event, self.model),
         )
         return Path(folder)
 
@@ -225,24 +220,3 @@ def brief(error: BaseException, most: int = 240) -> str:
     if token:
         text = text.replace(token, "(token)")
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _bar(on_event: OnEvent | None, what: str) -> Any:
-    """A tqdm class that shows nothing and tells `on_event` instead."""
-    from tqdm.std import tqdm  # type: ignore[import-untyped]
-
-    class Bar(tqdm):  # type: ignore[misc]
-        monitor_interval = 0  # no watching thread
-
-        def __init__(self, *args: Any, **keywords: Any) -> None:
-            keywords.pop("name", None)
-            keywords.update(file=io.StringIO(), disable=False)
-            super().__init__(*args, **keywords)
-
-        def display(self, *args: Any, **keywords: Any) -> None:
-            counts_files = self.unit != "B"
-            on_the_wire = str(self.desc).startswith("Downloading bytes")  # a second bar for the same bytes
-            if on_event is not None and self.total and not counts_files and not on_the_wire:
-                on_event(Loading(what, int(self.n), int(self.total), "B"))
-
-    return Bar

@@ -22,7 +22,7 @@ class Beam:
     best. With `num_beam_groups` above 1 this is diverse beam search (Vijayakumar et al. 2016, arXiv:1610.02424): each
     group is a search of its own, and a token costs `diversity_penalty` for every beam of an earlier group that chose it
     at the same step. Groups follow transformers 4, the last to have them, except that a group which has ended no
-    longer counts as having chosen padding, and that the penalty comes after all processors.
+    longer counts as having chosen padding.
     """
 
     num_beams: int
@@ -34,7 +34,6 @@ class Beam:
     n: int = 1
 
     needs_hidden: ClassVar[bool] = False
-    space: ClassVar[Space] = "logprobs"
     drafts: ClassVar[bool] = False
 
     @property
@@ -42,6 +41,10 @@ class Beam:
         if self.num_beam_groups > 1:
             return "diverse-beam"
         return "beam-sample" if self.do_sample else "beam"
+
+    @property
+    def space(self) -> Space:
+        return "raw" if self.num_beam_groups > 1 else "logprobs"  # the penalty comes before the processors
 
     @property
     def rows(self) -> int:
@@ -57,13 +60,18 @@ class Beam:
         while True:
             parts = []
             chosen: list[int] = []  # by the groups before, at this step
+            own = scores.logprobs[:, 0] if self.num_beam_groups > 1 else scores.logits[:, 0]
+            fined = own.clone() if self.num_beam_groups > 1 else None  # f32 [R, V]
             for group, rows in members.items():
-                found = self._candidates(scores.logits[:, 0], totals, rows, count, chosen, context)
+                if fined is not None:
+                    fined[rows] = own[rows] - self._fine(chosen, own)
+                logprobs = own if fined is None else context.process(fined)
+                found = self._candidates(logprobs, totals, rows, count, context)
                 if not len(found.rows):
                     continue
                 found.group = group
                 parts.append(found)
-                if self.num_beam_groups > 1:
+                if fined is not None:
                     chosen += [token for token in found.tokens.tolist() if token not in context.eos][:size]
             if not parts:
                 if not scores.ended:
@@ -89,8 +97,13 @@ class Beam:
             done = enough.done(scores.ended, scores.rows) if self.num_beam_groups > 1 else set()
             members = {group: rows for group, rows in members.items() if group not in done}
 
+    def _fine(self, chosen: list[int], like: Tensor) -> Tensor:
+        """What each token costs after it was chosen by earlier groups; f32 [V]."""
+        tokens = torch.tensor(chosen, dtype=torch.long, device=like.device)
+        return self.diversity_penalty * torch.bincount(tokens, minlength=like.shape[1])
+
     def _candidates(
-        self, logprobs: Tensor, totals: Tensor, rows: list[int], count: int, chosen: list[int], context: Context
+        self, logprobs: Tensor, totals: Tensor, rows: list[int], count: int, context: Context
     ) -> _Candidates:
         """The continuations of one group's rows, best first. logprobs f32 [R, V], totals f32 [R]."""
         vocabulary = logprobs.shape[1]
@@ -98,9 +111,6 @@ class Beam:
         index = torch.tensor(rows, device=logprobs.device)
         if len(rows) < len(logprobs):
             logprobs, totals = logprobs[index], totals[index]
-        if chosen:
-            tokens = torch.tensor(chosen, device=logprobs.device)
-            logprobs = logprobs - self.diversity_penalty * torch.bincount(tokens, minlength=vocabulary)
         flat = (logprobs + totals[:, None]).flatten()
         if self.do_sample:
             drawn = draw(flat, count, self.num_beams * vocabulary, context.rng)

@@ -28,7 +28,7 @@ class Contrastive:
     length_penalty: ClassVar[float] = 1.0
     needs_hidden: ClassVar[bool] = True
     space: ClassVar[Space] = "logits"
-    drafts: ClassVar[bool] = True
+    drafts: ClassVar[bool] = False  # a loser's branch is dropped, so no token is ever taken back
 
     @property
     def kind(self) -> str:

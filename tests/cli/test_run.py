@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from tests.cli.tool import genctl
 from tests.tiny import tiny
 

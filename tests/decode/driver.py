@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from tests.tiny import SEQ2SEQ, tiny
 
 from genctl import events
 from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane, Strategy
 from genctl.strategies.sample import Sample
+from tests.tiny import SEQ2SEQ, tiny
 
 PROMPTS: tuple[tuple[int, ...], ...] = tuple(
     tuple(torch.randint(3, 300, (length,), generator=torch.Generator().manual_seed(length)).tolist())

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from tests.decode.driver import PROMPTS, Case
 
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.strategies.sample import Sample
+from tests.decode.driver import PROMPTS, Case
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,11 @@ def test_logprobs_are_the_models_own(case: Case) -> None:
 
 
 def test_reported_ranks_entropies_and_alternatives_are_those_of_the_distribution(case: Case) -> None:
-    steps = [e for e in case.stream([case.lane(PROMPTS[0], top=3, scores=True, max_new_tokens=2)]) if isinstance(e, events.Stepped)]
+    steps = [
+        e
+        for e in case.stream([case.lane(PROMPTS[0], top=3, scores=True, max_new_tokens=2)])
+        if isinstance(e, events.Stepped)
+    ]
     token = steps[0].rows[0].written[0]
     with torch.no_grad():
         logprobs = case.model(torch.tensor([PROMPTS[0]])).logits[0, -1].log_softmax(-1)

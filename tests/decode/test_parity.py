@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.decode.driver import PROMPTS, Case
-from tests.tiny import ARCHITECTURES
 
 from genctl.strategies.sample import Sample
+from tests.decode.driver import PROMPTS, Case
+from tests.tiny import ARCHITECTURES
 
 
 @pytest.fixture(params=ARCHITECTURES, scope="module")
@@ -26,9 +26,7 @@ def test_greedy_equals_generate_alone_and_in_a_batch(case: Case, use_cache: bool
 
 def test_a_place_that_becomes_free_is_taken_without_changing_anybody(case: Case) -> None:
     limits = (4, 20, 9, 13, 6)
-    lanes = [
-        case.lane(PROMPTS[i % 3], name=str(i), max_new_tokens=limit) for i, limit in enumerate(limits)
-    ]
+    lanes = [case.lane(PROMPTS[i % 3], name=str(i), max_new_tokens=limit) for i, limit in enumerate(limits)]
     alone = {lane.name: case.ours([lane])[lane.name] for lane in lanes}
     assert case.ours(lanes, width=2) == alone
 

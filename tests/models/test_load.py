@@ -79,7 +79,7 @@ def test_progress_is_told_and_nothing_is_printed(llama: Path, capfd: pytest.Capt
     heard: list[Loading] = []
     load(Runtime(model=str(llama)), on_event=heard.append)
     assert [one.done for one in heard] == list(range(1, 22))
-    assert heard[-1] == Loading(f"loading {llama}", 21, 21, "tensors")
+    assert heard[-1] == Loading(str(llama), 21, 21, "tensors")
     assert capfd.readouterr() == ("", "")
 
 

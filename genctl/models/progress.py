@@ -1,0 +1,98 @@
+"""Quiet libraries: their loggers, warnings and progress bars are kept off the terminal; we hear of progress instead."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from genctl.events import Loading
+
+OnEvent: TypeAlias = Callable[[Loading], None]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the loggers and warnings of transformers and huggingface_hub, and restore them after."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub", "accelerate")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def download_bar(on_event: OnEvent | None, what: str) -> Any:
+    """A tqdm class that shows nothing and tells `on_event` instead."""
+    from tqdm.std import tqdm  # type: ignore[import-untyped]
+
+    class Bar(tqdm):  # type: ignore[misc]
+        monitor_interval = 0  # no watching thread
+
+        def __init__(self, *args: Any, **keywords: Any) -> None:
+            keywords.pop("name", None)
+            keywords.update(file=io.StringIO(), disable=False)
+            super().__init__(*args, **keywords)
+
+        def display(self, *args: Any, **keywords: Any) -> None:
+            counts_files = self.unit != "B"
+            on_the_wire = str(self.desc).startswith("Downloading bytes")  # a second bar for the same bytes
+            if on_event is not None and self.total and not counts_files and not on_the_wire:
+                on_event(Loading(what, int(self.n), int(self.total), "B"))
+
+    return Bar
+
+
+@contextmanager
+def weights_bar(on_event: OnEvent | None, what: str) -> Iterator[None]:
+    """Route transformers' bar for loading weights to `on_event`."""
+    from transformers.utils import logging as hf
+
+    def hook(factory: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> _Bar:
+        return _Bar(args[0] if args else keywords.get("iterable", ()), on_event, what)
+
+    if not hasattr(hf, "set_tqdm_hook"):  # older releases have no hook
+        active = hf.is_progress_bar_enabled()
+        hf.disable_progress_bar()
+        try:
+            yield
+        finally:
+            if active:
+                hf.enable_progress_bar()
+        return
+    before = hf.set_tqdm_hook(hook)
+    try:
+        yield
+    finally:
+        hf.set_tqdm_hook(before)
+
+
+class _Bar:
+    """What transformers takes for a tqdm bar: it iterates and reports; everything else does nothing."""
+
+    def __init__(self, items: Any, on_event: OnEvent | None, what: str) -> None:
+        self.items, self.on_event, self.what = items, on_event, what
+        self.total = len(items) if hasattr(items, "__len__") else 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for done, item in enumerate(self.items, 1):
+            yield item
+            if self.on_event is not None and self.total:
+                self.on_event(Loading(self.what, done, self.total, "tensors"))
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **keywords: None

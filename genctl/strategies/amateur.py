@@ -1,0 +1,65 @@
+"""Contrastive decoding: what an expert knows and an amateur does not (Li et al. 2023, arXiv:2210.15097)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from genctl.decode.forward import Forward
+from genctl.decode.guidance import Unconditional
+from genctl.decode.types import Context, Scores, Search, Space
+from genctl.errors import ModelError
+from genctl.strategies.rescore import rescored
+from genctl.strategies.sample import Sample
+
+
+@dataclass(frozen=True)
+class Amateur:
+    """Tokens by log p_expert - log p_amateur, among those with p_expert >= alpha * max p_expert (equations 2 and 3).
+
+    `temperature` is the amateur's own: below 1 it makes the amateur surer, and so its faults clearer. With `beta` the
+    score is (1 + beta) log p_expert - beta log p_amateur instead (O'Brien and Lewis 2023, arXiv:2309.09117), which
+    leans on the amateur less and suits drawing. The processors come after the contrast.
+    """
+
+    amateur: Forward
+    alpha: float = 0.1
+    beta: float | None = None
+    temperature: float = 1.0
+    do_sample: bool = False
+    n: int = 1
+
+    kind: ClassVar[str] = "contrastive-decoding"
+    length_penalty: ClassVar[float] = 1.0
+    needs_hidden: ClassVar[bool] = False
+    space: ClassVar[Space] = "raw"
+    drafts: ClassVar[bool] = False
+
+    @property
+    def rows(self) -> int:
+        return self.n
+
+    def search(self, scores: Scores, context: Context) -> Search:
+        if context.model.is_encoder_decoder or self.amateur.is_encoder_decoder:
+            raise ModelError("contrastive decoding needs two decoder-only models")
+        prompt = context.prefix.tokens[0].tolist()
+        reader = Unconditional(self.amateur, prompt, len(prompt), use_cache=context.prefix.cache is not None)
+        inner = Sample(self.do_sample, self.n)
+        return rescored(inner, lambda seen: self._contrast(seen, reader), scores, context)
+
+    def _contrast(self, scores: Scores, reader: Unconditional) -> Tensor:
+        """f32 [N, V]; -inf for tokens that are not plausible, or that the amateur does not have."""
+        expert = scores.logprobs[:, 0]
+        logits = reader(scores.rows.tokens.to(reader.forward.device))[:, : expert.shape[1]]
+        amateur = (logits / self.temperature).log_softmax(-1).to(expert.device)
+        missing = expert.shape[1] - amateur.shape[1]
+        if missing:  # padding of the expert's vocabulary
+            amateur = torch.nn.functional.pad(amateur, (0, missing), value=torch.inf)
+        beta = self.beta
+        contrast = expert - amateur if beta is None else (1 + beta) * expert - beta * amateur
+        floor = expert.amax(-1, keepdim=True) + (math.log(self.alpha) if self.alpha else -torch.inf)
+        return contrast.masked_fill(expert < floor, -torch.inf)

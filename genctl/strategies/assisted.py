@@ -1,0 +1,91 @@
+"""Assisted (speculative) decoding: a drafter guesses ahead, the model checks all its guesses in one pass.
+
+Greedy text is that of plain greedy decoding, token for token. Drawn text follows the model's own distribution exactly
+(Leviathan et al. 2023, arXiv:2211.17192, algorithm 1): both distributions are taken after the processors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from genctl.decode.types import Choice, Context, Scores, Search, Space
+from genctl.strategies.drafting import Draft, Drafter
+
+Schedule: TypeAlias = Literal["constant", "heuristic", "heuristic_transient"]
+
+
+@dataclass(frozen=True)
+class Assisted:
+    """One row, several tokens a pass.
+
+    `num_assistant_tokens` are drafted at a time. Under either heuristic schedule there are two more after a draft that
+    was accepted whole and one less after any other; each prompt begins with `num_assistant_tokens` again, since what
+    a row receives must not depend on those before it. A drafter that is a model stops at a token that it gives less
+    than `assistant_confidence_threshold`.
+    """
+
+    drafter: Drafter
+    do_sample: bool = False
+    num_assistant_tokens: int = 20
+    num_assistant_tokens_schedule: Schedule = "constant"
+    assistant_confidence_threshold: float = 0.4
+
+    n: ClassVar[int] = 1
+    rows: ClassVar[int] = 1
+    length_penalty: ClassVar[float] = 1.0
+    needs_hidden: ClassVar[bool] = False
+    space: ClassVar[Space] = "logits"
+    drafts: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> str:
+        return self.drafter.kind
+
+    def search(self, scores: Scores, context: Context) -> Search:
+        propose = self.drafter.begin(context, self.do_sample, self.assistant_confidence_threshold)
+        row = torch.zeros(1, dtype=torch.long, device=scores.logits.device)
+        count, draft = self.num_assistant_tokens, Draft([])
+        while True:
+            kept, token = self._verify(scores.logits[0], draft, context.rng)
+            written = row.new_tensor([*draft.tokens[:kept], token])
+            note = f"{kept} of {len(draft.tokens)} drafts" if draft.tokens else ""
+            if draft.tokens and self.num_assistant_tokens_schedule != "constant":
+                count = count + 2 if kept == len(draft.tokens) else max(1, count - 1)
+            # the pass that checks a draft writes one token more
+            room = context.max_new_tokens - scores.rows.written - len(written) - 1
+            draft = Draft([])
+            if room > 0 and not set(written.tolist()) & set(context.eos):
+                draft = propose(torch.cat([scores.rows.tokens[0], written]), min(count, room))
+            tried = row.new_tensor(draft.tokens)[None, None] if draft.tokens else None
+            scores = yield Choice(row, written[-1:], kept=kept, draft=tried, slots=[0], notes=[note])
+
+    def _verify(self, logits: Tensor, draft: Draft, rng: torch.Generator) -> tuple[int, int]:
+        """How many draft tokens stay, and the token after them. logits f32 [D+1, V], processed."""
+        if not self.do_sample:
+            best = logits.argmax(-1).tolist()
+            kept = next((i for i, token in enumerate(draft.tokens) if token != best[i]), len(draft.tokens))
+            return kept, best[kept]
+        target = logits.softmax(-1)  # p [D+1, V]
+        luck = torch.rand(len(draft.tokens), generator=rng, device=logits.device).tolist()
+        for place, token in enumerate(draft.tokens):
+            drawn = None if draft.distributions is None else draft.distributions[place]  # q [V]
+            if luck[place] * (1.0 if drawn is None else float(drawn[token])) < float(target[place, token]):
+                continue
+            left = _residual(target[place], drawn, token)
+            return place, int(torch.multinomial(left, 1, generator=rng))
+        return len(draft.tokens), int(torch.multinomial(target[-1], 1, generator=rng))
+
+
+def _residual(target: Tensor, drawn: Tensor | None, token: int) -> Tensor:
+    """max(p - q, 0), f32 [V], where `token` was rejected; q is one-hot where nothing was drawn. Not normalised."""
+    if drawn is None:
+        left = target.clone()
+        left[token] = 0.0
+    else:
+        left = (target - drawn).clamp(min=0.0)
+    # p and q may be so close that their difference vanishes in rounding
+    return left if float(left.sum()) > 0.0 else target

@@ -1,0 +1,111 @@
+"""DoLa: what the last layer says against what an earlier layer said (Chuang et al. 2023, arXiv:2309.03883)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from genctl.decode.types import Context, Scores, Search, Space
+from genctl.errors import ModelError
+from genctl.strategies.rescore import rescored
+from genctl.strategies.sample import Sample
+
+Layers: TypeAlias = Literal["low", "high"] | tuple[int, ...]
+
+RELATIVE_TOP = 0.1  # tokens less probable than this fraction of the best one are out (equation 4)
+BASE_FILTER = -1e-3  # what they are given in the earlier layer; transformers' number
+
+
+@dataclass(frozen=True)
+class Dola:
+    """Of the candidate layers the one that differs most from the last (Jensen-Shannon divergence) is contrasted with it.
+
+    `layers`: the lower or the higher half, every second layer of it, or the layers themselves; 0 is the embeddings.
+    The choice of layer is made for each row and step; otherwise as transformers 4 had it: the head reads a candidate
+    layer's states without the final norm, and the processors come after the contrast.
+    """
+
+    layers: Layers = "low"
+    do_sample: bool = False
+    n: int = 1
+
+    kind: ClassVar[str] = "dola"
+    length_penalty: ClassVar[float] = 1.0
+    needs_hidden: ClassVar[bool] = True
+    space: ClassVar[Space] = "raw"
+    drafts: ClassVar[bool] = False
+
+    @property
+    def rows(self) -> int:
+        return self.n
+
+    def search(self, scores: Scores, context: Context) -> Search:
+        model = context.model.model
+        candidates = candidate_layers(model, self.layers)
+        head: Callable[[Tensor], Tensor] = model.get_output_embeddings()
+        return rescored(Sample(self.do_sample, self.n), lambda seen: _contrast(seen, candidates, head), scores, context)
+
+
+def candidate_layers(model: Any, layers: Layers) -> list[int]:
+    """The layers that may be contrasted with the last one.
+
+    Raises ModelError for models that DoLa is not made for, and for layers that the model does not have.
+    """
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise ModelError(f"DoLa needs a decoder-only model, and {name} is an encoder-decoder")
+    if getattr(model, "_is_stateful", False):
+        raise ModelError(f"DoLa needs layers that look back at every token, and {name} keeps recurrent states")
+    if model.get_output_embeddings() is None:
+        raise ModelError(f"DoLa needs an output head, and {name} has none")
+    config = model.config.get_text_config(decoder=True)
+    depth = int(config.num_hidden_layers)
+    if not isinstance(layers, str):
+        wrong = [layer for layer in layers if not 0 <= layer < depth]
+        if wrong or not layers:
+            given = f"has no layer {wrong[0]}" if wrong else "needs at least one"
+            raise ModelError(f"dola_layers: {name} {given}; its layers before the last are 0 to {depth - 1}")
+        return list(dict.fromkeys(layers))
+    half, span = depth // 2, 20
+    if layers == "high":
+        return list(range(half, depth, 2)) if depth <= 40 else list(range(depth - span, depth, 2))
+    # tied embeddings read back what was read in: the lowest layers would only echo the last token
+    start = 0 if not getattr(config, "tie_word_embeddings", False) else {1: 0, 2: 1}.get(depth, 2)
+    if start == half:
+        return [start]
+    found = list(range(start, half, 2)) if depth <= 40 else list(range(start, span, 2))
+    if not found:
+        raise ModelError(
+            f'dola_layers = "low": {name} has too few layers ({depth}) with tied embeddings; name the layers'
+        )
+    return found
+
+
+def _contrast(scores: Scores, candidates: Sequence[int], head: Callable[[Tensor], Tensor]) -> Tensor:
+    """log p_last - log p_earlier, f32 [N, V]; -inf where the last layer finds a token improbable."""
+    assert scores.layers is not None
+    last = scores.logprobs[:, -1]  # [N, V]
+    with torch.no_grad():
+        earlier = [head(scores.layers[layer][:, -1]).float().to(last.device) for layer in candidates]
+    logprobs = torch.stack(earlier, 1).log_softmax(-1)  # [N, L, V]
+    if len(candidates) == 1:
+        chosen = logprobs[:, 0]
+    else:
+        furthest = _divergence(last, logprobs).argmax(1)
+        chosen = logprobs[torch.arange(len(last), device=last.device), furthest]
+    out = last < last.amax(-1, keepdim=True) + math.log(RELATIVE_TOP)
+    return (last - chosen.masked_fill(out, BASE_FILTER)).masked_fill(out, -torch.inf)
+
+
+def _divergence(last: Tensor, earlier: Tensor) -> Tensor:
+    """The Jensen-Shannon divergence of last [N, V] and each of earlier [N, L, V] as transformers took it; f32 [N, L]."""
+    middle = 0.5 * (last.exp()[:, None] + earlier.exp())
+    ours = functional.kl_div(last[:, None].expand_as(middle), middle, reduction="none").mean(-1)
+    theirs = functional.kl_div(earlier, middle, reduction="none").mean(-1)
+    return 0.5 * (ours + theirs)
