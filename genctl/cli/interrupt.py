@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Interrupt:
-    """While decoding, a signal becomes a reason that the loop asks for; before that it ends the process in order (SystemExit).
+    """While decoding, a signal becomes a reason that the loop asks for; before that it raises SystemExit.
 
     Use as a context manager. `status` is what the process should exit with: 130 after SIGINT, 143 after SIGTERM.
     """

@@ -40,7 +40,7 @@ class _Stream(io.TextIOWrapper):
 
 
 def genctl(*arguments: str, stdin: str | bytes | None = None, terminal: bool = False) -> Done:
-    """Run the command line. Without `stdin`, standard input is a terminal; `terminal` makes the outputs terminals too."""
+    """Run the command line. Without `stdin`, standard input is a terminal; with `terminal` the outputs are one too."""
     before = sys.stdin, sys.stdout, sys.stderr
     content = stdin.encode() if isinstance(stdin, str) else stdin or b""
     out, err = _Stream(terminal=terminal), _Stream(terminal=terminal)
