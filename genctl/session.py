@@ -318,11 +318,13 @@ class Session:
         return build(material)
 
 
-def planned(runtime: Runtime, layers: Sequence[Layer], *, allow_pickle: bool = False) -> Resolved:
+def planned(
+    runtime: Runtime, layers: Sequence[Layer], *, allow_pickle: bool = False, trust_remote_code: bool = False
+) -> Resolved:
     """The job as it would be resolved, from the checkpoint's settings alone: its weights are not read."""
     from genctl.models import hub
 
-    found = hub.generation_config(runtime, allow_pickle=allow_pickle)
+    found = hub.generation_config(runtime, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     return resolve([model_layer(found, runtime.model), *layers])
 
 

@@ -113,7 +113,7 @@ def ask(arch: str, prompt: tuple[int, ...], count: int, eos: list[int], **option
         eos_token_id=eos,
         pad_token_id=0,
         return_dict_in_generate=True,
-        output_scores="num_beam_groups" not in options,  # 4.49 fails on scores of groups
+        output_scores=True,
         **options,
     )
     skipped = 1 if model.config.is_encoder_decoder else len(prompt)

@@ -96,7 +96,8 @@ def _dry(asked: Asked, early: Resolved, layers: Sequence[Layer]) -> int:
     from genctl.config.dry import to_toml
     from genctl.session import planned
 
-    sys.stdout.write(to_toml(planned(early.runtime, layers, allow_pickle=asked.allow_pickle)))
+    flags = {"allow_pickle": asked.allow_pickle, "trust_remote_code": asked.trust_remote_code}
+    sys.stdout.write(to_toml(planned(early.runtime, layers, **flags)))
     return int(Exit.DONE)
 
 

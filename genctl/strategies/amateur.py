@@ -58,7 +58,10 @@ class Amateur:
         amateur = (logits / self.temperature).log_softmax(-1).to(expert.device)
         missing = expert.shape[1] - amateur.shape[1]
         if missing:  # padding of the expert's vocabulary
-            amateur = torch.nn.functional.pad(amateur, (0, missing), value=torch.inf)
+            amateur = torch.nn.functional.pad(amateur, (0, missing))
+            expert = expert.index_fill(
+                1, torch.arange(amateur.shape[1] - missing, amateur.shape[1], device=expert.device), -torch.inf
+            )
         beta = self.beta
         contrast = expert - amateur if beta is None else (1 + beta) * expert - beta * amateur
         floor = expert.amax(-1, keepdim=True) + (math.log(self.alpha) if self.alpha else -torch.inf)

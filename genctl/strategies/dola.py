@@ -24,7 +24,7 @@ BASE_FILTER = -1e-3  # what they are given in the earlier layer; transformers' n
 
 @dataclass(frozen=True)
 class Dola:
-    """Of the candidate layers the one that differs most from the last (Jensen-Shannon divergence) is contrasted with it.
+    """The last layer is contrasted with the candidate that differs from it most (Jensen-Shannon divergence).
 
     `layers`: the lower or the higher half, every second layer of it, or the layers themselves; 0 is the embeddings.
     The choice of layer is made for each row and step; otherwise as transformers 4 had it: the head reads a candidate
@@ -104,7 +104,7 @@ def _contrast(scores: Scores, candidates: Sequence[int], head: Callable[[Tensor]
 
 
 def _divergence(last: Tensor, earlier: Tensor) -> Tensor:
-    """The Jensen-Shannon divergence of last [N, V] and each of earlier [N, L, V] as transformers took it; f32 [N, L]."""
+    """Jensen-Shannon divergence of last [N, V] and each of earlier [N, L, V], as transformers took it; f32 [N, L]."""
     middle = 0.5 * (last.exp()[:, None] + earlier.exp())
     ours = functional.kl_div(last[:, None].expand_as(middle), middle, reduction="none").mean(-1)
     theirs = functional.kl_div(earlier, middle, reduction="none").mean(-1)

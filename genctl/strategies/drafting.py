@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class Follower:
         *,
         use_cache: bool = True,
         source: Source | None = None,
-        cache: caches.Cache | None = None,
+        cache: Any = None,
         ids: Sequence[int] = (),
     ) -> None:
         self.forward = forward
@@ -68,7 +68,7 @@ class Follower:
         self.ids = list(ids)  # what has been read
         self.floor = len(self.ids)  # windows do not remember what they dropped before this length
 
-    def _empty(self) -> caches.Cache | None:
+    def _empty(self) -> Any:
         if not self.cached:
             return None
         return caches.rewindable(caches.new_cache(self.forward.config, encoder_decoder=self.sources is not None))
@@ -81,7 +81,7 @@ class Follower:
         output = self.forward(feed, self.cache, sources=self.sources, first=first, keep=1)
         if self.cache is not None and not caches.croppable(self.cache):
             raise ModelError(
-                f"{type(self.forward.model).__name__} cannot draft: it keeps recurrent states, and drafts are taken back"
+                f"{type(self.forward.model).__name__} cannot draft: it keeps recurrent states, which forget nothing"
             )
         return output.logits[0, -1]
 
@@ -206,10 +206,10 @@ class LookingUp:
                 known.setdefault(tuple(text[end - size : end]), end)
         self.indexed = max(self.indexed, length - 1)
         for size in range(min(len(self.first), length - 1), 0, -1):
-            end = self.first[size - 1].get(tuple(text[length - size :]))
-            if end is not None:
-                found = text[end : end + count]
-                stop = next((place for place, token in enumerate(found) if token in self.eos), len(found))
+            place = self.first[size - 1].get(tuple(text[length - size :]))
+            if place is not None:
+                found = text[place : place + count]
+                stop = next((i for i, token in enumerate(found) if token in self.eos), len(found))
                 return Draft(found[:stop])
         return Draft([])
 

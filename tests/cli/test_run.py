@@ -58,8 +58,9 @@ def test_a_recorded_seed_repeats_a_row_alone(gpt2: Path) -> None:
 
 
 def test_the_ids_are_those_of_generate(gpt2: Path) -> None:
-    knobs = "--do-sample --seed 5 -n 15 --temperature 0.8 --top-p 0.95 --num-return-sequences 2".split()
-    done = genctl("run", "-m", str(gpt2), "--format", "jsonl", *knobs, "hello there")
+    drawn = ["--do-sample", "--seed", "5", "--temperature", "0.8", "--top-p", "0.95"]
+    shape = ["-n", "15", "--num-return-sequences", "2", "--format", "jsonl"]
+    done = genctl("run", "-m", str(gpt2), *drawn, *shape, "hello there")
     record = done.records[0]
     model = tiny("gpt2")
     from transformers import AutoTokenizer

@@ -39,7 +39,7 @@ class _Stream(io.TextIOWrapper):
         return self.terminal
 
 
-def genctl(*arguments: str, stdin: str | bytes | None = None, terminal: bool = False) -> Done:
+def genctl(*arguments: str, stdin: str | bytes | None = None, terminal: bool = False, color: str = "") -> Done:
     """Run the command line. Without `stdin`, standard input is a terminal; with `terminal` the outputs are one too."""
     before = sys.stdin, sys.stdout, sys.stderr
     content = stdin.encode() if isinstance(stdin, str) else stdin or b""
@@ -47,7 +47,7 @@ def genctl(*arguments: str, stdin: str | bytes | None = None, terminal: bool = F
     sys.stdin, sys.stdout, sys.stderr = _Stream(content, terminal=stdin is None), out, err
     try:
         try:
-            status = run(list(arguments))
+            status = run([*arguments, "--color", color] if color else list(arguments))
         except SystemExit as ending:
             status = ending.code if isinstance(ending.code, int) else 1
         out.flush()

@@ -1,0 +1,1 @@
+"""Structured output: a grammar that the new text must follow."""

@@ -1,0 +1,276 @@
+"""A grammar as a logits processor: what would leave it gets a score of minus infinity.
+
+What a row has written decides its state, so rows may be reordered, forked and rolled back. States are kept by what
+was written: a row that goes on moves its parent's matcher one token further, one that forks copies it, one that was
+rolled back takes it back. Should a state be gone, the row is read again from its beginning.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from genctl.decode.grammar.source import Source, read
+from genctl.decode.processors.material import Material
+from genctl.decode.spelling import Spelling, spelling
+from genctl.decode.types import Processor
+from genctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_WIDTH = 8  # bytes of a token in a key
+_KEPT = 128  # states kept at least
+_COMPILED = 8  # grammars kept compiled for one tokenizer
+
+
+@dataclass
+class _State:
+    """Where a row stands in the grammar. `allowed` is made when it is asked for: one bit for each id."""
+
+    matcher: LLMatcher
+    started: bool = True  # whether text was written
+    allowed: bytes | None = None
+
+
+class Grammar:
+    """history int64 [R, T], scores f32 [R, V] -> scores with everything outside the grammar at -inf.
+
+    The text of all new tokens must be a text of the grammar: special tokens are barred, and an EOS id is allowed where
+    the text may end. An EOS id that has text of its own is allowed where the text may end with it. A row that has left
+    the grammar (a draft on trial) is none of its business: its scores stay as they are.
+
+    Raises UsageError where the tokenizer cannot write any text of the grammar, or the grammar is too complex.
+    """
+
+    def __init__(self, source: Source, words: Spelling, prompt_len: int, eos: Sequence[int]) -> None:
+        self.source, self.words, self.prompt_len, self.eos = source, words, prompt_len, tuple(eos)
+        self._extra = {token: len(words.pieces) + n for n, token in enumerate(words.first)}
+        self._root = _State(_compiled(words, source).deep_copy(), started=False)
+        self._live: OrderedDict[bytes, _State | None] = OrderedDict()  # by new tokens; None has left the grammar
+        self._moved: OrderedDict[bytes, bytes] = OrderedDict()  # whose matcher went on, and to which row
+        bits = self._allowed(self._root)
+        if not any(_bit(bits, token) for token in range(len(words.pieces))):
+            reason = "it has no text that this tokenizer can write"
+            if self._root.matcher.is_accepting():
+                reason = "its only text is the empty one, and there is no EOS id"
+            raise UsageError(f"{source.knob}: {reason}")
+
+    def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
+        if history.shape[1] < self.prompt_len:  # tokens that were forced before any text
+            return scores
+        rows = history[:, self.prompt_len :].to("cpu", torch.int64).contiguous()
+        keys = [row.numpy().tobytes() for row in rows]
+        forks = Counter(key[:-_WIDTH] for key in set(keys) if key and key not in self._live)
+        packed = [self._bits(self._state(key, forks)) for key in keys]
+        self._forget(4 * len(keys))
+        bits = torch.frombuffer(bytearray(b"".join(packed)), dtype=torch.uint8).to(scores.device).view(len(keys), -1)
+        shifts = torch.arange(8, dtype=torch.uint8, device=scores.device)
+        allowed = ((bits[:, :, None] >> shifts) & 1).flatten(1)[:, : scores.shape[1]].bool()
+        if allowed.shape[1] < scores.shape[1]:
+            allowed = torch.nn.functional.pad(allowed, (0, scores.shape[1] - allowed.shape[1]))
+        return scores.masked_fill(~allowed, -torch.inf)
+
+    def accepts(self, tokens: Sequence[int]) -> bool:
+        """Whether the text of these new tokens (EOS not among them) is a text of the grammar."""
+        key = torch.tensor(list(tokens), dtype=torch.int64).numpy().tobytes()
+        state = self._state(key, Counter([key[:-_WIDTH]] * 2))
+        return state is not None and state.matcher.is_accepting()
+
+    # -- states --------------------------------------------------------------------------------------------------------
+
+    def _state(self, key: bytes, forks: Counter[bytes]) -> _State | None:
+        if not key:
+            return self._root
+        if key in self._live:
+            self._live.move_to_end(key)
+            return self._live[key]
+        state = self._rolled_back(key)
+        if state is None:
+            state = self._after(key, forks)
+        self._live[key] = state
+        return state
+
+    def _after(self, key: bytes, forks: Counter[bytes]) -> _State | None:
+        """The state of a row by its parent's. `forks` says how many rows still want the parent."""
+        parent, token = key[:-_WIDTH], int.from_bytes(key[-_WIDTH:], "little", signed=True)
+        forks[parent] -= 1
+        kept = parent in self._live
+        above = self._live[parent] if kept else self._rolled_back(parent) or self._replayed(parent)
+        if above is None or token in self.eos or not _bit(self._bits(above), token):
+            return None
+        matcher = above.matcher
+        if above is self._root or (kept and forks[parent] > 0):
+            matcher = matcher.deep_copy()
+        elif kept:
+            del self._live[parent]
+            self._moved[parent] = key
+        elif forks[parent] > 0:  # just made: its other children will want it too
+            self._live[parent] = above
+            matcher = matcher.deep_copy()
+        else:
+            self._moved[parent] = key
+        return self._advanced(matcher, token, above.started)
+
+    def _advanced(self, matcher: LLMatcher, token: int, started: bool) -> _State:
+        known = token if started else self._extra.get(token, token)
+        if started or self.words.at_first(token):
+            matcher.consume_token(known)
+        self._check(matcher)
+        return _State(matcher)
+
+    def _rolled_back(self, key: bytes) -> _State | None:
+        """The state of a row from that of a continuation of it, which nobody wants any more."""
+        at, steps = key, 0
+        while at in self._moved:
+            at, steps = self._moved[at], steps + 1
+            later = self._live.get(at)
+            if later is not None:
+                del self._live[at]
+                return _State(later.matcher) if later.matcher.rollback(steps) else None
+        return None
+
+    def _replayed(self, key: bytes) -> _State | None:
+        """The state of a row from its first token on."""
+        state = self._root
+        for at in range(0, len(key), _WIDTH):
+            token = int.from_bytes(key[at : at + _WIDTH], "little", signed=True)
+            if token in self.eos or not _bit(self._bits(state), token):
+                return None
+            matcher = state.matcher.deep_copy() if state is self._root else state.matcher
+            state = self._advanced(matcher, token, state.started)
+        return state
+
+    def _forget(self, wanted: int) -> None:
+        for kept in (self._live, self._moved):
+            while len(kept) > max(_KEPT, wanted):
+                kept.popitem(last=False)
+
+    # -- what may follow -----------------------------------------------------------------------------------------------
+
+    def _bits(self, state: _State | None) -> bytes:
+        if state is None:
+            return b"\xff" * (4 * _words(self._size))
+        if state.allowed is None:
+            state.allowed = self._allowed(state)
+        return state.allowed
+
+    @property
+    def _size(self) -> int:
+        return len(self.words.pieces) + len(self.words.first) + 1
+
+    def _allowed(self, state: _State) -> bytes:
+        matcher = state.matcher
+        bits = bytearray(matcher.compute_bitmask())
+        self._check(matcher)
+        if not state.started:
+            text = any(bits[: len(self.words.pieces) // 8])
+            for token, extra in self._extra.items():
+                # a blank that is stripped at the beginning leaves the grammar where it was
+                _put(bits, token, _bit(bits, extra) if self.words.first[token] else text)
+        over = matcher.is_accepting()
+        for token in self.eos:
+            if token >= len(self.words.pieces):
+                continue
+            if not self.words.at_first(token) and not self.words.pieces[token]:
+                _put(bits, token, over)
+            elif _bit(bits, token):
+                _put(bits, token, self._advanced(matcher.deep_copy(), token, state.started).matcher.is_accepting())
+        return bytes(bits)
+
+    def _check(self, matcher: LLMatcher) -> None:
+        if matcher.is_error() and "ParserTooComplex" in matcher.stop_reason() or "LexerTooComplex" in matcher.stop_reason():
+            raise UsageError(f"{self.source.knob}: the grammar is too complex: {_why(matcher)}")
+
+
+def json_schema(material: Material) -> Processor | None:
+    """The processor that `json_schema` asks for, or None."""
+    return _made(material, "json_schema")
+
+
+def regex(material: Material) -> Processor | None:
+    """The processor that `regex` asks for, or None."""
+    return _made(material, "regex")
+
+
+def grammar(material: Material) -> Processor | None:
+    """The processor that `grammar` asks for, or None."""
+    return _made(material, "grammar")
+
+
+def _made(material: Material, knob: str) -> Processor | None:
+    source = read(material.generation, knob)
+    if source is None:
+        return None
+    words = spelling(material.tokenizer, material.vocab_size, knob)
+    return Grammar(source, words, begins(material), material.eos)
+
+
+def begins(material: Material) -> int:
+    """Where the text begins: after the prompt, and after a first token that is forced (a language, say)."""
+    forced = material.prompt_len == 1 and material.generation.forced_bos_token_id is not None
+    return material.prompt_len + forced
+
+
+def _compiled(words: Spelling, source: Source) -> LLMatcher:
+    from llguidance import LLMatcher
+
+    kept: OrderedDict[str, LLMatcher] = words.memo.setdefault("grammars", OrderedDict())
+    if source.lark not in kept:
+        matcher = LLMatcher(_tokenizer(words), LLMatcher.grammar_from_lark(source.lark), log_level=0)
+        if matcher.is_error():
+            raise UsageError(f"{source.knob}: {_why(matcher)}")
+        kept[source.lark] = matcher
+        while len(kept) > _COMPILED:
+            kept.popitem(last=False)
+    kept.move_to_end(source.lark)
+    return kept[source.lark]
+
+
+def _tokenizer(words: Spelling) -> LLTokenizer:
+    """llguidance's view of a vocabulary: V ids, then those that read differently at the beginning, then an end."""
+    from llguidance import LLTokenizer
+    from llguidance._tokenizer import TokenizerWrapper
+
+    if "llguidance" not in words.memo:
+        words.memo["llguidance"] = LLTokenizer(TokenizerWrapper(_Vocabulary(words)))
+    made: LLTokenizer = words.memo["llguidance"]
+    return made
+
+
+class _Vocabulary:
+    """What llguidance asks a tokenizer for."""
+
+    bos_token_id: int | None = None
+
+    def __init__(self, words: Spelling) -> None:
+        self.tokens = [*words.pieces, *words.first.values(), b"\xff<end>"]
+        self.eos_token_id = len(self.tokens) - 1
+        self.special_token_ids = [self.eos_token_id]
+
+    def __call__(self, text: Any) -> list[int]:
+        return []  # only asked in order to force tokens, which the grammar's header turns off
+
+
+def _bit(bits: bytes | bytearray, place: int) -> bool:
+    return 0 <= place < 8 * len(bits) and bool(bits[place // 8] >> (place % 8) & 1)
+
+
+def _put(bits: bytearray, place: int, on: bool) -> None:
+    if on:
+        bits[place // 8] |= 1 << (place % 8)
+    else:
+        bits[place // 8] &= ~(1 << (place % 8))
+
+
+def _words(size: int) -> int:
+    return (size + 31) // 32
+
+
+def _why(matcher: LLMatcher) -> str:
+    return (matcher.get_error().strip().splitlines() or [matcher.stop_reason()])[0]

@@ -1,0 +1,158 @@
+"""From knobs to one grammar text, checked before any model is loaded. No torch in here.
+
+All three kinds become llguidance's dialect of Lark. `no_forcing` keeps it from prescribing one tokenisation where the
+text is certain: every way to spell the text stays open, and the model weighs them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from genctl.errors import UsageError
+from genctl.params import Generation
+
+KNOBS = ("json_schema", "regex", "grammar")
+_HEADER = '%llguidance {"no_forcing": true}\n'
+
+# Between the tokens of JSON: nothing, one blank, or a new line with its indentation. Unbounded white space is what
+# small models like best, and would never end. `"x-guidance"` in a schema changes it.
+_JSON = {"whitespace_pattern": r"(\n[ ]{0,24}| )?"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A grammar that parses. `knob` is the one that asked for it."""
+
+    knob: str
+    lark: str
+
+
+def conflicts(generation: Generation) -> list[str]:
+    """What of grammars, prefixes and token healing contradicts each other, a sentence each."""
+    asked = [knob for knob in KNOBS if getattr(generation, knob) is not None]
+    found = [f"{asked[0]} and {other} both say what the text must be; leave out one of them" for other in asked[1:]]
+    if generation.token_healing:
+        found += [f"token_healing cannot be combined with {knob}: its text would begin in the prompt" for knob in asked]
+        if generation.stop_regex is not None:
+            found.append("token_healing cannot be combined with stop_regex: it could match in the part taken back")
+    return found
+
+
+def read(generation: Generation, only: str | None = None) -> Source | None:
+    """The grammar that the knobs ask for (`only` that of one knob); None where they ask for none.
+
+    Raises UsageError where a file cannot be read or a grammar does not parse, with the place.
+    """
+    for knob in KNOBS if only is None else (only,):
+        value = getattr(generation, knob)
+        if value is not None:
+            return _READERS[knob](value)
+    return None
+
+
+def _json_schema(value: dict[str, Any] | str) -> Source:
+    where = "json_schema"
+    schema: Any = value
+    if isinstance(value, str):
+        text = value
+        if not value.lstrip().startswith("{"):
+            where, text = f"json_schema ({value})", _file("json_schema", value)
+        try:
+            schema = json.loads(text)
+        except json.JSONDecodeError as error:
+            place = f"line {error.lineno}, column {error.colno}"
+            raise UsageError(f"{where}: not JSON: {error.msg} at {place}") from error
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise UsageError(f"{where}: a schema is a JSON object, not {json.dumps(schema)[:40]}")
+    fault = _fault(schema)
+    if fault:
+        pointer, reason = next(_inner(schema, schema, "#", fault), ("#", fault))
+        raise UsageError(f"{where}: {reason} at {pointer}")
+    return Source("json_schema", _lark(schema))
+
+
+def _lark(schema: dict[str, Any]) -> str:
+    guided = {**schema, "x-guidance": {**_JSON, **schema.get("x-guidance", {})}}
+    return f"{_HEADER}start: %json {json.dumps(guided)}"
+
+
+def _fault(schema: dict[str, Any]) -> str:
+    if not isinstance(schema.get("x-guidance", {}), dict):
+        return '"x-guidance" must be an object'
+    fault = validate(_lark(schema))
+    return re.sub(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?", "", _reason(fault)) if fault else ""
+
+
+def _inner(root: dict[str, Any], part: Any, pointer: str, fault: str) -> Iterator[tuple[str, str]]:
+    """The deepest part of a schema that has the same fault when it stands alone."""
+    if isinstance(part, dict):
+        inner = [(f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}", item) for key, item in part.items()]
+    elif isinstance(part, list):
+        inner = [(f"{pointer}/{place}", item) for place, item in enumerate(part)]
+    else:
+        return
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root and pointer == "#"}
+    for where, item in inner:
+        yield from _inner(root, item, where, fault)
+        if isinstance(item, dict) and where not in ("#/$defs", "#/definitions") and _fault({**shared, **item}) == fault:
+            yield where, fault
+
+
+def _regex(value: str) -> Source:
+    from llguidance import regex_to_lark
+
+    if not value:
+        raise UsageError("regex: the pattern is empty, and so would be the text")
+    lark = f"{_HEADER}start: /{regex_to_lark(value, use_ascii='')}/"
+    fault = validate(lark)
+    if fault:
+        lines = fault.splitlines()
+        caret = next((line for line in lines if line.strip() and set(line.strip()) == {"^"}), None)
+        place = "" if caret is None or "\n" in value else f" at character {len(caret) - len(caret.lstrip()) - 3}"
+        reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), _reason(fault))
+        raise UsageError(f"regex: {reason}{place} of {json.dumps(value, ensure_ascii=False)}")
+    return Source("regex", lark)
+
+
+def _grammar(value: str) -> Source:
+    inline = re.search(r"^\s*\??start\s*(\[[^\]]*\]\s*)?:", value, re.MULTILINE) is not None
+    where, text = ("grammar", value) if inline else (f"grammar ({value})", _file("grammar", value))
+    fault = validate(_HEADER + text)
+    if fault:
+        reason = _reason(fault)
+        placed = re.match(r"(?:at )?(\d+)\((\d+)\): (.*)", reason)
+        if placed:
+            where, reason = f"{where}, line {int(placed[1]) - 1}, column {placed[2]}", placed[3]
+        raise UsageError(f"{where}: {reason}")
+    return Source("grammar", _HEADER + text)
+
+
+_READERS = {"json_schema": _json_schema, "regex": _regex, "grammar": _grammar}
+
+
+def validate(lark: str) -> str:
+    """What is wrong with a grammar, in llguidance's words; empty if nothing is."""
+    from llguidance import LLMatcher
+
+    wrong, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_lark(lark))
+    return messages[0] if wrong else ""
+
+
+def _reason(fault: str) -> str:
+    """The first line of a message; the others show the grammar that we made."""
+    return fault.strip().splitlines()[0]
+
+
+def _file(knob: str, name: str) -> str:
+    try:
+        return Path(name).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise UsageError(f"{knob}: cannot read {name}: {what}") from error

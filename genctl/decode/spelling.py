@@ -1,0 +1,149 @@
+"""What each id of a vocabulary adds to the text that is shown, in bytes.
+
+The text of new tokens is `first` of the first one and `pieces` of all others, one after the other: byte for byte for
+byte-level and byte-fallback vocabularies, by the decoder's own word for metaspace and WordPiece ones. Tokenizers whose
+text is not the sum of its tokens are refused, because then no single token can be judged. No torch in here.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from genctl.errors import UsageError
+
+_SUMMED = ("ByteLevel", "ByteFallback", "Fuse", "Replace", "Metaspace", "WordPiece")
+
+
+@dataclass(frozen=True, eq=False)
+class Spelling:
+    """V ids and their bytes. Special ids, and those that the tokenizer lacks, have none: b""."""
+
+    pieces: tuple[bytes, ...]  # V, what an id adds where text precedes it
+    first: dict[int, bytes]  # ids that add something else where none does (a blank is stripped there)
+    memo: dict[Any, Any] = field(default_factory=dict)  # what others keep for as long as the tokenizer lives
+
+    def at_first(self, token: int) -> bytes:
+        """What the id adds as the first one."""
+        return self.first.get(token, self.pieces[token])
+
+    def spelled(self, piece: bytes, *, first: bool = False) -> Sequence[int]:
+        """The ids that add exactly `piece`."""
+        return self._table(first)[1].get(piece, ())
+
+    def beginning(self, start: bytes, *, first: bool = False) -> Iterator[int]:
+        """The ids that add `start` or more."""
+        ordered, ids = self._table(first)
+        for place in range(bisect_left(ordered, start), len(ordered)):
+            if not ordered[place].startswith(start):
+                return
+            yield from ids[ordered[place]]
+
+    def extends(self, start: bytes) -> bool:
+        """Whether an id adds more than `start`, which it begins with."""
+        ordered, _ = self._table(False)
+        place = bisect_left(ordered, start + b"\x00")
+        return place < len(ordered) and ordered[place].startswith(start)
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest piece."""
+        return max(map(len, self.pieces), default=0)
+
+    def _table(self, first: bool) -> tuple[list[bytes], dict[bytes, list[int]]]:
+        return self._first_table if first and self.first else self._middle_table
+
+    @cached_property
+    def _middle_table(self) -> tuple[list[bytes], dict[bytes, list[int]]]:
+        return _indexed(self.pieces)
+
+    @cached_property
+    def _first_table(self) -> tuple[list[bytes], dict[bytes, list[int]]]:
+        return _indexed([self.at_first(token) for token in range(len(self.pieces))])
+
+
+def _indexed(pieces: Sequence[bytes]) -> tuple[list[bytes], dict[bytes, list[int]]]:
+    ids: dict[bytes, list[int]] = {}
+    for token, piece in enumerate(pieces):
+        if piece:
+            ids.setdefault(piece, []).append(token)
+    return sorted(ids), ids
+
+
+_known: WeakKeyDictionary[Any, dict[int, Spelling]] = WeakKeyDictionary()
+
+
+def spelling(tokenizer: Any, vocab_size: int, knob: str) -> Spelling:
+    """The spelling of ids 0 to `vocab_size` - 1. Raises UsageError, naming `knob`, where it cannot be told."""
+    if tokenizer is None:
+        raise UsageError(f"{knob}: works on text, but the checkpoint has no tokenizer")
+    sizes = _known.setdefault(tokenizer, {})
+    if vocab_size not in sizes:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise UsageError(f"{knob}: needs a fast tokenizer (tokenizer.json), which this checkpoint lacks")
+        if getattr(tokenizer, "clean_up_tokenization_spaces", False) and type(backend.model).__name__ != "BPE":
+            raise UsageError(
+                f"{knob}: this tokenizer removes blanks from finished text (clean_up_tokenization_spaces), "
+                "so that it cannot be followed token by token"
+            )
+        sizes[vocab_size] = _read(backend, vocab_size, knob)
+    return sizes[vocab_size]
+
+
+def _read(backend: Any, size: int, knob: str) -> Spelling:
+    steps = _steps(json.loads(backend.to_str())["decoder"])
+    kinds = [step["type"] for step in steps]
+    for step in steps:
+        if step["type"] not in _SUMMED and not (step["type"] == "Strip" and not step["stop"]):
+            raise UsageError(f"{knob}: the text of this tokenizer is not the sum of its tokens ({step['type']} decoder)")
+    if "Fuse" in kinds and any(kind == "Replace" for kind in kinds[kinds.index("Fuse") :]):
+        raise UsageError(f"{knob}: the text of this tokenizer is not the sum of its tokens (its decoder rewrites it)")
+    special = {token for token, added in backend.get_added_tokens_decoder().items() if added.special}
+    names = [None if token in special else backend.id_to_token(token) for token in range(size)]
+    if [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]:
+        return Spelling(tuple(b"" if name is None else _bytes_of(name) for name in names), {})
+    fallback = "ByteFallback" in kinds
+    ids = [token for token, name in enumerate(names) if name is not None]
+    plain = (token for token in ids if str(names[token]).isalnum() and backend.decode([token]).strip())
+    anchor = next(plain, ids[0] if ids else 0)
+    lead = backend.decode([anchor])
+    alone = dict(zip(ids, backend.decode_batch([[token] for token in ids]), strict=True))
+    after = dict(zip(ids, backend.decode_batch([[anchor, token] for token in ids]), strict=True))
+    pieces, first = [b""] * size, {}
+    for token in ids:
+        name = str(names[token])
+        if fallback and len(name) == 6 and name.startswith("<0x") and int(name[3:5], 16) >= 0x80:
+            pieces[token] = bytes([int(name[3:5], 16)])
+        elif after[token].startswith(lead):
+            pieces[token] = after[token][len(lead) :].encode()
+            if alone[token].encode() != pieces[token]:
+                first[token] = alone[token].encode()
+    return Spelling(tuple(pieces), first)
+
+
+def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if decoder is None:
+        return []
+    return [step for one in decoder["decoders"] for step in _steps(one)] if decoder["type"] == "Sequence" else [decoder]
+
+
+def _bytes_of(name: str) -> bytes:
+    """The bytes behind GPT-2's printable stand-ins; an added token stands for itself."""
+    if all(char in _STANDINS for char in name):
+        return bytes(_STANDINS[char] for char in name)
+    return name.encode()
+
+
+def _standins() -> dict[str, int]:
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_STANDINS = _standins()
