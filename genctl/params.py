@@ -21,6 +21,7 @@ Probability: TypeAlias = Annotated[float, Gt(0.0), Le(1.0)]
 LENGTH, SAMPLING, PENALTIES, WORDS, STOPPING, CACHE = "Length", "Sampling", "Penalties", "Words", "Stopping", "Cache"
 MODEL, RUN = "Model", "Run"
 SEARCH = "Search"
+STRUCTURE = "Structure"
 
 Fraction: TypeAlias = Annotated[float, Ge(0.0), Lt(1.0)]
 Bias: TypeAlias = tuple[Ids, float]  # a sequence of ids and what is added to the score of its last one
@@ -182,6 +183,19 @@ class Generation:
     )
     forced_eos_token_id: int | Ids | None = knob(None, "last id where max_length is reached", WORDS, flag=False)
 
+    # -- structure ---------------------------------------------------------------------------------------------------
+    json_schema: dict[str, Any] | str | None = knob(
+        None, "write JSON that this schema allows: a file, or the schema itself", STRUCTURE
+    )
+    regex: str | None = knob(None, "write a text that this regular expression matches as a whole", STRUCTURE)
+    grammar: str | None = knob(
+        None, "write a text of this grammar: a file in Lark's syntax, or the grammar itself", STRUCTURE
+    )
+    prefix: str | None = knob(None, "what the new text must begin with", STRUCTURE)
+    token_healing: bool = knob(
+        False, "take back the prompt's last tokens if a longer token could cover them", STRUCTURE, neutral=False
+    )
+
     # -- search ------------------------------------------------------------------------------------------------------
     num_beams: Annotated[int, Ge(1)] = knob(1, "hypotheses kept alive at each step; 1 is no beam search", SEARCH)
     length_penalty: float = knob(
@@ -205,6 +219,13 @@ class Generation:
     force_words_ids: list[list[int | Ids]] | None = knob(
         None, "the same as ids: [[ids], …], or [[[ids], [ids]], …] where there are alternatives", SEARCH, flag=False
     )
+    best_of: Annotated[int, Ge(1)] | None = knob(
+        None, "draw so many samples, return those with the highest log-probability / length ** length_penalty", SEARCH
+    )
+    mbr_samples: Annotated[int, Ge(2)] | None = knob(
+        None, "draw so many samples, return those most like all of them (arXiv:2005.10283)", SEARCH
+    )
+    mbr_utility: Literal["chrf"] = knob("chrf", "how mbr_samples measures likeness: chrF (Popović 2015)", SEARCH)
     penalty_alpha: Annotated[float, Ge(0.0), Le(1.0)] | None = knob(
         None, "contrastive search: weight of not resembling the context; needs top_k (arXiv:2202.06417)", SEARCH
     )
@@ -307,7 +328,6 @@ LATER: dict[str, str] = {
     "target_lookbehind": "needs assisted decoding, which is not there yet",
     "prompt_lookup_num_tokens": "needs prompt lookup decoding, which is not there yet",
     "max_matching_ngram_size": "needs prompt lookup decoding, which is not there yet",
-    "token_healing": "needs token healing, which is not there yet",
     "cache_implementation": "needs a choice of caches, which is not there yet",
 }
 

@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 from tests.strategies.checkpoints import ARCHITECTURES, PROMPTS, made  # noqa: E402
 
 NEW = 14
+LONG = 24  # forced words need room
 
 
 def main() -> None:
@@ -32,7 +33,7 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     for name, cases in (("contrastive", contrastive()), ("diverse", diverse()), ("constrained", constrained())):
         lines = ",\n".join(json.dumps(case) for case in cases)
-        head = json.dumps({"transformers": transformers.__version__, "max_new_tokens": NEW})[1:-1]
+        head = json.dumps({"transformers": transformers.__version__})[1:-1]
         (folder / f"{name}.json").write_text(f'{{{head}, "cases": [\n{lines}\n]}}\n')
         print(name, len(cases))
 
@@ -87,27 +88,27 @@ def constrained() -> list[dict[str, Any]]:
     for arch, prompt in itertools.product(ARCHITECTURES, PROMPTS):
         for place, words in enumerate(wishes):
             options = shapes[(place + len(prompt)) % len(shapes)]
-            for more in (options, {"num_beams": 4}):
-                found.append(ask(arch, prompt, 2, endings(arch), force_words_ids=words, **more))
+            for count, more in ((1, options), (2, {"num_beams": 4})):
+                found.append(ask(arch, prompt, count, endings(arch), LONG, force_words_ids=words, **more))
     return found
 
 
 def endings(arch: str) -> list[int]:
     """EOS ids that texts of this checkpoint meet: its own, and tokens that its greedy texts pass through."""
-    made_texts = [
-        ask(arch, prompt, 1, [2], num_beams=1)["sequences"][0] + [3] * NEW for prompt in PROMPTS[:2]
-    ]
+    made_texts = [ask(arch, prompt, 1, [2], num_beams=1)["sequences"][0] + [3] * NEW for prompt in PROMPTS[:2]]
     return sorted({2, made_texts[0][5], made_texts[1][8]})
 
 
-def ask(arch: str, prompt: tuple[int, ...], count: int, eos: list[int], **options: Any) -> dict[str, Any]:
+def ask(
+    arch: str, prompt: tuple[int, ...], count: int, eos: list[int], new: int = NEW, **options: Any
+) -> dict[str, Any]:
     """The new tokens of `count` sequences, the first EOS included, and their scores where there are any."""
     model = made(arch)
     ids = torch.tensor([prompt])
     answer = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        max_new_tokens=NEW,
+        max_new_tokens=new,
         do_sample=False,
         num_return_sequences=count,
         eos_token_id=eos,
@@ -119,7 +120,8 @@ def ask(arch: str, prompt: tuple[int, ...], count: int, eos: list[int], **option
     skipped = 1 if model.config.is_encoder_decoder else len(prompt)
     rows = [cut(row, eos) for row in answer.sequences[:, skipped:].tolist()]
     scores = getattr(answer, "sequences_scores", None)
-    case: dict[str, Any] = {"arch": arch, "prompt": list(prompt), "eos": eos, "options": options, "sequences": rows}
+    case: dict[str, Any] = {"arch": arch, "prompt": list(prompt), "eos": eos, "new": new, "options": options}
+    case["sequences"] = rows
     if scores is not None:
         case["scores"] = [round(score, 5) for score in scores.tolist()]
     return case

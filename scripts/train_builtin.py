@@ -48,6 +48,10 @@ IGNORED = -100
 
 Batch = dict[str, torch.Tensor]
 
+# Neither model converses; these let a chat be tried offline. A story goes on from all messages, a number is the last.
+STORIES_CHAT = "{{ bos_token }}{{ messages | map(attribute='content') | join(' ') }}"
+NUMBERS_CHAT = "{{ messages[-1]['content'] }}{{ eos_token }}"
+
 
 def log(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
@@ -97,7 +101,13 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Pat
     folder.mkdir(parents=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    size = (folder / "model.safetensors").stat().st_size
+    # Transformers 5 writes its new name of the class; the old one is understood by every version.
+    settings = folder / "tokenizer_config.json"
+    text = settings.read_text(encoding="utf-8")
+    settings.write_text(text.replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'), encoding="utf-8")
+    weights = folder / "model.safetensors"
+    weights.chmod(0o644)
+    size = weights.stat().st_size
     if size > MAX_BYTES:
         raise SystemExit(f"the weights take {size} bytes, more than {MAX_BYTES}")
     return size
@@ -131,6 +141,7 @@ def stories_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
         padding_side="left",
         model_max_length=512,
         clean_up_tokenization_spaces=False,
+        chat_template=STORIES_CHAT,
     )
 
 
@@ -285,6 +296,7 @@ def numbers_tokenizer() -> PreTrainedTokenizerFast:
         padding_side="right",
         model_max_length=64,
         clean_up_tokenization_spaces=False,
+        chat_template=NUMBERS_CHAT,
     )
 
 

@@ -101,7 +101,9 @@ def _read(backend: Any, size: int, knob: str) -> Spelling:
     kinds = [step["type"] for step in steps]
     for step in steps:
         if step["type"] not in _SUMMED and not (step["type"] == "Strip" and not step["stop"]):
-            raise UsageError(f"{knob}: the text of this tokenizer is not the sum of its tokens ({step['type']} decoder)")
+            raise UsageError(
+                f"{knob}: the text of this tokenizer is not the sum of its tokens ({step['type']} decoder)"
+            )
     if "Fuse" in kinds and any(kind == "Replace" for kind in kinds[kinds.index("Fuse") :]):
         raise UsageError(f"{knob}: the text of this tokenizer is not the sum of its tokens (its decoder rewrites it)")
     special = {token for token, added in backend.get_added_tokens_decoder().items() if added.special}

@@ -113,10 +113,17 @@ def generation_config(
     runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bool = False
 ) -> dict[str, Any]:
     """The generation_config of `runtime.model`, without reading its weights. Raises as `load` does."""
-    flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
     with quiet():
-        place = resolve(runtime.model, revision=runtime.revision, offline=runtime.offline, **flags)
-    return check.inspect(place.folder, need_tokenizer=False, **flags).generation
+        place = resolve(
+            runtime.model,
+            revision=runtime.revision,
+            offline=runtime.offline,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
+        )
+    return check.inspect(
+        place.folder, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, need_tokenizer=False
+    ).generation
 
 
 def max_memory(text: str) -> dict[int | str, str]:

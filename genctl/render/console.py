@@ -57,9 +57,16 @@ def _console(color: Color, stream: IO[str], environ: Mapping[str, str]) -> Conso
     )
 
 
+class _Nowhere(io.StringIO):
+    """Keeps nothing: a long batch must not be remembered here."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
 def discard() -> Console:
     """A console that shows nothing: for a run whose results are written as records."""
-    return Console(file=io.StringIO(), quiet=True, color_system=None, markup=False, highlight=False, emoji=False)
+    return Console(file=_Nowhere(), quiet=True, color_system=None, markup=False, highlight=False, emoji=False)
 
 
 def _is_terminal(stream: IO[str]) -> bool:

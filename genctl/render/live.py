@@ -16,7 +16,7 @@ from genctl.render import parts, theme
 from genctl.render.explain import explain_summary
 from genctl.render.loading import LoadingBar
 from genctl.render.story import LaneStory, Path, Story, fold
-from genctl.render.summary import failure, lane_summary, stop_words, summary
+from genctl.render.summary import failure, lane_summary, lines, stop_words, summary
 from genctl.render.tail import Look, names, place_words, sections_of, step_lines, tail
 
 FRAME_S = 0.05
@@ -143,8 +143,8 @@ class RunView:
         if self._may_stream(lanes):
             self._begin_stream(lanes[0])
         elif self.out.is_interactive and now - self._drawn >= FRAME_S:
-            self._drawn = now
             self._redraw(lanes)
+            self._drawn = self._clock()  # after the drawing, so that a slow terminal never takes more than its share
 
     def _may_stream(self, lanes: list[LaneStory]) -> bool:
         head = lanes[0]
@@ -310,4 +310,5 @@ class RunView:
             left_tokens=left,
             verbose=self._verbose,
         )
-        self.err.print(line)
+        for part in lines(line, self.err.width) if self.err.is_terminal else [line]:
+            self.err.print(part)

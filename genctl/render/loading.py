@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from rich.console import Console
@@ -21,13 +22,17 @@ class LoadingBar:
         self._console = console
         self._clock = clock
         self._progress: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
+        self._tasks: dict[tuple[str, str], TaskID] = {}
         self._drawn = float("-inf")
+        self._lock = threading.Lock()  # files are downloaded by several threads, and each tells of its own
 
     def show(self, event: Loading) -> None:
         """Bring the bar up to date; redraws at most every 50 ms, and whenever a part is complete."""
-        if not self._console.is_interactive:
-            return
+        if self._console.is_interactive:
+            with self._lock:
+                self._show(event)
+
+    def _show(self, event: Loading) -> None:
         if self._progress is None:
             self._progress = Progress(
                 TextColumn("{task.description}", markup=False),
@@ -40,13 +45,14 @@ class LoadingBar:
                 redirect_stderr=False,
             )
             self._progress.start()
-        if event.what not in self._tasks:
+        part = (event.what, event.unit)
+        if part not in self._tasks:
             words = f"{'downloading' if event.unit == 'B' else 'reading'} {event.what}"
             description = parts.first_words(words, max(self._console.width - 44, 16))
-            self._tasks[event.what] = self._progress.add_task(
+            self._tasks[part] = self._progress.add_task(
                 description, total=event.total or None, completed=event.done, unit=event.unit
             )
-        self._progress.update(self._tasks[event.what], completed=event.done, total=event.total or None)
+        self._progress.update(self._tasks[part], completed=event.done, total=event.total or None)
         if self._clock() - self._drawn >= FRAME_S or event.done >= event.total:
             self._progress.refresh()
             self._drawn = self._clock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from genctl.events import Failed
@@ -47,6 +48,18 @@ def summary(
     return Text(DOT.join(words), style=theme.DIM)
 
 
+def lines(line: Text, width: int) -> list[Text]:
+    """A line of items cut into lines of at most `width` columns, between items where that is possible."""
+    made = [""]
+    for item in line.plain.split(DOT):
+        longer = f"{made[-1]}{DOT}{item}" if made[-1] else item
+        if cell_len(longer) <= width or not made[-1]:
+            made[-1] = longer
+        else:
+            made.append(item)
+    return [Text(text, style=line.style) for text in made]
+
+
 def lane_summary(lane: LaneStory) -> Text:
     """One prompt of several in one line, for `--verbose`."""
     words = [f"prompt {parts.visible(lane.lane)}"]
@@ -81,6 +94,8 @@ def count(number: int, one: str, many: str = "") -> str:
 
 def stop_words(reason: str, stop: str, number: int = 1) -> str:
     """Why a text ended, what exactly stopped it in quotes."""
+    if reason == "length" and stop:  # not what was asked for, but what the model can hold
+        return f"cut at the {parts.visible(stop)}"
     quoted = f"“{parts.first_words(stop, 24)}”" if stop else ""
     return theme.ended(reason, quoted, many=number > 1)
 

@@ -16,7 +16,7 @@ from genctl.render.explain import explain_heading, explain_lines
 from genctl.render.story import LaneStory, Path, StoryRow
 from genctl.render.summary import stop_words
 
-_BLOCK = 4000  # characters; the beginning that is left out moves only in steps of this, so that lines wrap alike
+_BLOCK = 500  # characters; the beginning that is left out moves only in steps of this or more, so that lines wrap alike
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def section_lines(
 
 def text_lines(section: Section, look: Look, console: Console, height: int, width: int) -> list[Text]:
     """The last `height` lines of a section's text, wrapped to the width; `⋮` stands where lines are left out."""
-    block = max(_BLOCK, height * width)
+    block = max(_BLOCK, 2 * height * width)
     start = max(section.path.chars // block - 1, 0) * block
     text = Text()
     if start == 0 and look.echo:

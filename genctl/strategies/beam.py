@@ -21,8 +21,8 @@ class Beam:
     With `do_sample` the candidates are drawn without replacement from the softmax of the totals instead of being the
     best. With `num_beam_groups` above 1 this is diverse beam search (Vijayakumar et al. 2016, arXiv:1610.02424): each
     group is a search of its own, and a token costs `diversity_penalty` for every beam of an earlier group that chose it
-    at the same step. Groups follow transformers 4, the last to have them, except that a group which has ended no
-    longer counts as having chosen padding.
+    at the same step. Groups follow transformers 4, the last to have them: a group that has ended is taken to choose
+    `pad_token_id` (the first EOS id, if there is none) at every further step.
     """
 
     num_beams: int
@@ -32,6 +32,7 @@ class Beam:
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
     n: int = 1
+    pad_token_id: int | None = None
 
     needs_hidden: ClassVar[bool] = False
     drafts: ClassVar[bool] = False
@@ -55,6 +56,7 @@ class Beam:
         # with several EOS ids all of a row's best candidates may end, and `size` others must be at hand
         count = max(2, 1 + len(context.eos)) * size
         ending = Ending(self.length_penalty, self.early_stopping, context.max_new_tokens)
+        padding = list(context.eos[:1]) if self.pad_token_id is None else [self.pad_token_id]
         members = {group: [0] for group in range(self.num_beam_groups)}  # the live rows of each group
         totals = scores.logits.new_zeros(1)
         while True:
@@ -62,7 +64,11 @@ class Beam:
             chosen: list[int] = []  # by the groups before, at this step
             own = scores.logprobs[:, 0] if self.num_beam_groups > 1 else scores.logits[:, 0]
             fined = own.clone() if self.num_beam_groups > 1 else None  # f32 [R, V]
-            for group, rows in members.items():
+            for group in range(self.num_beam_groups):
+                if group not in members:
+                    chosen += padding * size
+                    continue
+                rows = members[group]
                 if fined is not None:
                     fined[rows] = own[rows] - self._fine(chosen, own)
                 logprobs = own if fined is None else context.process(fined)

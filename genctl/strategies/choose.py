@@ -17,8 +17,10 @@ from genctl.strategies.sample import Sample
 from genctl.strategies.stochastic import StochasticBeam
 
 
-def choose(generation: Generation, tokenizer: Any = None) -> Strategy:
+def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | None = None) -> Strategy:
     """The strategy for these knobs. `tokenizer` makes ids of `force_words`; without it texts cannot be forced.
+
+    `pad_token_id` is the checkpoint's, for where the knobs name none.
 
     Raises UsageError, in one sentence, for knobs that contradict each other or that the strategy cannot use.
     """
@@ -39,6 +41,7 @@ def choose(generation: Generation, tokenizer: Any = None) -> Strategy:
             generation.length_penalty,
             generation.early_stopping,
             returned,
+            pad_token_id if generation.pad_token_id is None else generation.pad_token_id,
         )
     if generation.penalty_alpha:
         return _contrastive(generation)

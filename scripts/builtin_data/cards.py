@@ -17,7 +17,9 @@ that every command can be tried and tested without a download.
 - {parameters:,} parameters, float32, `model.safetensors` of {bytes:,} bytes.
 - Tokenizer: byte-level BPE with {vocabulary} tokens, trained on the same stories. Any text can be encoded
   and decodes to itself. `<pad>`, `<bos>`, `<eos>`; `<bos>` is put in front of every text.
-- `generation_config.json` holds the token ids only: no sampling settings. There is no chat template.
+- `generation_config.json` holds the token ids only: no sampling settings.
+- The model does not converse. Its chat template joins the contents of all messages with spaces, and the model
+  goes on from there.
 
 ## Data
 
@@ -77,6 +79,7 @@ generation can be tried and tested without a download.
 - Tokenizer: BPE with {vocabulary} tokens and "▁" for spaces. One token for each digit; some words are one
   token, others two to five pieces. `<pad>` is id 0 and starts the decoder, `</s>` is id 1 and ends every
   text, `<unk>` is id 2. Any text can be encoded; what the vocabulary lacks becomes `<unk>`.
+- The model does not converse. Its chat template takes the content of the last message as the number.
 - Input: digits without leading zeros, signs, spaces or separators. Output: words without "and", hyphens or
   commas (`21` is `twenty one`).
 

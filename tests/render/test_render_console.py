@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 from rich.text import Text
 
-from genctl.render.console import make_consoles
+from genctl.render.console import discard, make_consoles
 
 
 class Screen(io.StringIO):
@@ -90,3 +90,11 @@ def test_the_room_never_imports_torch() -> None:
     rooms = "genctl.render.live, genctl.render.console, genctl.render.explain"
     code = f"import sys, {rooms}; sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_is_discarded_is_not_remembered() -> None:
+    nowhere = discard()
+    nowhere.print("text")
+    assert nowhere.file.write("token") == 5
+    assert isinstance(nowhere.file, io.StringIO)
+    assert nowhere.file.getvalue() == ""

@@ -169,7 +169,7 @@ class Grammar:
         bits = bytearray(matcher.compute_bitmask())
         self._check(matcher)
         if not state.started:
-            text = any(bits[: len(self.words.pieces) // 8])
+            text = any(_bit(bits, token) for token in range(len(self.words.pieces)))
             for token, extra in self._extra.items():
                 # a blank that is stripped at the beginning leaves the grammar where it was
                 _put(bits, token, _bit(bits, extra) if self.words.first[token] else text)
@@ -184,7 +184,8 @@ class Grammar:
         return bytes(bits)
 
     def _check(self, matcher: LLMatcher) -> None:
-        if matcher.is_error() and "ParserTooComplex" in matcher.stop_reason() or "LexerTooComplex" in matcher.stop_reason():
+        # a row that can neither go on nor end has no token left, which is for the loop to report or the beam to drop
+        if matcher.is_error() and _why(matcher) not in ("NoExtension", "NoExtensionBias"):
             raise UsageError(f"{self.source.knob}: the grammar is too complex: {_why(matcher)}")
 
 

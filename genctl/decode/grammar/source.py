@@ -87,6 +87,9 @@ def _fault(schema: dict[str, Any]) -> str:
     if not isinstance(schema.get("x-guidance", {}), dict):
         return '"x-guidance" must be an object'
     fault = validate(_lark(schema))
+    told = re.search(r"^error: (.*)", fault, re.MULTILINE)  # of a regular expression inside the schema
+    if told:
+        return f"pattern: {told[1]}"
     return re.sub(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?", "", _reason(fault)) if fault else ""
 
 
@@ -98,7 +101,7 @@ def _inner(root: dict[str, Any], part: Any, pointer: str, fault: str) -> Iterato
         inner = [(f"{pointer}/{place}", item) for place, item in enumerate(part)]
     else:
         return
-    shared = {key: root[key] for key in ("$defs", "definitions") if key in root and pointer == "#"}
+    shared: dict[str, Any] = {key: root[key] for key in ("$defs", "definitions") if key in root and pointer == "#"}
     for where, item in inner:
         yield from _inner(root, item, where, fault)
         if isinstance(item, dict) and where not in ("#/$defs", "#/definitions") and _fault({**shared, **item}) == fault:
@@ -113,11 +116,10 @@ def _regex(value: str) -> Source:
     lark = f"{_HEADER}start: /{regex_to_lark(value, use_ascii='')}/"
     fault = validate(lark)
     if fault:
-        lines = fault.splitlines()
-        caret = next((line for line in lines if line.strip() and set(line.strip()) == {"^"}), None)
-        place = "" if caret is None or "\n" in value else f" at character {len(caret) - len(caret.lstrip()) - 3}"
-        reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), _reason(fault))
-        raise UsageError(f"regex: {reason}{place} of {json.dumps(value, ensure_ascii=False)}")
+        told = re.search(r"^( *)\^+\nerror: (.*)", fault, re.MULTILINE)  # a caret below the pattern, indented by 4
+        place = f"at character {len(told[1]) - 3} of" if told and "\n" not in value else "in"
+        reason = told[2] if told else re.sub(r"^at .* \(in regex\): | in regex /.*", "", _reason(fault))
+        raise UsageError(f"regex: {reason} {place} {json.dumps(value, ensure_ascii=False)}")
     return Source("regex", lark)
 
 

@@ -1,0 +1,153 @@
+"""A forced prefix: the new text begins with given words, in whatever tokens the model likes.
+
+Tokens that contradict what is left of the prefix are barred, and so are those after which the vocabulary could not
+spell the rest. The last token may reach beyond the prefix. After it everything is allowed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from genctl.decode.grammar.processor import begins
+from genctl.decode.processors.material import Material
+from genctl.decode.spelling import Spelling, spelling
+from genctl.decode.types import Processor
+from genctl.errors import UsageError
+
+# What is left of the prefix as it is shown, and as it is spelled (a blank that some decoders strip at the beginning
+# counted): None where a row contradicts it.
+_Rest = tuple["bytes | None", "bytes | None"]
+
+
+@dataclass(eq=False)
+class Prefix:
+    """history int64 [R, T], scores f32 [R, V] -> scores with what contradicts the prefix at -inf.
+
+    `shown` is what the text of the new tokens must begin with, `spelled` the same for the bytes of all of them, where
+    the first one counts as following other text; one of the two is enough. Constant work for rows that are past it.
+
+    Raises UsageError when no tokens spell the prefix, or not within `room` tokens.
+    """
+
+    shown: bytes | None
+    spelled: bytes | None
+    words: Spelling
+    prompt_len: int
+    eos: Collection[int] = ()
+    room: int | None = None  # most new tokens
+    knob: str = "prefix"
+    _steps: dict[bytes, int] = field(default_factory=dict)  # fewest tokens for what is left; absent where none do
+    _masks: dict[tuple[_Rest, bool], Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        least = None
+        for target in {one for one in (self.shown, self.spelled) if one}:
+            self._count(target)
+        rests: _Rest = (self.shown, self.spelled)
+        for token in {*self._matching(self.shown, True), *self._matching(self.spelled, False)}:
+            for rest in self._after(rests, token, True):
+                count = None if rest is None else 0 if not rest else self._steps.get(rest)
+                if count is not None and (token not in self.eos or count == 0) and (least is None or count < least):
+                    least = count
+        text = (self.shown or self.spelled or b"").decode(errors="replace")
+        if least is None:
+            raise UsageError(f"{self.knob}: the checkpoint's tokenizer has no tokens for {text!r}")
+        if self.room is not None and least + 1 > self.room:
+            raise UsageError(f"{self.knob}: {text!r} takes {least + 1} tokens, but only {self.room} may be written")
+
+    def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
+        written = history.shape[1] - self.prompt_len
+        # every token but the first has at least one byte
+        if written < 0 or written > max(len(self.shown or b""), len(self.spelled or b"")):
+            return scores
+        barred = torch.zeros_like(scores, dtype=torch.bool)
+        for place, tokens in enumerate(history[:, self.prompt_len :].tolist()):
+            rest = self._rest(tokens)
+            if b"" in rest or rest == (None, None):  # past the prefix, or a draft that is no good anyway
+                continue
+            barred[place] = self._mask(rest, not tokens, scores)
+        return scores.masked_fill(barred, -torch.inf)
+
+    def _rest(self, tokens: Sequence[int]) -> _Rest:
+        rest: _Rest = (self.shown, self.spelled)
+        for place, token in enumerate(tokens):
+            if b"" in rest:
+                break
+            if not 0 <= token < len(self.words.pieces):
+                return None, None
+            rest = self._after(rest, token, place == 0)
+        return rest
+
+    def _after(self, rest: _Rest, token: int, first: bool) -> _Rest:
+        """What is left after one more token."""
+        spelled = self.words.pieces[token]
+        if not spelled:  # special: it has no text, and the prefix no place for it
+            return None, None
+        return _cut(rest[0], self.words.at_first(token) if first else spelled), _cut(rest[1], spelled)
+
+    def _mask(self, rest: _Rest, first: bool, like: Tensor) -> Tensor:
+        """bool [V]: what contradicts the prefix."""
+        mask = self._masks.get((rest, first))
+        if mask is None:
+            allowed = []
+            for token in {*self._matching(rest[0], first), *self._matching(rest[1], False)}:
+                after = [left for left in self._after(rest, token, first) if left is not None]
+                if any(not left or (left in self._steps and token not in self.eos) for left in after):
+                    allowed.append(token)
+            mask = torch.ones(like.shape[1], dtype=torch.bool, device=like.device)
+            mask[torch.tensor(allowed, dtype=torch.long, device=like.device)] = False
+            self._masks[rest, first] = mask
+        return mask
+
+    def _matching(self, rest: bytes | None, first: bool) -> Iterator[int]:
+        """The ids that a row with this rest may go on with, whether or not the vocabulary can spell what follows."""
+        if rest is None:
+            return
+        for end in range(1, min(len(rest), self.words.longest + 1)):
+            yield from self.words.spelled(rest[:end], first=first)
+        yield from self.words.beginning(rest, first=first)
+        if first:
+            yield from (token for token, piece in self.words.first.items() if not piece)
+
+    def _count(self, target: bytes) -> None:
+        """The fewest tokens that spell each end of `target`, from the shortest on."""
+        for start in range(len(target) - 1, -1, -1):
+            rest = target[start:]
+            if rest in self._steps:
+                continue
+            if next(self.words.beginning(rest), None) is not None:
+                self._steps[rest] = 1
+                continue
+            cuts = range(1, min(len(rest), self.words.longest + 1))
+            counts = [self._steps[rest[n:]] for n in cuts if rest[n:] in self._steps and self._plain(rest[:n])]
+            if counts:
+                self._steps[rest] = 1 + min(counts)
+
+    def _plain(self, piece: bytes) -> bool:
+        return any(token not in self.eos for token in self.words.spelled(piece))
+
+
+def _cut(rest: bytes | None, piece: bytes) -> bytes | None:
+    if rest is None:
+        return None
+    if rest.startswith(piece):
+        return rest[len(piece) :]
+    return b"" if piece.startswith(rest) else None
+
+
+def prefix(material: Material) -> Processor | None:
+    """The processor for what token healing took back and the knob `prefix` adds; None where neither is there."""
+    text = material.generation.prefix or ""
+    healed = str(getattr(material, "healed", ""))
+    if not text and not healed:
+        return None
+    knob = "prefix" if text else "token_healing"
+    words = spelling(material.tokenizer, material.vocab_size, knob)
+    whole = (healed + text).encode()
+    shown = None if healed else whole  # what was taken back is spelled exactly, between the prompt and what follows
+    start = begins(material)
+    return Prefix(shown, whole, words, start, material.eos, material.max_length - start, knob)

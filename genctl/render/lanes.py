@@ -1,0 +1,163 @@
+"""The part of the screen on which beams evolve: the shared stem, a line for each live row, what died, what finished.
+
+Never taller than the terminal: of the stem the oldest lines go, of rows and finished hypotheses the worst.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from genctl.events import Stepped
+from genctl.render import theme
+from genctl.render.formula import number, penalty_of, score
+from genctl.render.lines import first_cells, last_cells, wrap
+from genctl.render.stems import meet
+from genctl.render.story import LaneStory, Leaf, Path, StoryRow
+
+FINISHED = 3  # lines kept for finished hypotheses, where the rows leave that many
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The last step of a lane, and the rows that it started from."""
+
+    before: tuple[StoryRow, ...]
+    event: Stepped
+
+    def forks(self) -> list[str]:
+        """For each row now: where it comes from, `┬ ├ └` where several continue the same row, else `─`."""
+        children = Counter(row.parent for row in self.event.rows)
+        seen: Counter[int] = Counter()
+        marks = []
+        for row in self.event.rows:
+            seen[row.parent] += 1
+            if children[row.parent] == 1:
+                marks.append("─")
+            else:
+                marks.append("┬" if seen[row.parent] == 1 else "└" if seen[row.parent] == children[row.parent] else "├")
+        return marks
+
+    def died(self) -> list[int]:
+        """The rows before that nothing continues, neither a live row nor a finished one."""
+        continued = {row.parent for row in self.event.rows} | {one.parent for one in self.event.ended}
+        return [place for place in range(len(self.before)) if place not in continued]
+
+
+def picture(
+    lane: LaneStory, turn: Turn | None, opening: str, shown: Path, width: int, height: int, *, kept: int, hidden: int = 0
+) -> list[Text]:
+    """The lane as it stands, in at most `height` lines of at most `width` cells.
+
+    `opening` is the last line of settled text, which more will be added to, and `shown` the path that it ends at; `kept`
+    is how many finished hypotheses the search keeps, and `hidden` how many further prompts are under way.
+    """
+    stem = meet(row.path for row in lane.rows) if lane.rows else shown
+    start = max(shown.chars, stem.chars)
+    rows = _rows(lane, turn, start, width)
+    died = _died(turn, start, width)
+    foot = [Text(f"… and {hidden} more under way", style=theme.DIM, no_wrap=True)] if hidden else []
+    ended = _finished(lane, start, width, kept)
+    room = max(height - 1 - len(foot), 1)  # a line of stem
+    rows = _cut(rows, max(room - min(len(ended), FINISHED) - len(died), min(room, 2)), "beams")
+    room -= len(rows)
+    ended = _cut(ended, max(room - len(died), 0), "finished")
+    room -= len(ended)
+    died = died[: max(room, 0)]
+    above = _stem(opening, stem.text(shown.chars) if stem.length > shown.length else "", width, room - len(died) + 1)
+    return [*above, *rows, *died, *ended, *foot][-height:]
+
+
+def _stem(opening: str, more: str, width: int, height: int) -> list[Text]:
+    certain = len(opening)
+    found = []
+    for line in wrap(opening + more.replace("\n", "↵").replace("\t", "⇥"), width):
+        made = Text(line.rstrip(), no_wrap=True)
+        made.stylize(theme.DIM, min(max(certain, 0), len(made)))
+        certain -= len(line)
+        found.append(made)
+    return found[-max(height, 1) :]
+
+
+def _rows(lane: LaneStory, turn: Turn | None, start: int, width: int) -> list[Text]:
+    if not lane.rows:
+        return []
+    penalty = penalty_of(lane)
+    marks = turn.forks() if turn else []
+    lines = [Text(f"{'rank':>4} {'from':>5} {'total':>9} {'score':>9}  text after what all share", style=theme.DIM)]
+    for place, row in enumerate(lane.rows):
+        line = Text(f"{place + 1:>4} ", style=theme.CHOSEN if place == 0 else theme.PLAIN)
+        came = f"{turn.event.rows[place].parent + 1} {marks[place]}" if turn and len(marks) > place else ""
+        line.append(f"{came:>5}", style=theme.DIM)
+        line.append(f" {number(row.total):>9} {number(score(row.total, row.path.length, penalty)):>9}  ")
+        if row.note:
+            line.append(f"[{row.note}] ", style=theme.DIM)
+        line.append(last_cells(row.path.text(start), width - line.cell_len))
+        lines.append(line)
+    return _plain(lines, width)
+
+
+def _died(turn: Turn | None, start: int, width: int) -> list[Text]:
+    gone = turn.died() if turn else []
+    if not gone or turn is None:
+        return []
+    line = Text(f"{'✗':>4} {'died':>5} ", style=theme.DIM)
+    for place in gone:
+        line.append(f" {place + 1} “{last_cells(turn.before[place].path.text(start), 16)}”")
+    return _plain([line], width)
+
+
+def _finished(lane: LaneStory, start: int, width: int, kept: int) -> list[Text]:
+    leaves = by_score(lane.endings or ())
+    lines = []
+    for place, leaf in enumerate(leaves[:kept], start=1):
+        one = leaf.hypothesis
+        line = Text(f"{'✓':>4} {place:>5} {number(one.total):>9} {number(one.score):>9}  ")
+        line.append(f"{one.reason} after {len(one.tokens)}  ", style=theme.DIM)
+        line.append(last_cells((one.text or leaf.path.text())[start:], width - line.cell_len))
+        lines.append(line)
+    if len(leaves) > kept:
+        lines.append(Text(f"{'':>10} … and {len(leaves) - kept} pushed out", style=theme.DIM))
+    return _plain(lines, width)
+
+
+def by_score(leaves: Sequence[Leaf] | object) -> list[Leaf]:
+    """Finished rows, best score first; equals in the order in which they ended."""
+    found: list[Leaf] = list(leaves)[::-1]  # type: ignore[call-overload]
+    return sorted(found, key=lambda leaf: -leaf.hypothesis.score)
+
+
+def _cut(lines: list[Text], height: int, what: str) -> list[Text]:
+    if len(lines) <= height:
+        return lines
+    if height < 1:
+        return []
+    left = Text(f"{'':>4} … and {len(lines) - height + 1} more {what}", style=theme.DIM, no_wrap=True)
+    return [*lines[: height - 1], left]
+
+
+def _plain(lines: list[Text], width: int) -> list[Text]:
+    for line in lines:
+        line.no_wrap = True
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
+def lead(texts: Sequence[str]) -> int:
+    """Characters with which all texts begin, back to the end of a word."""
+    if len(texts) < 2:
+        return 0
+    low, high = min(texts), max(texts)
+    same = next((place for place, (a, b) in enumerate(zip(low, high)) if a != b), len(low))  # noqa: B905
+    return low.rfind(" ", 0, same) + 1 if same else 0
+
+
+def excerpt(text: str, skip: int, width: int) -> str:
+    """A text in `width` cells: from its beginning if it fits, else from where it differs, `skip` characters in."""
+    whole = first_cells(text, width)
+    if not whole.endswith("…") or text.endswith("…") or not skip:
+        return whole
+    return "…" + first_cells(text[skip:], width - 1)

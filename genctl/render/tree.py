@@ -1,0 +1,159 @@
+"""The search tree: every row that ever lived, stems shared, with where branches died and which ones won."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from genctl.errors import InputError
+from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Loading, Stepped, Token
+
+# inner: something continues it · returned, finished: a sequence ends here · died: nothing continues it ·
+# left: it lived when the search ended · live: it still does
+State: TypeAlias = Literal["inner", "returned", "finished", "died", "left", "live"]
+
+
+@dataclass(eq=False)
+class Node:
+    """One token of one row; the root has none. `number` counts in the order in which nodes came about."""
+
+    number: int
+    parent: Node | None
+    token: Token | None = None
+    step: int = -1
+    total: float | None = None  # of the row up to here, where a step ended here
+    logprob: float | None = None
+    note: str = ""
+    children: list[Node] = field(default_factory=list)
+    hypothesis: Hypothesis | None = None
+    place: int | None = None  # among the returned sequences, from 1
+    state: State = "inner"
+    died: int | None = None  # the step that nothing of it survived
+
+
+@dataclass
+class SearchTree:
+    """The tree of one lane."""
+
+    lane: str
+    began: Began | None = None
+    nodes: list[Node] = field(default_factory=lambda: [Node(0, None)])
+    rows: list[Node] = field(default_factory=list)  # the live ones
+    over: bool = False
+
+    def __post_init__(self) -> None:
+        self.rows = [self.root]
+
+    @property
+    def root(self) -> Node:
+        """Where all rows begin: the prompt."""
+        return self.nodes[0]
+
+    @property
+    def prompt(self) -> str:
+        return self.began.prompt if self.began else ""
+
+    def step(self, event: Stepped) -> None:
+        """Grow by one step. Raises InputError if a row continues one that there is not."""
+        continued: set[int] = set()
+        rows = []
+        for row in event.rows:
+            node = self._grow(row.parent, row.written, event.step)
+            if node is not self.root:
+                node.total, node.logprob, node.note, node.state = row.total, row.logprob, row.note, "live"
+            continued.add(row.parent)
+            rows.append(node)
+        for ended in event.ended:
+            self._end(ended, event.step)
+            continued.add(ended.parent)
+        for place, node in enumerate(self.rows):
+            if place not in continued and node not in rows and not node.children:
+                node.state, node.died = "died", event.step
+        self.rows = rows
+
+    def finish(self, event: Finished) -> None:
+        """Mark what is returned and what was left when the search ended."""
+        for node in self.rows:
+            if not node.children and node.hypothesis is None:
+                node.state = "left"
+        self.rows, self.over = [], True
+        waiting = [node for node in self.nodes if node.hypothesis is not None]
+        for place, hypothesis in enumerate(event.hypotheses, start=1):
+            for node in waiting:
+                told = node.hypothesis
+                if told is not None and (told.tokens, told.slot) == (hypothesis.tokens, hypothesis.slot):
+                    node.state, node.place, node.hypothesis = "returned", place, hypothesis
+                    waiting.remove(node)
+                    break
+
+    def _grow(self, parent: int, written: tuple[Token, ...], step: int) -> Node:
+        if not 0 <= parent < len(self.rows):
+            raise InputError(
+                f"lane {self.lane!r}: a row continues row {parent}, but there are {len(self.rows)} before step {step}",
+                hint="the recording is damaged or incomplete",
+            )
+        node = self.rows[parent]
+        for token in written:
+            node = self._add(node, token, step)
+        return node
+
+    def _add(self, parent: Node, token: Token | None, step: int) -> Node:
+        node = Node(len(self.nodes), parent, token, step)
+        parent.children.append(node)
+        parent.state = "inner"
+        self.nodes.append(node)
+        return node
+
+    def _end(self, event: Ended, step: int) -> None:
+        node = self._grow(event.parent, event.written, step)
+        if not event.written:
+            node = self._add(node, None, step)
+        node.hypothesis, node.state = event.hypothesis, "finished"
+        node.total, node.logprob = event.hypothesis.total, event.hypothesis.logprob
+
+    def weights(self) -> tuple[dict[Node, int], dict[Node, int]]:
+        """For each node how many nodes are below it, itself included, and the best place that is returned from there."""
+        sizes, places = {}, {}
+        for node in reversed(self.nodes):
+            sizes[node] = 1 + sum(sizes[child] for child in node.children)
+            below = [places[child] for child in node.children]
+            places[node] = min([node.place or len(self.nodes), *below])
+        return sizes, places
+
+
+class Trees:
+    """Feed it events; it keeps the tree of every lane until it is taken."""
+
+    def __init__(self) -> None:
+        self._trees: dict[str, SearchTree] = {}
+
+    def feed(self, event: Event) -> None:
+        """Take in one event. Raises InputError for one that cannot follow the ones before it."""
+        if isinstance(event, Loading):
+            return
+        if isinstance(event, Failed):
+            self._trees.pop(event.lane, None)
+            return
+        tree = self._trees.setdefault(event.lane, SearchTree(event.lane))
+        if isinstance(event, Began):
+            tree.began = event
+        elif isinstance(event, Stepped):
+            tree.step(event)
+        elif isinstance(event, Finished):
+            tree.finish(event)
+
+    def take(self, lane: str) -> SearchTree | None:
+        """The tree of a lane, forgotten from here on; None if the lane is unknown or failed."""
+        return self._trees.pop(lane, None)
+
+    def take_all(self) -> Iterator[SearchTree]:
+        """What is left, in the order in which the lanes began."""
+        for lane in list(self._trees):
+            yield self._trees.pop(lane)
+
+
+def plain(value: Any) -> Any:
+    """A number as JSON can hold it: null where it is not finite."""
+    finite = not isinstance(value, float) or value - value == 0
+    return value if finite else None

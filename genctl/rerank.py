@@ -1,0 +1,135 @@
+"""Finished samples in a better order: best-of-n by log-probability, and the minimum-Bayes-risk choice.
+
+Both look at what came out and never at how: any n hypotheses with their texts will do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from genctl import events
+from genctl.params import Generation
+
+ORDER, BETA = 6, 2.0  # of chrF: the longest n-grams, and how much more recall counts than precision
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done with a lane's samples, and how many of them are returned."""
+
+    kind: Literal["best_of", "mbr"]
+    samples: int
+    returned: int
+    length_penalty: float = 1.0  # best_of: the score is logprob / tokens ** length_penalty
+
+
+def plan(generation: Generation) -> Plan | None:
+    """What the knobs ask for; None where samples are returned as they come."""
+    g = generation
+    if g.best_of is not None:
+        return Plan("best_of", g.best_of, g.num_return_sequences, g.length_penalty)
+    if g.mbr_samples is not None:
+        return Plan("mbr", g.mbr_samples, g.num_return_sequences)
+    return None
+
+
+def conflicts(generation: Generation) -> list[str]:
+    """Why the knobs of `plan` cannot be followed, a sentence each."""
+    g = generation
+    found = []
+    for name, count in (("best_of", g.best_of), ("mbr_samples", g.mbr_samples)):
+        if count is None:
+            continue
+        if not g.do_sample or g.temperature == 0.0:
+            why = "do_sample is false" if not g.do_sample else "temperature is 0"
+            found.append(f"{name} = {count} chooses among samples, but {why}")
+        if g.num_beams > 1:
+            found.append(f"{name} = {count} chooses among independent samples, but num_beams = {g.num_beams}")
+        if g.num_return_sequences > count:
+            found.append(f"num_return_sequences = {g.num_return_sequences} cannot exceed {name} = {count}")
+    if g.best_of is not None and g.mbr_samples is not None:
+        found.append("best_of and mbr_samples both say which samples are returned; leave out one of them")
+    return found
+
+
+def rerank(hypotheses: Sequence[events.Hypothesis], texts: Sequence[str], plan: Plan) -> tuple[events.Hypothesis, ...]:
+    """The hypotheses, best first, each with the score it was ranked by; `plan.returned` of them.
+
+    best_of: the model's log-probability / tokens ** length_penalty, which by default is that of a token on average:
+    the sum alone prefers whatever is short. mbr: the expected utility, i.e. chrF in [0, 1] against all samples, itself
+    included, as often as each was drawn (Eikema and Aziz 2020, arXiv:2005.10283, section 6); the log-probability
+    decides between equals. Equal ones stay in the order in which they were drawn.
+    """
+    if plan.kind == "best_of":
+        scores = [one.logprob / max(len(one.tokens), 1) ** plan.length_penalty for one in hypotheses]
+    else:
+        scores = expected_chrf(texts)
+    ranked = sorted(zip(scores, hypotheses, strict=True), key=lambda pair: (-pair[0], -pair[1].logprob))
+    return tuple(dataclasses.replace(one, score=score) for score, one in ranked[: plan.returned])
+
+
+def reranked(stream: Iterable[events.Event], plans: Mapping[str, Plan]) -> Iterator[events.Event]:
+    """The same events; what a lane in `plans` returns is reranked. `plans` may grow meanwhile."""
+    for event in stream:
+        found = plans.get(event.lane) if isinstance(event, events.Finished) else None
+        if isinstance(event, events.Finished) and found is not None:
+            texts = [one.text for one in event.hypotheses]
+            yield dataclasses.replace(event, hypotheses=rerank(event.hypotheses, texts, found))
+        else:
+            yield event
+
+
+def expected_chrf(texts: Sequence[str]) -> list[float]:
+    """For each text its mean chrF with all of them as references. Equal texts are compared once."""
+    counts = Counter(texts)
+    distinct = list(counts)
+    grams = [_ngrams(text) for text in distinct]
+    totals = [float(counts[text]) for text in distinct]  # chrF with itself is 1, however often it was drawn
+    for i in range(len(distinct)):
+        for j in range(i + 1, len(distinct)):
+            matches = _matches(grams[i], grams[j])
+            totals[i] += counts[distinct[j]] * _f_score(matches, grams[i], grams[j])
+            totals[j] += counts[distinct[i]] * _f_score(matches, grams[j], grams[i])
+    means = {text: total / len(texts) for text, total in zip(distinct, totals, strict=True)}
+    return [means[text] for text in texts]
+
+
+def chrf(text: str, reference: str) -> float:
+    """Character n-gram F-score in [0, 1] (Popović 2015, W15-3049): n = 1 to 6, beta = 2, white space not counted.
+
+    Precision and recall are averaged over those n that both texts are long enough for, as sacrebleu does; two texts
+    without characters are equal.
+    """
+    ours, theirs = _ngrams(text), _ngrams(reference)
+    return _f_score(_matches(ours, theirs), ours, theirs)
+
+
+def _ngrams(text: str) -> list[Counter[str]]:
+    """For n = 1 to 6 the n-grams of a text without white space."""
+    kept = "".join(text.split())
+    return [Counter(kept[start : start + n] for start in range(len(kept) - n + 1)) for n in range(1, ORDER + 1)]
+
+
+def _matches(ours: list[Counter[str]], theirs: list[Counter[str]]) -> list[int]:
+    return [
+        sum(min(count, large[gram]) for gram, count in small.items() if gram in large)
+        for small, large in (sorted(pair, key=len) for pair in zip(ours, theirs, strict=True))
+    ]
+
+
+def _f_score(matches: list[int], ours: list[Counter[str]], theirs: list[Counter[str]]) -> float:
+    length, wanted = ours[0].total(), theirs[0].total()  # characters: n - 1 fewer n-grams
+    if not length and not wanted:
+        return 1.0
+    orders = min(ORDER, length, wanted)
+    if not orders:
+        return 0.0
+    precision = sum(matches[n] / (length - n) for n in range(orders)) / orders
+    recall = sum(matches[n] / (wanted - n) for n in range(orders)) / orders
+    if precision + recall == 0.0:
+        return 0.0
+    return (1 + BETA**2) * precision * recall / (BETA**2 * precision + recall)

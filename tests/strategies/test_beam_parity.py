@@ -1,0 +1,107 @@
+"""Beam search and beam sampling, sequences and scores, against the installed `generate`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    MinNewTokensLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+from genctl import events
+from genctl.strategies.beam import Beam
+from tests.decode.driver import PROMPTS
+from tests.strategies.oracle import NEW, case_of, endings, ours, same, theirs
+from tests.tiny import ARCHITECTURES
+
+GRID = list(itertools.product((0.0, 1.0, 2.0, -1.0), (True, False, "never")))
+
+
+@pytest.mark.parametrize("beams", [2, 4, 5])
+@pytest.mark.parametrize("arch", ["gpt2", "llama", "t5"])
+def test_every_length_penalty_and_early_stopping(arch: str, beams: int) -> None:
+    case, eos = case_of(arch), endings(arch)
+    for length_penalty, early_stopping in GRID:
+        options: dict[str, Any] = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+        expected = theirs(case, PROMPTS, beams, eos, num_beams=beams, **options)
+        lanes = [
+            case.lane(prompt, Beam(beams, n=beams, **options), str(i), eos=eos, max_new_tokens=NEW)
+            for i, prompt in enumerate(PROMPTS)
+        ]
+        for mine, reference in zip(ours(case, lanes, width=3), expected, strict=True):
+            assert same(mine, reference), options
+        alone = case.lane(PROMPTS[1], Beam(beams, **options), eos=eos, max_new_tokens=NEW)
+        assert same(ours(case, [alone])[0], expected[1][:1])
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_beams_alone_in_a_batch_and_in_a_narrow_one(arch: str) -> None:
+    case, eos = case_of(arch), endings(arch)
+    expected = [theirs(case, [prompt], 4, eos, num_beams=4)[0] for prompt in PROMPTS]
+    lanes = [case.lane(prompt, Beam(4, n=4), str(i), eos=eos, max_new_tokens=NEW) for i, prompt in enumerate(PROMPTS)]
+    for width in (1, 2, 3):
+        for mine, reference in zip(ours(case, lanes, width), expected, strict=True):
+            assert same(mine, reference)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_processors_see_log_probabilities(arch: str) -> None:
+    case, eos, prompt = case_of(arch), endings(arch), PROMPTS[1]
+    length = 1 if case.encoder_decoder else len(prompt)
+    processors = (
+        RepetitionPenaltyLogitsProcessor(1.4),
+        NoRepeatNGramLogitsProcessor(2),
+        MinNewTokensLengthLogitsProcessor(length, 7, list(eos)),
+    )
+    options = {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "min_new_tokens": 7}
+    expected = theirs(case, [prompt], 1, eos, num_beams=3, **options)[0]
+    assert case.eos[0] not in expected[0][0][:6]
+    lane = case.lane(prompt, Beam(3), eos=eos, max_new_tokens=NEW, processors=processors)
+    assert same(ours(case, [lane])[0], expected)
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "gemma3", "jamba", "bart"])
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_seeded_beam_sampling_equals_generate_after_manual_seed(arch: str, top_k: int) -> None:
+    from transformers import TopKLogitsWarper
+
+    case, eos = case_of(arch), endings(arch)
+    for seed, prompt in enumerate(PROMPTS):
+        torch.manual_seed(seed)
+        expected = theirs(case, [prompt], 2, eos, num_beams=4, do_sample=True, top_k=top_k)[0]
+        # transformers leaves at least two tokens to each beam
+        processors = (TopKLogitsWarper(top_k, min_tokens_to_keep=1 + len(eos)),) if top_k else ()
+        lane = case.lane(
+            prompt, Beam(4, do_sample=True, n=2), eos=eos, max_new_tokens=NEW, seed=seed, processors=processors
+        )
+        assert same(ours(case, [lane])[0], expected)
+
+
+def test_a_beam_takes_one_prefill_and_no_pass_after_its_end() -> None:
+    case, eos = case_of("gpt2"), endings("gpt2")
+    before = case.forward.forwards
+    found = case.stream([case.lane(PROMPTS[0], Beam(4), eos=eos, max_new_tokens=NEW)])
+    steps = [event for event in found if isinstance(event, events.Stepped)]
+    assert len(steps) < NEW  # it ended because nothing better could come
+    assert case.forward.forwards - before == len(steps)
+
+
+def test_rows_tell_their_parents_and_their_totals() -> None:
+    case, eos = case_of("llama"), endings("llama")
+    found = case.stream([case.lane(PROMPTS[0], Beam(3, n=3), eos=eos, max_new_tokens=NEW)])
+    texts: list[tuple[int, ...]] = [()]
+    ended = {}
+    for event in found:
+        if isinstance(event, events.Stepped):
+            ended |= {e.hypothesis.tokens: e for e in event.ended}
+            for end in event.ended:
+                assert texts[end.parent] + tuple(token.id for token in end.written) == end.hypothesis.tokens
+            assert [row.total for row in event.rows] == sorted((row.total for row in event.rows), reverse=True)
+            texts = [texts[row.parent] + tuple(token.id for token in row.written) for row in event.rows]
+    finished = next(event for event in found if isinstance(event, events.Finished))
+    assert all(hypothesis.tokens in ended for hypothesis in finished.hypotheses)
