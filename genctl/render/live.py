@@ -305,7 +305,7 @@ class RunView:
         line = summary(
             totals,
             decode_s=totals.seconds if alone and totals.seconds > 0 else self._last - read,
-            first_s=totals.first_token_s if alone and totals.first_token_s > 0 else first,
+            first_s=totals.first_token_s if totals.finished and totals.first_token_s > 0 else first,
             unfinished=unfinished,
             left_tokens=left,
             verbose=self._verbose,

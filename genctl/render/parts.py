@@ -99,13 +99,19 @@ def score_line(step: int, token: Token) -> Text:
     probability = math.exp(min(token.logprob, 0.0))
     style = theme.colour(probability)
     line = Text(no_wrap=True).append(f"{step:>5}  ", style=theme.DIM)
-    line.append(cells(token_text(token.id, token.text), TOKEN), style=theme.CHOSEN)
+    line.append(cells(token_text(token.id, token.text or _own_name(token)), TOKEN), style=theme.CHOSEN)
     line.append("  ").append_text(bar(probability))
     line.append(f" {percent(probability)}", style=style)
     rank = "–" if token.rank is None else str(token.rank)
     entropy = "–" if token.entropy is None else f"{token.entropy:.2f}"
     line.append(f"  {token.logprob:>8.3f}  {rank:>6}  {entropy:>7}")
     return line
+
+
+def _own_name(token: Token) -> str:
+    """What the alternatives call a token that wrote no text, such as EOS; nothing for half a character."""
+    text = next((text for token_id, text, _ in token.top if token_id == token.id), "")
+    return "" if "\ufffd" in text else text
 
 
 def alternative_lines(token: Token, width: int, top: int) -> list[Text]:

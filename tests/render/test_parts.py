@@ -78,6 +78,12 @@ def test_a_token_is_named_on_one_line(text: str, shown: str) -> None:
     assert parts.token_text(7, text) == shown
 
 
+@pytest.mark.parametrize(("name", "shown"), [("</s>", "</s>"), ("\ufffd", "‹id 2›"), ("", "‹id 2›")])
+def test_a_token_without_text_goes_by_what_the_alternatives_call_it(name: str, shown: str) -> None:
+    line = parts.score_line(1, Token(2, -0.1, "", 1, 0.5, ((2, name, -0.1), (3, "x", -3.0)))).plain
+    assert line.split()[1:-5] == shown.split()
+
+
 def test_a_bar_is_as_long_as_its_probability_says() -> None:
     assert [parts.bar(p, 4).plain for p in (0.0, 1e-9, 0.5, 0.53125, 1.0, 2.0, math.nan)] == [
         "    ",
