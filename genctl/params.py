@@ -211,7 +211,7 @@ class Generation:
         0.0, "subtracted for each beam of an earlier group that chose the same token at this step", SEARCH
     )
     stochastic_beams: bool = knob(
-        False, "beams drawn without replacement by Gumbel top-k (arXiv:1903.06059)", SEARCH, sampling=True
+        False, "with do_sample: beams drawn without replacement by Gumbel top-k (arXiv:1903.06059)", SEARCH
     )
     force_words: list[str | Words] | None = knob(
         None, "texts that must appear; an inner list holds alternatives, one of which must", SEARCH

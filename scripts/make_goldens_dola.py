@@ -29,7 +29,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"dola_layers": [1, 3, 4]},
     {"dola_layers": [2]},
     {"dola_layers": "low", "repetition_penalty": 1.2},
-    {"dola_layers": "high", "no_repeat_ngram_size": 2, "repetition_penalty": 1.2},
+    {"dola_layers": "high", "repetition_penalty": 1.4},
 )
 
 

@@ -15,9 +15,10 @@ PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
 ALLOWED: dict[str, set[str]] = {
     "cli": {"config", "session", "batch", "render", "errors", "params", "events", "results", "models.hub"},
     "api": {"config", "session", "batch", "params", "events", "results"},
-    "session": {"config", "params", "models", "strategies", "decode", "events", "trimming"},
+    "session": {"config", "params", "models", "strategies", "decode", "events", "trimming", "rerank"},
     "trimming": {"decode.stopping", "events"},
     "results": {"events"},
+    "rerank": {"events", "params", "strategies"},
     "config": {"params"},
     "strategies": {"decode", "params"},
     "models": {"decode.types", "params", "events"},

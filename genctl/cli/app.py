@@ -42,10 +42,14 @@ def root(
 
 
 def _register() -> None:
+    from genctl.cli import beam as beam_command
     from genctl.cli import presets
+    from genctl.cli import replay as replay_command
     from genctl.cli import run as run_command
 
     app.command("run", epilog=EPILOG)(run_command.run)
+    app.command("beam", epilog=EPILOG)(beam_command.beam)
+    app.command("replay", epilog=EPILOG)(replay_command.replay)
     app.add_typer(presets.app, name="presets")
 
 

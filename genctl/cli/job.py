@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from genctl import events as told
 from genctl.batch import readers, writers
 from genctl.batch.records import error_record, record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
+from genctl.cli import searching
 from genctl.cli.interrupt import Interrupt
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
@@ -58,13 +59,20 @@ class Asked:
     allow_pickle: bool = False
     trust_remote_code: bool = False
     allow_plugins: bool = False
+    view: Literal["run", "beam"] = "run"
+    beneath: Sequence[Layer] = ()  # what the command itself sets, below everything else
+    stream: bool = False
+    tree: bool = False
+    tree_format: Literal["text", "dot", "json"] | None = None
 
 
 def perform(asked: Asked) -> int | None:
     """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
     _check(asked)
-    layers = [*settings.standing_layers(asked.presets), *asked.flags]
+    layers = [*asked.beneath, *settings.standing_layers(asked.presets), *asked.flags]
     early = resolve(layers, tentative=True)
+    if asked.view == "beam":
+        searching.check_search(early)
     if asked.dry:
         return _dry(asked, early, layers)
     rows = readers.open_prompts(
@@ -89,6 +97,7 @@ def _check(asked: Asked) -> None:
         raise UsageError("--force replaces an existing --output file, but there is no --output")
     if asked.timing and asked.format in ("text", "tsv"):
         raise UsageError(f"--timing adds seconds to records, but --format {asked.format} has no place for them")
+    searching.check_asked(asked)
 
 
 def _dry(asked: Asked, early: Resolved, layers: Sequence[Layer]) -> int:
@@ -121,39 +130,52 @@ class Job:
 
         asked = self.asked
         self.out, self.err = make_consoles(asked.color)  # type: ignore[arg-type]
-        self.live = asked.output is None and asked.format == "text" and _is_terminal(sys.stdout)
+        self.live = (
+            asked.output is None
+            and asked.format == "text"
+            and _is_terminal(sys.stdout)
+            and not (asked.stream or asked.tree_format)
+        )
+        self.settings: dict[str, dict[str, Any]] = {}
+        search = searching.Search(asked, self.err, live=self.live)
         with ExitStack() as stack:
             ordered = stack.enter_context(self._output())
             trace = stack.enter_context(EventFile(Path(asked.events))) if asked.events else None
             view = stack.enter_context(self._view())
+            stack.enter_context(search)
             session, base = self._load(view)
             self.seed = base.runtime.seed if base.runtime.seed is not None else random_seed()
             width = base.runtime.batch_size or (1 if self.live else WIDTH)
-            collector = Collector(tokens=self._with_tokens)
+            search.begin(session.forward.is_encoder_decoder)
+            collector = Collector(tokens=self._with_tokens or asked.format in ("json", "jsonl"))
             stream = session.stream(
                 self._requests(rows, base, ordered), self._report(), width=width, interrupted=self.interrupt
             )
             self.interrupt.gentle = True
             with closing(stream):
                 for event in stream:
+                    if isinstance(event, told.Began) and not event.settings:
+                        event = dataclasses.replace(event, settings=self.settings.pop(event.lane, {}))
                     if trace is not None:
                         trace.write(event)
                     if self.live or not isinstance(event, told.Failed):
                         view.feed(event)
+                    search.feed(event)
                     result = collector.feed(event)
                     if result is not None:
-                        self._take(result, session, ordered)
+                        self._take(result, session, ordered, search)
         return self._status()
 
     @contextmanager
     def _output(self) -> Iterator[writers.Ordered]:
         """Where records go. An output that an error cuts short is given up, so that an old file is not lost to it."""
         asked = self.asked
-        if self.live:
+        if self.live or asked.stream:
             yield writers.Ordered(Nowhere(), unordered=asked.unordered)
             return
         sink = writers.open_output(asked.output, sys.stdout, force=asked.force)
-        writer = writers.open_writer(asked.format, sink, on_error=self._say_failed)  # type: ignore[arg-type]
+        format = "json" if asked.tree_format == "json" else asked.format
+        writer = writers.open_writer(format, sink, on_error=self._say_failed)  # type: ignore[arg-type]
         ordered = writers.Ordered(writer, unordered=asked.unordered)
         try:
             yield ordered
@@ -202,6 +224,7 @@ class Job:
                 self._failure(row.id, row.index, code, message, ordered)
                 continue
             self.rows[row.id] = row
+            self.settings[row.id] = searching.told_settings(resolved)
             seed = resolved.runtime.seed if "seed" in row.params else None
             yield Request(
                 row.id,
@@ -227,12 +250,27 @@ class Job:
 
     def _view(self) -> RunView:
         """What is shown. Where records are written instead, only the summary is, and what --scores asks for."""
+        from genctl.render.beam import BeamView
         from genctl.render.console import discard
         from genctl.render.live import RunView
 
         asked = self.asked
         details = asked.scores or asked.explain
         several = len(asked.arguments) != 1 or self.early.generation.num_return_sequences > 1
+        if self.live and asked.view == "beam":
+            return BeamView(
+                self.out,
+                self.err,
+                echo=asked.echo,
+                scores=asked.scores or (asked.top_logprobs or 0) > 0,
+                top=self._report().top,
+                explain=asked.explain,
+                labels=several,
+                quiet=asked.quiet,
+                verbose=asked.verbose,
+                tree=asked.tree,
+                formula=not asked.quiet,
+            )
         out = self.out if self.live else self.err if details and asked.format == "text" else discard()
         return RunView(
             out,
@@ -249,7 +287,9 @@ class Job:
 
     # -- while decoding ------------------------------------------------------------------------------------------------
 
-    def _take(self, result: Result, session: Session, ordered: writers.Ordered) -> None:
+    def _take(
+        self, result: Result, session: Session, ordered: writers.Ordered, search: searching.Search
+    ) -> None:
         row = self.rows.pop(result.lane)
         if result.error is not None:
             self._failure(row.id, row.index, result.error.code, result.error.message, ordered)
@@ -264,7 +304,11 @@ class Job:
             if self.asked.echo:
                 between = "\t" if session.forward.is_encoder_decoder else ""
                 hypothesis = dataclasses.replace(hypothesis, text=f"{result.prompt}{between}{hypothesis.text}")
-            extra = {"drafted": result.drafted, "accepted": result.accepted} if result.drafted else None
+            extra: dict[str, Any] = {}
+            if result.drafted:
+                extra = {"drafted": result.drafted, "accepted": result.accepted}
+            if "beam" in result.strategy:
+                extra["parents"] = list(sequence.parents)
             records.append(
                 record(
                     row,
@@ -280,7 +324,7 @@ class Job:
                     extra=extra,
                 )
             )
-        ordered.put(row.index, records)
+        ordered.put(row.index, search.records(row.id) or records)
 
     def _check_end(self, row: InputRow, number: int, hypothesis: told.Hypothesis) -> None:
         wanted = self.asked.fail_on
@@ -293,7 +337,7 @@ class Job:
     def _failure(self, id: str, index: int, code: str, message: str, ordered: writers.Ordered) -> None:
         self.failed += 1
         made = error_record(id, code, message)
-        if self.live:
+        if self.live or self.asked.stream:
             self._say_failed(made)
         ordered.put(index, [made])
 
@@ -354,7 +398,7 @@ class EventFile:
         try:
             self.file: IO[str] = self.path.open("w", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
-            raise OutputError(f"--events {self.path}: {error.strerror}") from error
+            raise OutputError(f"cannot write events to {self.path}: {error.strerror}") from error
         return self
 
     def __exit__(self, *_: object) -> None:

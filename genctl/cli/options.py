@@ -29,6 +29,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any preset key, as a TOML value.", show_default=False),
 ]
+Stream = Annotated[bool, typer.Option("--stream", help="Write text as soon as it is certain, never taken back.")]
 Dry = Annotated[bool, typer.Option("--dry", help="Print the resolved job as TOML with the origin of every value.")]
 Input = Annotated[
     str | None,

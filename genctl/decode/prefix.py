@@ -28,7 +28,8 @@ class Prefix:
     """history int64 [R, T], scores f32 [R, V] -> scores with what contradicts the prefix at -inf.
 
     `shown` is what the text of the new tokens must begin with, `spelled` the same for the bytes of all of them, where
-    the first one counts as following other text; one of the two is enough. Constant work for rows that are past it.
+    the first one counts as following other text; one of the two is enough. So a prefix that begins with a blank may be
+    written by a decoder that does not show it. Constant work for rows that are past it.
 
     Raises UsageError when no tokens spell the prefix, or not within `room` tokens.
     """
@@ -148,6 +149,8 @@ def prefix(material: Material) -> Processor | None:
     knob = "prefix" if text else "token_healing"
     words = spelling(material.tokenizer, material.vocab_size, knob)
     whole = (healed + text).encode()
-    shown = None if healed else whole  # what was taken back is spelled exactly, between the prompt and what follows
+    # what was taken back is spelled exactly, between the prompt and what follows
+    shown = None if healed else whole
+    spelled = whole if healed or whole.startswith(b" ") else None
     start = begins(material)
-    return Prefix(shown, whole, words, start, material.eos, material.max_length - start, knob)
+    return Prefix(shown, spelled, words, start, material.eos, material.max_length - start, knob)

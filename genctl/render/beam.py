@@ -18,7 +18,7 @@ from genctl.render.live import FRAME_S, RunView
 from genctl.render.ranking import table
 from genctl.render.stems import certain
 from genctl.render.story import LaneStory, Path
-from genctl.render.summary import stop_words
+from genctl.render.summary import failure, lane_summary, stop_words
 from genctl.render.tail import best_path, names, place_words
 from genctl.render.tree import Trees
 from genctl.render.tree_text import tree_lines
@@ -28,9 +28,9 @@ class BeamView(RunView):
     """Draws a search from its events. One prompt after the other, in the order in which they began.
 
     Where `out` may be animated, what is certain of the best text settles above line by line, and below it the rows that
-    live evolve, repainted at most every `frame_s` seconds; where it may not, the text streams as far as it is certain.
+    live evolve, repainted at most every 50 ms; where it may not, the text streams as far as it is certain.
     When a prompt is done its returned texts stand in full, and under them the table of all that the search finished,
-    the formula of the score and, with `tree`, the search tree. `quiet` leaves out the formula as well.
+    the formula of the score (unless `formula` is False) and, with `tree`, the search tree.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class BeamView(RunView):
         verbose: bool = False,
         explain: bool = False,
         tree: bool = False,
-        frame_s: float = FRAME_S,
+        formula: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(
@@ -62,7 +62,7 @@ class BeamView(RunView):
             explain=explain,
             clock=clock,
         )
-        self._frame_s = frame_s
+        self._formula = formula
         self._trees = Trees() if tree else None
         self._turns: dict[str, Turn] = {}
         self._widths: dict[str, int] = {}  # most rows that a lane has had
@@ -95,7 +95,7 @@ class BeamView(RunView):
         if not self.out.is_interactive:
             self._open(lane)
             self._advance(certain(lane))
-        elif now - self._drawn >= self._frame_s:
+        elif now - self._drawn >= FRAME_S:
             self._drawn = now
             self._paint(lane, len(others))
 
@@ -118,7 +118,7 @@ class BeamView(RunView):
             self._dim = len(self._opening)
 
     def _advance(self, path: Path) -> None:
-        """Take what has become certain: to the stream, or where something moves below it, into the line that is open."""
+        """Take what has become certain: to the stream, or into the line above what moves."""
         if path.length <= self._path.length:
             return
         piece = path.text(self._path.chars)
@@ -172,7 +172,12 @@ class BeamView(RunView):
         elif self._head == lane.lane:  # it failed on the way
             self._close_line()
         self._forget(lane)
-        super()._settle_lane(LaneStory(lane.lane, lane.began, lane.prefilled, failed=lane.failed, written=lane.written))
+        self._end_line()
+        self.out.file.flush()
+        if lane.failed:
+            self.err.print(failure(lane.failed))
+        elif self._verbose and self.look.labels and not self._quiet:
+            self.err.print(lane_summary(lane))
 
     def _settle_texts(self, lane: LaneStory, finished: Finished) -> None:
         hypotheses = finished.hypotheses
@@ -218,7 +223,7 @@ class BeamView(RunView):
         self.out.print()
         for line in table(lane, self._kept(lane), self.out.width):
             self.out.print(line)
-        if not self._quiet:
+        if self._formula:
             self.out.print()
             self.out.print(Text(parts.visible(formula(lane, best))), soft_wrap=False)
             self.out.print(Text(meaning(lane, best), style=theme.DIM), soft_wrap=False)

@@ -33,7 +33,7 @@ def penalty_of(lane: LaneStory) -> float:
 
 def score(total: float, tokens: int, penalty: float) -> float:
     """total / tokens ** length_penalty; nothing written yet counts as one token."""
-    return total / max(tokens, 1) ** penalty
+    return float(total / max(tokens, 1) ** penalty)
 
 
 def number(value: float) -> str:

@@ -6,7 +6,7 @@ Never taller than the terminal: of the stem the oldest lines go, of rows and fin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -48,12 +48,20 @@ class Turn:
 
 
 def picture(
-    lane: LaneStory, turn: Turn | None, opening: str, shown: Path, width: int, height: int, *, kept: int, hidden: int = 0
+    lane: LaneStory,
+    turn: Turn | None,
+    opening: str,
+    shown: Path,
+    width: int,
+    height: int,
+    *,
+    kept: int,
+    hidden: int = 0,
 ) -> list[Text]:
     """The lane as it stands, in at most `height` lines of at most `width` cells.
 
-    `opening` is the last line of settled text, which more will be added to, and `shown` the path that it ends at; `kept`
-    is how many finished hypotheses the search keeps, and `hidden` how many further prompts are under way.
+    `opening` is the last line of certain text, which more will be added to, and `shown` the path that it ends at;
+    `kept` is how many finished hypotheses the search keeps, and `hidden` how many further prompts are under way.
     """
     stem = meet(row.path for row in lane.rows) if lane.rows else shown
     start = max(shown.chars, stem.chars)
@@ -124,10 +132,9 @@ def _finished(lane: LaneStory, start: int, width: int, kept: int) -> list[Text]:
     return _plain(lines, width)
 
 
-def by_score(leaves: Sequence[Leaf] | object) -> list[Leaf]:
-    """Finished rows, best score first; equals in the order in which they ended."""
-    found: list[Leaf] = list(leaves)[::-1]  # type: ignore[call-overload]
-    return sorted(found, key=lambda leaf: -leaf.hypothesis.score)
+def by_score(leaves: Iterable[Leaf]) -> list[Leaf]:
+    """Finished rows, given newest first: the best score first, equals in the order in which they ended."""
+    return sorted(list(leaves)[::-1], key=lambda leaf: -leaf.hypothesis.score)
 
 
 def _cut(lines: list[Text], height: int, what: str) -> list[Text]:

@@ -24,9 +24,11 @@ def wrap(text: str, width: int) -> list[str]:
             if line and cell_len(line) + cell_len(word.rstrip()) > width:
                 lines.append(line)
                 line = ""
-            if cell_len(word.rstrip()) > width:
-                *full, word = chop_cells(word, max(width, 2))
+            bare = word.rstrip()
+            if cell_len(bare) > width:
+                *full, last = chop_cells(bare, max(width, 2))
                 lines += full
+                word = last + word[len(bare) :]
             line += word
         lines.append(line)
     return lines

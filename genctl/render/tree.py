@@ -113,8 +113,9 @@ class SearchTree:
         node.total, node.logprob = event.hypothesis.total, event.hypothesis.logprob
 
     def weights(self) -> tuple[dict[Node, int], dict[Node, int]]:
-        """For each node how many nodes are below it, itself included, and the best place that is returned from there."""
-        sizes, places = {}, {}
+        """For each node how many nodes it leads to, itself included, and the best place among their sequences."""
+        sizes: dict[Node, int] = {}
+        places: dict[Node, int] = {}
         for node in reversed(self.nodes):
             sizes[node] = 1 + sum(sizes[child] for child in node.children)
             below = [places[child] for child in node.children]

@@ -26,7 +26,7 @@ def tree_lines(tree: SearchTree, width: int | None = None) -> list[Text]:
     """
     lines = [Text(f"{line.rstrip()}", style=theme.PROMPT) for line in _wrapped(_label(tree), width, 0)]
     lines += _Drawing(tree, width).lines()
-    lines.append(Text(_legend(tree), style=theme.DIM))
+    lines += [Text(line.rstrip(), style=theme.DIM) for line in _wrapped(_legend(tree), width, 0)]
     for line in lines:
         line.no_wrap = True
     return lines
@@ -40,7 +40,7 @@ def _legend(tree: SearchTree) -> str:
     states = [node.state for node in tree.nodes[1:]]
     counts = [("★", "returned"), ("○", "finished"), ("✗", "died"), ("…", "left")]
     words = {"finished": "finished, not returned", "left": "left when the search ended"}
-    told = [f"{mark} {states.count(state)} {words.get(state, state)}" for mark, state in counts if state in states]  # type: ignore[arg-type]
+    told = [f"{mark} {states.count(state)} {words.get(state, state)}" for mark, state in counts if state in states]
     return " · ".join([f"{len(tree.nodes) - 1} tokens tried", *told])
 
 
@@ -66,13 +66,13 @@ class _Drawing:
                     self._branch(side, rest)
             segment, node = self._segment(main)
             last = not node.children
-            first = ("─ " if sole else "└─ ") if last else "│ "
-            self._write(rest + first, rest + ("   " if last else "│ "), segment)
+            first = ("─ " if sole else "└─ ") if last else "│  "
+            self._write(rest + first, rest + ("   " if last else "│  "), segment)
             sole = False
 
     def _branch(self, start: Node, rest: str) -> None:
         segment, node = self._segment(start)
-        self._write(f"{rest}├─ ", f"{rest}│  " + ("│ " if node.children else ""), segment)
+        self._write(f"{rest}├─ ", f"{rest}│  " + ("│  " if node.children else ""), segment)
         self._fork(node, f"{rest}│  ")
 
     def _segment(self, node: Node) -> tuple[list[Node], Node]:
@@ -86,7 +86,8 @@ class _Drawing:
     def _write(self, first: str, rest: str, segment: list[Node]) -> None:
         end = segment[-1]
         style = _STYLES.get(end.state, theme.PLAIN)
-        text = one_line("".join(node.token.text for node in segment if node.token)).lstrip(" ")
+        text = one_line("".join(node.token.text for node in segment if node.token))
+        text = "·" + text[1:] if text.startswith(" ") and text.strip() else text
         if not text and (end.hypothesis is None or len(segment) > 1):
             text = "".join(f"‹id {node.token.id}›" for node in segment if node.token)
         how = ending(end)
@@ -113,7 +114,7 @@ def ending(node: Node) -> str:
         return f"{mark} · score {number(one.score)} · {stop_words(one.reason, one.stop)}"
     total = "" if node.total is None else f", total {number(node.total)}"
     if node.state == "died":
-        return f"✗ died at step {node.died}{total}"
+        return f"✗ died at step {(node.died or 0) + 1}{total}"
     if node.state == "left":
         return f"… left at the end{total}"
     return f"live{total}" if node.state == "live" else ""

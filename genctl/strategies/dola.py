@@ -19,7 +19,7 @@ from genctl.strategies.sample import Sample
 Layers: TypeAlias = Literal["low", "high"] | tuple[int, ...]
 
 RELATIVE_TOP = 0.1  # tokens less probable than this fraction of the best one are out (equation 4)
-BASE_FILTER = -1e-3  # what they are given in the earlier layer; transformers' number
+OUT = -1000.0  # beyond reach, and yet in the model's order: there is a choice where processors ban all the others
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def candidate_layers(model: Any, layers: Layers) -> list[int]:
 
 
 def _contrast(scores: Scores, candidates: Sequence[int], head: Callable[[Tensor], Tensor]) -> Tensor:
-    """log p_last - log p_earlier, f32 [N, V]; -inf where the last layer finds a token improbable."""
+    """log p_last - log p_earlier, f32 [N, V], where the last layer finds a token probable; far below elsewhere."""
     assert scores.layers is not None
     last = scores.logprobs[:, -1]  # [N, V]
     with torch.no_grad():
@@ -100,7 +100,7 @@ def _contrast(scores: Scores, candidates: Sequence[int], head: Callable[[Tensor]
         furthest = _divergence(last, logprobs).argmax(1)
         chosen = logprobs[torch.arange(len(last), device=last.device), furthest]
     out = last < last.amax(-1, keepdim=True) + math.log(RELATIVE_TOP)
-    return (last - chosen.masked_fill(out, BASE_FILTER)).masked_fill(out, -torch.inf)
+    return torch.where(out, last + OUT, last - chosen)
 
 
 def _divergence(last: Tensor, earlier: Tensor) -> Tensor:

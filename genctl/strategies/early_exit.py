@@ -71,7 +71,7 @@ def _first_layers(model: Any, layer: int) -> Any:
     config = copy.deepcopy(model.config)
     text = config.get_text_config(decoder=True)
     text.num_hidden_layers = layer
-    if getattr(text, "layer_types", None):
+    if isinstance(vars(text).get("layer_types"), list):
         text.layer_types = text.layer_types[:layer]
     for module in (exit_model, *(exit_model.get_submodule(".".join(parents[: i + 1])) for i in range(len(parents)))):
         if hasattr(module, "config"):

@@ -1,7 +1,7 @@
 """Drafts by a model with other tokens (universal assisted decoding): text is what the two models share.
 
 The row is decoded and encoded anew for the assistant, and the assistant's text for the model. Only the newest part goes
-through text each time: it is laid over what was there by the longest run of tokens that both have in common.
+through text each time: it is laid over the end of what was there by the longest run of tokens that both have in common.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from genctl.errors import ModelError
 from genctl.strategies.drafting import Draft, Drafting, Follower, shared
 
 OPEN = "\ufffd"  # what a character that is not complete is decoded to
+SLACK = 4  # tokens more than expected in which the pieces may meet
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class _Translating:
         self.context = context
         self.confidence = confidence
         self.follower = Follower(drafter.forward, use_cache=context.prefix.cache is not None)
-        self.ids: list[int] = []  # the assistant's tokens of the row and of the last draft
+        self.ids: list[int] = []  # the row in the assistant's tokens, at the last call
         self.seen = 0  # of the row, at the last call
         eos = drafter.forward.model.generation_config.eos_token_id
         self.eos = frozenset([eos] if isinstance(eos, int) else eos or [])
@@ -75,10 +76,14 @@ class _Translating:
                 break
             if not ended:
                 logits = follower.read([token])
-        self.ids, self.seen = wanted + drafted, len(row)
+        self.ids, self.seen = wanted, len(row)
         recent = wanted[max(0, len(wanted) - drafter.assistant_lookbehind) :]
         made = _encode(drafter.target_tokenizer, _text(drafter.tokenizer, recent + drafted))
-        tokens = _continuation(row[max(0, len(row) - len(made)) :].tolist(), made)
+        known = len(_encode(drafter.target_tokenizer, _text(drafter.tokenizer, recent)))
+        before = row[max(0, len(row) - known - SLACK) :].tolist()
+        meeting = _meet(before, made, known)
+        # what the row holds stays, even where the assistant's text would be cut into other tokens
+        tokens = [] if meeting is None else made[meeting[1] + len(before) - meeting[0] :]
         if ended and self.context.eos:
             tokens.append(self.context.eos[0])
         size = self.context.prefix.logits.shape[-1]
@@ -88,33 +93,36 @@ class _Translating:
     def _translate(self, row: Tensor) -> tuple[list[int], int]:
         """The row in the assistant's tokens, and how many of them are certainly those of the last call."""
         drafter = self.drafter
-        newest = row[max(0, self.seen - drafter.target_lookbehind) :] if self.seen else row
-        fresh = _encode(
-            drafter.tokenizer, _text(drafter.target_tokenizer, newest.tolist()), special=len(newest) == len(row)
-        )
-        if len(newest) == len(row):
-            return fresh, 0
-        start = max(0, len(self.ids) - len(fresh) - drafter.target_lookbehind)
-        match = _overlap(self.ids[start:], fresh)
-        if match is None:  # nothing in common: everything is encoded anew
-            return _encode(drafter.tokenizer, _text(drafter.target_tokenizer, row.tolist()), special=True), 0
-        there, here, _ = match
-        return self.ids[: start + there] + fresh[here:], start
+        start = max(0, self.seen - drafter.target_lookbehind)
+        if start:
+            fresh = self._encoded(row[start:])
+            known = len(self._encoded(row[start : self.seen]))
+            same = max(0, len(self.ids) - known - SLACK)
+            meeting = _meet(self.ids[same:], fresh, known)
+            if meeting is not None:
+                return self.ids[: same + meeting[0]] + fresh[meeting[1] :], same
+        return self._encoded(row, special=True), 0
+
+    def _encoded(self, row: Tensor, *, special: bool = False) -> list[int]:
+        text = _text(self.drafter.target_tokenizer, row.tolist())
+        return _encode(self.drafter.tokenizer, text, special=special)
 
 
-def _continuation(before: Sequence[int], made: list[int]) -> list[int]:
-    """What `made` adds to `before`, a row's newest tokens, which stay as they are even where `made` differs."""
-    match = _overlap(before, made)
-    if match is None:
-        return []
-    there, here, size = match
-    return made[here + size + len(before) - (there + size) :]
+def _meet(before: Sequence[int], made: Sequence[int], known: int) -> tuple[int, int] | None:
+    """Where `made`, whose first tokens (about `known`) say the end of `before` again, goes on: a place in each.
 
-
-def _overlap(one: Sequence[int], other: Sequence[int]) -> tuple[int, int, int] | None:
-    """The longest run that both have: where it begins in each, and its length."""
-    found = SequenceMatcher(None, one, other, autojunk=False).find_longest_match(0, len(one), 0, len(other))
-    return (found.a, found.b, found.size) if found.size else None
+    The longest run that ends where `before` does counts; without one, the longest run of all. None without any.
+    """
+    made = made[:known]
+    best = (0, 0)
+    for end in range(len(made), 0, -1):
+        run = shared(before[::-1], made[end - 1 :: -1])
+        best = max(best, (run, end), key=lambda found: found[0])
+    run, end = best
+    if run > 1 or (run and end == len(made)):  # a single token may stand there by chance
+        return len(before), end
+    found = SequenceMatcher(None, before, made, autojunk=False).find_longest_match(0, len(before), 0, len(made))
+    return (found.a + found.size, found.b + found.size) if found.size else None
 
 
 def _text(tokenizer: Any, ids: Sequence[int]) -> str:

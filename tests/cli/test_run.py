@@ -162,14 +162,13 @@ def test_scores_and_alternatives_as_data() -> None:
         (("run", "x", "--do-sample", "--top-p", "1.5"), 2, "at most 1"),
         (("run", "x", "--set", "num_beens=3"), 2, "did you mean num_beams?"),
         (("run", "x", "-p", "gredy"), 2, "did you mean greedy?"),
-        (("run", "x", "-m", "builtin:novels"), 3, "builtin:stories"),
+        (("run", "x", "-m", "builtin:novels"), 3, "numbers, stories"),
         (("run", "x", "-m", "./no/such/folder"), 3, "no such folder"),
         (("run", "x", "--no-such-flag"), 2, "--no-such-flag"),
         (("run", "-i", "missing.txt"), 2, "missing.txt"),
         (("run", "x", "-i", "missing.txt"), 2, "--input"),
         (("run", "x", "--force"), 2, "--output"),
         (("run", "x", "--top-logprobs", "-1"), 2, "at least 0"),
-        (("run", "--chat", "x", "-m", "builtin:numbers"), 3, "no chat template"),
         (("run",), 2, "No prompt"),
         (("rum",), 2, "rum"),
     ],
@@ -182,6 +181,17 @@ def test_mistakes_get_one_clear_line_and_the_right_status(
     assert sentence.lower() in done.err.lower()
     assert "Traceback" not in done.err
     assert done.out == ""
+
+
+def test_a_chat_needs_a_template_and_uses_it(gpt2: Path) -> None:
+    done = genctl("run", "-m", str(gpt2), "--chat", "hello")
+    assert (done.status, done.out) == (3, "")
+    assert "no chat template" in done.err
+    assert genctl("run", *NUMBERS, "--chat", "12").out == "twelve\n"
+    row = {"messages": [{"role": "user", "content": "three"}, {"role": "user", "content": "31"}]}
+    done = genctl("run", *NUMBERS, "--input-format", "jsonl", "--format", "jsonl", stdin=json.dumps(row))
+    assert done.records[0]["text"] == "thirty one"
+    assert done.records[0]["prompt"] == "31</s>"
 
 
 def test_fail_on_length_exits_with_4() -> None:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from tests.tiny import EOS, tokenizer
 
 from genctl.decode.grammar.processor import Grammar
 from genctl.decode.grammar.source import read
 from genctl.decode.spelling import Spelling, spelling
 from genctl.params import Generation
+from tests.tiny import EOS, tokenizer
 
 PROMPT = (7, 8, 9)
 

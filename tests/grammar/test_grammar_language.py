@@ -12,13 +12,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.grammar.machines import allowed, machine, text, tiny_words, written
-from tests.models.tokenizers_made import byte_level, llama, metaspace, unigram_bytes, word_piece
-from tests.tiny import EOS, tokenizer
 
 from genctl.decode.grammar.processor import Grammar
 from genctl.decode.spelling import Spelling, spelling
 from genctl.errors import UsageError
+from tests.grammar.machines import allowed, machine, text, tiny_words, written
+from tests.models.tokenizers_made import byte_level, llama, metaspace, unigram_bytes, word_piece
+from tests.tiny import EOS, tokenizer
 
 AB = Spelling((b"", b"a", b"b", b"ab", b"a", b"bab", b"", b"c"), {})  # id 0 is EOS, 6 has no text, 1 and 4 are alike
 
@@ -162,7 +162,8 @@ def valid(value: Any, schema: dict[str, Any]) -> bool:
 @given(SCHEMAS, st.integers(0, 2**32))
 def test_whatever_is_drawn_under_a_schema_parses_and_is_valid(schema: dict[str, Any], seed: int) -> None:
     grammar = machine(json_schema=schema)
-    draw, row = random.Random(seed), []
+    draw = random.Random(seed)
+    row: list[int] = []
     while True:
         ids = sorted(allowed(grammar, row)[0])
         token = EOS if EOS in ids else draw.choice(ids)

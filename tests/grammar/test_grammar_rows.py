@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.grammar.machines import PROMPT, allowed, machine
 
 from genctl.decode.grammar import processor
+from tests.grammar.machines import PROMPT, allowed, machine
 
 PATTERN = "((the|a) (cat|dog|mat) (sat|ran)(, )?){1,9}"
 
 
+@cache
+def _fresh(row: tuple[int, ...]) -> frozenset[int]:
+    return frozenset(allowed(machine(regex=PATTERN), row)[0])
+
+
 def fresh(row: list[int]) -> set[int]:
-    return allowed(machine(regex=PATTERN), row)[0]
+    """What may follow, asked of a reader that has seen nothing else."""
+    return set(_fresh(tuple(row)))
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_any_order_of_questions_gets_the_answers_of_a_fresh_reader(seed: int) -> None:
     draw = random.Random(seed)
     grammar = machine(regex=PATTERN)
     rows: list[list[int]] = [[]] * 3
-    for _ in range(25):
+    for _ in range(20):
         answers = allowed(grammar, *rows)
         assert answers == [fresh(row) for row in rows]
         move = draw.random()

@@ -27,7 +27,7 @@ def endings(arch: str) -> tuple[int, ...]:
     """EOS ids that beams of this checkpoint really meet: its own, and two tokens that its greedy texts pass through."""
     case = case_of(arch)
     texts = [case.generate(prompt, do_sample=False, max_new_tokens=NEW) for prompt in PROMPTS[:2]]
-    return (case.eos[0], texts[0][0][4], texts[1][0][8])
+    return (case.eos[0], texts[0][0][:5][-1], texts[1][0][:9][-1])
 
 
 def theirs(case: Case, prompts: Sequence[Sequence[int]], count: int, eos: Sequence[int], **options: Any) -> list[Found]:

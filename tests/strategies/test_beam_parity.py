@@ -11,12 +11,15 @@ from transformers import (
     MinNewTokensLengthLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
 )
 
 from genctl import events
+from genctl.decode.types import Written
 from genctl.strategies.beam import Beam
 from tests.decode.driver import PROMPTS
-from tests.strategies.oracle import NEW, case_of, endings, ours, same, theirs
+from tests.strategies.oracle import NEW, case_of, cut, endings, ours, same, theirs
 from tests.tiny import ARCHITECTURES
 
 GRID = list(itertools.product((0.0, 1.0, 2.0, -1.0), (True, False, "never")))
@@ -85,9 +88,9 @@ def test_seeded_beam_sampling_equals_generate_after_manual_seed(arch: str, top_k
 def test_a_beam_takes_one_prefill_and_no_pass_after_its_end() -> None:
     case, eos = case_of("gpt2"), endings("gpt2")
     before = case.forward.forwards
-    found = case.stream([case.lane(PROMPTS[0], Beam(4), eos=eos, max_new_tokens=NEW)])
+    found = case.stream([case.lane(PROMPTS[0], Beam(4, early_stopping=True), eos=eos, max_new_tokens=40)])
     steps = [event for event in found if isinstance(event, events.Stepped)]
-    assert len(steps) < NEW  # it ended because nothing better could come
+    assert len(steps) < 40  # it ended because four results were there
     assert case.forward.forwards - before == len(steps)
 
 
@@ -105,3 +108,35 @@ def test_rows_tell_their_parents_and_their_totals() -> None:
             texts = [texts[row.parent] + tuple(token.id for token in row.written) for row in event.rows]
     finished = next(event for event in found if isinstance(event, events.Finished))
     assert all(hypothesis.tokens in ended for hypothesis in finished.hypotheses)
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "t5", "mamba"])
+def test_a_criterion_ends_a_beam_as_an_eos_does(arch: str) -> None:
+    """One token in five stops here, so that steps end more candidates than the spare ones can replace."""
+    case, eos = case_of(arch), endings(arch)[:1]
+
+    class EveryFifth(StoppingCriteria):  # type: ignore[misc]
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            return input_ids[:, -1] % 5 == 2
+
+    def criterion(written: Written) -> tuple[str, str] | None:
+        return ("stop", "") if written.token % 5 == 2 else None
+
+    ended = 0
+    for prompt in PROMPTS:
+        for early_stopping in (True, False, "never"):
+            answer = theirs(
+                case,
+                [prompt],
+                3,
+                eos,
+                num_beams=3,
+                early_stopping=early_stopping,
+                stopping_criteria=StoppingCriteriaList([EveryFifth()]),
+            )[0]
+            expected = [([*cut(tokens, [t for t in range(300) if t % 5 == 2])], score) for tokens, score in answer]
+            strategy = Beam(3, early_stopping=early_stopping, n=3)
+            lane = case.lane(prompt, strategy, eos=eos, max_new_tokens=NEW, criteria=(criterion,))
+            assert same(ours(case, [lane])[0], expected)
+            ended += sum(tokens[-1] % 5 == 2 for tokens, _ in expected)
+    assert ended

@@ -79,6 +79,7 @@ def made(name: str) -> Any:
             embedding = any(part in place for part in ("embed", "wte", "wpe"))
             # a table that is also the head keeps the head's scale
             scale = 4.0 / WIDTH**0.5 if weight is head else 1.0 if embedding else 1.2 / weight.shape[-1] ** 0.5
-            drawn = np.random.RandomState(zlib.crc32(place.encode())).standard_normal(tuple(weight.shape)) * scale
+            key = "head" if weight is head else place  # versions disagree about its name
+            drawn = np.random.RandomState(zlib.crc32(key.encode())).standard_normal(tuple(weight.shape)) * scale
             weight.copy_(torch.from_numpy(drawn.astype(np.float32)))
     return model

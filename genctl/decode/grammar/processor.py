@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -54,7 +55,11 @@ class Grammar:
         self._root = _State(_compiled(words, source).deep_copy(), started=False)
         self._live: OrderedDict[bytes, _State | None] = OrderedDict()  # by new tokens; None has left the grammar
         self._moved: OrderedDict[bytes, bytes] = OrderedDict()  # whose matcher went on, and to which row
-        bits = self._allowed(self._root)
+        roots: OrderedDict[Any, bytes] = words.memo.setdefault("roots", OrderedDict())  # the same for every prompt
+        bits = roots.get((source.lark, self.eos)) or self._allowed(self._root)
+        self._root.allowed = roots[source.lark, self.eos] = bits
+        while len(roots) > _COMPILED:
+            roots.popitem(last=False)
         if not any(_bit(bits, token) for token in range(len(words.pieces))):
             reason = "it has no text that this tokenizer can write"
             if self._root.matcher.is_accepting():
@@ -69,12 +74,12 @@ class Grammar:
         forks = Counter(key[:-_WIDTH] for key in set(keys) if key and key not in self._live)
         packed = [self._bits(self._state(key, forks)) for key in keys]
         self._forget(4 * len(keys))
-        bits = torch.frombuffer(bytearray(b"".join(packed)), dtype=torch.uint8).to(scores.device).view(len(keys), -1)
-        shifts = torch.arange(8, dtype=torch.uint8, device=scores.device)
-        allowed = ((bits[:, :, None] >> shifts) & 1).flatten(1)[:, : scores.shape[1]].bool()
-        if allowed.shape[1] < scores.shape[1]:
-            allowed = torch.nn.functional.pad(allowed, (0, scores.shape[1] - allowed.shape[1]))
-        return scores.masked_fill(~allowed, -torch.inf)
+        # torch has no unpackbits, and shifting every bit into its place is slow
+        bits = numpy.frombuffer(b"".join(packed), dtype=numpy.uint8).reshape(len(keys), -1)
+        barred = torch.from_numpy(numpy.unpackbits(bits, axis=1, bitorder="little") == 0)[:, : scores.shape[1]]
+        if barred.shape[1] < scores.shape[1]:
+            barred = torch.nn.functional.pad(barred, (0, scores.shape[1] - barred.shape[1]), value=True)
+        return scores.masked_fill(barred.to(scores.device), -torch.inf)
 
     def accepts(self, tokens: Sequence[int]) -> bool:
         """Whether the text of these new tokens (EOS not among them) is a text of the grammar."""

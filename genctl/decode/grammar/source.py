@@ -79,7 +79,8 @@ def _json_schema(value: dict[str, Any] | str) -> Source:
 
 
 def _lark(schema: dict[str, Any]) -> str:
-    guided = {**schema, "x-guidance": {**_JSON, **schema.get("x-guidance", {})}}
+    given = schema.get("x-guidance", {})
+    guided = {**schema, "x-guidance": given if "whitespace_flexible" in given else {**_JSON, **given}}
     return f"{_HEADER}start: %json {json.dumps(guided)}"
 
 

@@ -1,0 +1,106 @@
+"""The program as a process: signals, closed pipes, exit statuses, and streaming on a real terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pexpect
+import pytest
+
+GENCTL = [sys.executable, "-m", "genctl"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+
+def test_an_interrupt_writes_what_there_is_and_exits_with_130(tmp_path: Path, environment: dict[str, str]) -> None:
+    rows = tmp_path / "rows.txt"
+    rows.write_text("Once upon a time\n" * 400)
+    command = [*GENCTL, "run", "-i", str(rows), "--format", "jsonl", "--do-sample", "--seed", "1", "--batch-size", "4"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=tmp_path)
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    rest, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert time.monotonic() - started < 30  # not the minutes that all rows would take
+    records = [json.loads(line) for line in [first, *rest.splitlines()]]
+    assert {record["finish_reason"] for record in records} >= {"interrupted"}
+    assert len(records) < 400
+    assert b"Traceback" not in err
+
+
+def test_sigterm_exits_with_143(tmp_path: Path, environment: dict[str, str]) -> None:
+    command = [*GENCTL, "run", "--format", "jsonl", "--batch-size", "1"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=tmp_path
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"Once upon a time\n" * 400)
+    process.stdin.close()
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    process.stdin = None
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+
+
+def test_a_closed_pipe_ends_quietly(tmp_path: Path, environment: dict[str, str]) -> None:
+    command = f'"{sys.executable}" -m genctl run --do-sample --seed 1 --batch-size 1 2>err | head -c 20; cat err >&2'
+    done = subprocess.run(
+        ["bash", "-c", f"yes 'Once upon a time' | head -n 50 | {command}"],
+        capture_output=True, env=environment, cwd=tmp_path, check=False, timeout=120,
+    )  # fmt: skip
+    assert len(done.stdout) == 20
+    assert done.stderr == b""
+
+
+def test_a_real_terminal_shows_text_as_it_streams(tmp_path: Path, environment: dict[str, str]) -> None:
+    environment = {**environment, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+    child = pexpect.spawn(
+        GENCTL[0], [*GENCTL[1:], "run", "Once upon a time", "--seed", "7"],
+        env=environment, cwd=str(tmp_path), dimensions=(24, 80), timeout=90, encoding="utf-8",
+    )  # fmt: skip
+    child.expect("there was")
+    child.expect("tok/s")
+    child.expect("seed 7")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+
+
+@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_escape_codes_where_they_are_not_wanted(
+    variables: dict[str, str], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    environment = {**environment, "TERM": "xterm-256color", **variables}
+    child = pexpect.spawn(
+        GENCTL[0], [*GENCTL[1:], "run", "-m", "builtin:numbers", "7", "8", "--scores"],
+        env=environment, cwd=str(tmp_path), dimensions=(40, 80), timeout=90, encoding="utf-8",
+    )  # fmt: skip
+    text = child.read()
+    assert "seven" in text
+    assert "\x1b[3" not in text  # colours
+    if variables.get("TERM") == "dumb":
+        assert "\x1b" not in text
+
+
+def test_piped_output_has_no_escape_codes(tmp_path: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [*GENCTL, "run", "-m", "builtin:numbers", "7", "--scores", "--format", "text"],
+        capture_output=True, env={**environment, "TERM": "xterm-256color"}, cwd=tmp_path, stdin=subprocess.DEVNULL,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout == b"seven\n"
+    assert b"\x1b" not in done.stderr

@@ -1,0 +1,158 @@
+"""A forced prefix, against brute force: every row that spells it can be written, and no other."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from genctl.decode.prefix import Prefix, prefix
+from genctl.decode.processors.material import Material
+from genctl.decode.spelling import Spelling, spelling
+from genctl.errors import UsageError
+from genctl.params import Generation
+from genctl.strategies.beam import Beam
+from genctl.strategies.sample import Sample
+from tests.decode.driver import PROMPTS, Case
+from tests.models.tokenizers_made import (
+    byte_level,
+    llama,
+    metaspace,
+    rewritten,
+    suffixes,
+    unigram_bytes,
+    word_piece,
+    word_piece_cleaned,
+)
+from tests.tiny import EOS, tokenizer
+
+AB = Spelling((b"", b"a", b"b", b"ab", b"abc", b"c", b""), {})  # id 0 is EOS
+
+
+def allowed(made: Any, row: tuple[int, ...], size: int, start: int = 2) -> set[int]:
+    history = torch.tensor([[*[1] * start, *row]])
+    scores = made(history, torch.zeros(1, size))
+    return set((scores[0] == 0).nonzero()[:, 0].tolist())
+
+
+def rows(made: Any, size: int, longest: int, row: tuple[int, ...] = ()) -> set[tuple[int, ...]]:
+    """Every row of `longest` tokens."""
+    if len(row) == longest:
+        return {row}
+    return {one for token in allowed(made, row, size) for one in rows(made, size, longest, (*row, token))}
+
+
+@pytest.mark.parametrize("text", [b"a", b"ab", b"abab", b"bab", b"abcab", b"c"])
+def test_exactly_the_rows_that_spell_it_can_be_written(text: bytes) -> None:
+    made = Prefix(text, text, AB, 2, (0,))
+    longest = len(text) + 1
+    expected = set()
+    for row in itertools.product(range(7), repeat=longest):
+        sums = list(itertools.accumulate((AB.pieces[token] for token in row), initial=b""))
+        # without text, nothing may come before the whole prefix is there
+        until = next((n for n, told in enumerate(sums) if told.startswith(text)), None)
+        if until is not None and all(AB.pieces[token] for token in row[:until]):
+            expected.add(row)
+    assert rows(made, 7, longest) == expected
+
+
+def test_no_way_is_taken_that_the_vocabulary_cannot_finish() -> None:
+    words = Spelling((b"", b"a", b"ab", b"bcd"), {})
+    assert allowed(Prefix(b"abc", b"abc", words, 2), (), 4) == {1}  # "ab" leaves "c", which nothing begins with
+
+
+@pytest.mark.parametrize("family", [byte_level, llama, metaspace, unigram_bytes, word_piece])
+@pytest.mark.parametrize("text", ["the", "a cat", "the t", "at"])
+def test_what_is_shown_begins_with_it(family: Any, text: str) -> None:
+    made_by = family()
+    size = len(made_by) + 4
+    made = prefix(Material(Generation(prefix=text), 2, 40, size, (made_by.eos_token_id,), tokenizer=made_by))
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(40):
+        row: tuple[int, ...] = ()
+        while len(row) < len(text) + 2:
+            ids = sorted(allowed(made, row, size) - {made_by.eos_token_id})
+            assert ids, row
+            if set(range(size)) - {made_by.eos_token_id} <= set(ids):
+                break
+            row = (*row, ids[int(torch.randint(len(ids), (1,), generator=generator))])
+        shown = made_by.decode(list(row), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert shown.startswith(text), (row, shown)
+
+
+def test_a_blank_that_is_not_shown_at_the_beginning_may_be_meant() -> None:
+    made_by = llama()
+    made = prefix(Material(Generation(prefix=" the"), 2, 40, len(made_by), (2,), tokenizer=made_by))
+    assert made_by.convert_tokens_to_ids("▁th") in allowed(made, (), len(made_by))
+    assert made_by.convert_tokens_to_ids("t") not in allowed(made, (), len(made_by))
+
+
+def test_characters_may_be_spelled_byte_by_byte() -> None:
+    words = spelling(tokenizer(), 300, "prefix")
+    made = Prefix("é".encode(), "é".encode(), words, 2, (EOS,))
+    [first] = allowed(made, (), 300)
+    [second] = allowed(made, (first,), 300)
+    assert words.pieces[first] + words.pieces[second] == "é".encode()
+
+
+def test_an_eos_with_text_may_only_end_what_is_spelled() -> None:
+    made = Prefix(b"ab", b"ab", AB, 2, (1, 3))
+    assert allowed(made, (), 7) == {3, 4}  # "a" would end the row too early; "ab" ends it where it may
+
+
+@pytest.mark.parametrize("strategy", [Sample(), Sample(True, 3), Beam(3, n=3)])
+@pytest.mark.parametrize("arch", ["llama", "t5"])
+def test_every_strategy_keeps_the_promise(arch: str, strategy: Any) -> None:
+    case = Case(arch)
+    length = 1 if case.encoder_decoder else len(PROMPTS[0])
+    material = Material(Generation(prefix="once upon a"), length, length + 20, 300, (EOS,), tokenizer=tokenizer())
+    made = prefix(material)
+    assert made is not None
+    found = case.ours([case.lane(PROMPTS[0], strategy, processors=(made,))])["0"]
+    assert all(tokenizer().decode(row).startswith("once upon a") for row in found)
+    free = case.ours([case.lane(PROMPTS[0], strategy)])["0"]
+    assert found != free
+
+
+def test_the_row_of_a_greedy_search_is_the_best_of_each_step() -> None:
+    case = Case("llama")
+    words = spelling(tokenizer(), 300, "prefix")
+    text = b"the cat"
+    [found] = case.ours([case.lane(PROMPTS[0], processors=(Prefix(text, text, words, len(PROMPTS[0]), (EOS,)),))])["0"]
+    row: list[int] = []
+    while not b"".join(words.pieces[token] for token in row).startswith(text):
+        with torch.no_grad():
+            logits = case.model(torch.tensor([[*PROMPTS[0], *row]])).logits[0, -1]
+        told = b"".join(words.pieces[token] for token in row)
+        fits = [
+            token
+            for token in range(300)
+            if words.pieces[token]
+            and (text.startswith(told + words.pieces[token]) or (told + words.pieces[token]).startswith(text))
+        ]
+        row.append(max(fits, key=lambda token: float(logits[token])))
+    assert found[: len(row)] == row
+
+
+@pytest.mark.parametrize(
+    ("made_by", "text", "room", "message"),
+    [
+        (word_piece, "the €", 9, "prefix: the checkpoint's tokenizer has no tokens for 'the €'"),
+        (byte_level, "naïve café", 2, "prefix: 'naïve café' takes"),
+        (word_piece_cleaned, "a", 9, "prefix: this tokenizer removes blanks from finished text"),
+        (suffixes, "a", 9, "prefix: the text of this tokenizer is not the sum of its tokens"),
+        (rewritten, "a", 9, "prefix: the text of this tokenizer is not the sum of its tokens"),
+        (lambda: None, "a", 9, "prefix: works on text, but the checkpoint has no tokenizer"),
+    ],
+)
+def test_a_promise_that_cannot_be_kept_is_refused(made_by: Any, text: str, room: int, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        prefix(Material(Generation(prefix=text), 3, 3 + room, 500, (2,), tokenizer=made_by()))
+    assert caught.value.message.startswith(message)
+
+
+def test_no_prefix_is_no_processor() -> None:
+    assert prefix(Material(Generation(), 3, 9, 300, tokenizer=tokenizer())) is None
+    assert prefix(Material(Generation(prefix=""), 3, 9, 300, tokenizer=tokenizer())) is None

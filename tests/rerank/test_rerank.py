@@ -1,0 +1,122 @@
+"""Best-of-n and minimum-Bayes-risk: what is returned, in which order, with which score."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genctl import events
+from genctl.models.text import Detokenizer, caption
+from genctl.params import Generation
+from genctl.rerank import Plan, chrf, conflicts, expected_chrf, plan, rerank, reranked
+from genctl.strategies.sample import Sample
+from tests.decode.driver import PROMPTS, Case
+from tests.tiny import tokenizer
+
+
+def hypothesis(logprob: float, length: int, slot: int, text: str = "") -> events.Hypothesis:
+    return events.Hypothesis(tuple(range(length)), logprob, logprob, "eos", 0.0, slot, text=text)
+
+
+# Made once with sacrebleu 2.6.0: sentence_chrf(text, [reference]).score / 100
+GOLDEN = [
+    ("the cat sat on the mat", "the cat is on the mat", 0.645779420625287),
+    ("ab", "abcdef", 0.3125),
+    ("hello", "world", 0.08),
+    ("Popović", "Popovic wrote this", 0.2848764361501831),
+    ("", "x", 0.0),
+    ("a", "a", 1.0),
+]
+
+
+@pytest.mark.parametrize(("text", "reference", "score"), GOLDEN)
+def test_chrf_is_that_of_sacrebleu(text: str, reference: str, score: float) -> None:
+    assert chrf(text, reference) == pytest.approx(score, abs=1e-12)
+
+
+def test_chrf_by_hand() -> None:
+    # "ab" / "abc": n = 1 has 2 of 2 and 2 of 3, n = 2 has 1 of 1 and 1 of 2; P = 1, R = 7/12
+    assert chrf("ab", "abc") == pytest.approx(5 * (7 / 12) / (4 + 7 / 12))
+    assert chrf("a b\n", "ab") == 1.0
+    assert chrf("", " ") == 1.0
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.text("ab c", max_size=9), min_size=1, max_size=7))
+def test_the_expected_utility_is_the_mean_over_all_pairs(texts: list[str]) -> None:
+    expected = [sum(chrf(one, other) for other in texts) / len(texts) for one in texts]
+    assert expected_chrf(texts) == pytest.approx(expected)
+
+
+def test_best_of_takes_the_log_probability_of_a_token() -> None:
+    found = [hypothesis(-4.0, 2, 0), hypothesis(-6.0, 6, 1), hypothesis(-3.0, 1, 2)]
+    best = rerank(found, ["", "", ""], Plan("best_of", 3, 2))
+    assert [(one.slot, one.score) for one in best] == [(1, -1.0), (0, -2.0)]
+    total = rerank(found, ["", "", ""], Plan("best_of", 3, 3, length_penalty=0.0))
+    assert [one.slot for one in total] == [2, 0, 1]
+
+
+def test_mbr_prefers_what_resembles_the_others() -> None:
+    texts = ["the cat sat", "a dog ran", "the cat sits", "the cat sat down"]
+    found = [hypothesis(-1.0 - n, 3, n, text) for n, text in enumerate(texts)]
+    best = rerank(found, texts, Plan("mbr", 4, 4))
+    assert best[0].slot == 3  # recall counts more than precision, and it has nearly all of the others in it
+    assert best[-1].slot == 1
+    assert [one.score for one in best] == sorted((one.score for one in best), reverse=True)
+
+
+def test_equal_utilities_are_ordered_by_log_probability_then_by_the_draw() -> None:
+    found = [hypothesis(-2.0, 1, 0), hypothesis(-1.0, 1, 1), hypothesis(-1.0, 1, 2)]
+    assert [one.slot for one in rerank(found, ["x"] * 3, Plan("mbr", 3, 3))] == [1, 2, 0]
+
+
+def test_only_lanes_with_a_plan_are_touched() -> None:
+    case, draws = Case("llama"), Sample(True, 6)
+    lanes = [case.lane(PROMPTS[0], draws, name, seed=3) for name in ("plain", "best", "mbr")]
+    stream = list(caption(case.stream(lanes, width=2), lambda: Detokenizer(tokenizer())))
+    plans = {"best": Plan("best_of", 6, 2), "mbr": Plan("mbr", 6, 1)}
+    made = list(reranked(stream, plans))
+    assert [event for event in made if not isinstance(event, events.Finished)] == [
+        event for event in stream if not isinstance(event, events.Finished)
+    ]
+    found = {event.lane: event.hypotheses for event in made if isinstance(event, events.Finished)}
+    assert {name: len(hypotheses) for name, hypotheses in found.items()} == {"plain": 6, "best": 2, "mbr": 1}
+    means = sorted((one.logprob / len(one.tokens) for one in found["plain"]), reverse=True)
+    assert [one.score for one in found["best"]] == pytest.approx(means[:2])
+    [chosen] = found["mbr"]
+    texts = [one.text for one in found["plain"]]
+    assert chosen.score == pytest.approx(max(sum(chrf(one, other) for other in texts) / 6 for one in texts))
+
+
+def test_more_samples_never_make_the_best_one_worse() -> None:
+    draw = random.Random(1)
+    found = [hypothesis(-draw.random() * 9, draw.randrange(1, 9), n) for n in range(20)]
+    scores = [rerank(found[:n], [""] * n, Plan("best_of", n, 1))[0].score for n in range(1, 21)]
+    assert scores == sorted(scores)
+    assert not math.isclose(scores[0], scores[-1])
+
+
+def test_the_knobs_make_the_plan() -> None:
+    assert plan(Generation()) is None
+    given = Generation(do_sample=True, best_of=8, num_return_sequences=2, length_penalty=0.0)
+    assert plan(given) == Plan("best_of", 8, 2, 0.0)
+    assert plan(Generation(do_sample=True, mbr_samples=8)) == Plan("mbr", 8, 1)
+    assert conflicts(given) == []
+
+
+def test_what_cannot_be_followed_is_told() -> None:
+    assert conflicts(Generation(best_of=4)) == ["best_of = 4 chooses among samples, but do_sample is false"]
+    assert conflicts(Generation(do_sample=True, temperature=0.0, mbr_samples=4)) == [
+        "mbr_samples = 4 chooses among samples, but temperature is 0"
+    ]
+    found = conflicts(Generation(do_sample=True, best_of=2, mbr_samples=4, num_return_sequences=3, num_beams=2))
+    assert found == [
+        "best_of = 2 chooses among independent samples, but num_beams = 2",
+        "num_return_sequences = 3 cannot exceed best_of = 2",
+        "mbr_samples = 4 chooses among independent samples, but num_beams = 2",
+        "best_of and mbr_samples both say which samples are returned; leave out one of them",
+    ]

@@ -1,0 +1,72 @@
+"""Assistants for the tests: one that is often right, one that says what it is told, one that counts what it reads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from genctl import events
+from genctl.decode.forward import Forward, Output
+from genctl.decode.types import Context
+from genctl.strategies.drafting import Draft, Drafting
+from tests.tiny import tiny
+
+
+@cache
+def alike(arch: str, **options: Any) -> Any:
+    """A model that often says what `tiny(arch)` says: its weights, a little off."""
+    model = copy.deepcopy(tiny(arch, **options))
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight += 0.08 * weight.std() * torch.randn(weight.shape, generator=generator)
+    return model
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Drafts what it was told, `size` tokens at a time, whatever it is asked for."""
+
+    script: tuple[int, ...]
+    prompt_len: int
+    size: int
+
+    kind: ClassVar[str] = "scripted"
+
+    def begin(self, context: Context, do_sample: bool, confidence: float) -> Drafting:
+        return self._draft
+
+    def _draft(self, row: Tensor, count: int) -> Draft:
+        at = len(row) - self.prompt_len
+        return Draft(list(self.script[at : at + self.size]))
+
+
+class Counting(Forward):
+    """Keeps the number of tokens of each pass in `fed`."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.fed: list[int] = []
+
+    def __call__(self, feed: Tensor, *arguments: Any, **options: Any) -> Output:
+        self.fed.append(feed.shape[1])
+        return super().__call__(feed, *arguments, **options)
+
+
+def drafts(found: Sequence[events.Event]) -> tuple[int, int]:
+    """Drafted and accepted tokens, summed."""
+    steps = [event for event in found if isinstance(event, events.Stepped)]
+    return sum(step.drafted for step in steps), sum(step.accepted for step in steps)
+
+
+def written(step: events.Stepped) -> tuple[int, ...]:
+    """What a step of a single row wrote."""
+    (one,) = (*step.rows, *step.ended)
+    return tuple(token.id for token in one.written)

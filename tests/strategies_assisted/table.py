@@ -1,0 +1,49 @@
+"""A model that can be done on paper: what follows depends on the last two tokens, by a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genctl.decode.forward import Forward, Output
+from genctl.decode.types import Prefix
+
+
+class Table(Forward):
+    """`Forward` over logits f32 [V, V, V]: row (a, b) is what the model says after a, b. No cache."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.table = logits
+        self.device = logits.device
+        self.model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
+        self.is_encoder_decoder = False
+        self.relative = self.takes_mask = True
+        self.supports_cache = False
+        self.forwards = 0
+
+    def prefill(self, ids: Sequence[int], source: Any, **_: Any) -> Prefix:
+        tokens = torch.tensor([list(ids)])
+        return Prefix(tokens, None, self(tokens, None, keep=1).logits[:, -1])
+
+    def __call__(self, feed: Tensor, cache: Any, *, keep: int = 0, **_: Any) -> Output:
+        self.forwards += 1
+        before = torch.cat([feed[:, :1], feed[:, :-1]], 1)
+        return Output(self.table[before, feed][:, -keep:], None)
+
+    def distribution(self, prompt: Sequence[int], length: int, process: Any = None) -> dict[tuple[int, ...], float]:
+        """The probability of every sequence of `length` tokens after the prompt, token by token."""
+        found: dict[tuple[int, ...], float] = {(): 1.0}
+        for _ in range(length):
+            longer = {}
+            for made, probability in found.items():
+                text = torch.tensor([[*prompt, *made]])
+                scores = self(text, None, keep=1).logits[:, -1]
+                scores = scores if process is None else process(text, scores)
+                for token, part in enumerate(scores.softmax(-1)[0].tolist()):
+                    longer[(*made, token)] = probability * part
+            found = longer
+        return found

@@ -1,0 +1,113 @@
+"""Contrastive decoding against the formulas written down plainly, without a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from genctl import events
+from genctl.decode.forward import Forward
+from genctl.decode.loop import decode
+from genctl.strategies.amateur import Amateur
+from tests.decode.driver import PROMPTS, Case
+from tests.strategies_assisted.assistants import Counting
+from tests.tiny import tiny
+
+NEW = 12
+
+
+def plain(
+    expert: Any,
+    amateur: Any,
+    prompt: Sequence[int],
+    *,
+    alpha: float = 0.1,
+    beta: float | None = None,
+    temperature: float = 1.0,
+    rows: int = 1,
+    seed: int | None = None,
+) -> list[list[int]]:
+    """Greedy, or drawn after `torch.manual_seed`, reading everything anew for each token."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    text = torch.tensor([list(prompt)] * rows)
+    for _ in range(NEW):
+        with torch.no_grad():
+            p = expert(text).logits[:, -1].softmax(-1)
+            q = (amateur(text).logits[:, -1] / temperature).softmax(-1)
+        score = (p / q).log() if beta is None else (p ** (1 + beta) / q**beta).log()
+        score[p < alpha * p.max(-1, keepdim=True).values] = -torch.inf
+        chosen = score.argmax(-1) if seed is None else torch.multinomial(score.softmax(-1), 1)[:, 0]
+        text = torch.cat([text, chosen[:, None]], 1)
+    return text[:, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt2", "mistral"])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"alpha": 0.5}, {"beta": 0.5}, {"temperature": 0.5}], ids=["paper", "strict", "beta", "sure-amateur"]
+)
+def test_greedy_text_is_that_of_the_formula(arch: str, knobs: dict[str, Any]) -> None:
+    case, amateur = Case(arch), tiny(arch, seed=9)
+    strategy = Amateur(Forward(amateur), **knobs)
+    for use_cache in (True, False):
+        lane = case.lane(PROMPTS[1], strategy, eos=(), max_new_tokens=NEW, use_cache=use_cache)
+        assert case.ours([lane])["0"] == plain(case.model, amateur, PROMPTS[1], **knobs)
+
+
+def test_drawn_rows_are_those_of_the_formula() -> None:
+    case, amateur = Case("llama"), tiny("gpt2", seed=9)
+    strategy = Amateur(Forward(amateur), beta=0.5, do_sample=True, n=3)
+    lane = case.lane(PROMPTS[0], strategy, eos=(), max_new_tokens=NEW, seed=4)
+    assert case.ours([lane])["0"] == plain(case.model, amateur, PROMPTS[0], beta=0.5, rows=3, seed=4)
+
+
+def test_the_amateur_reads_the_prompt_once() -> None:
+    case, forward = Case("llama"), Counting(tiny("llama", seed=9))
+    case.ours([case.lane(PROMPTS[1], Amateur(forward), eos=(), max_new_tokens=NEW)])
+    assert forward.fed == [len(PROMPTS[1])] + [1] * (NEW - 1)
+
+
+def test_lanes_with_amateurs_do_not_change_each_other() -> None:
+    case = Case("llama")
+    strategy = Amateur(Forward(tiny("llama", seed=9)), do_sample=True, n=2)
+    lanes = [case.lane(prompt, strategy, name=str(i), seed=i) for i, prompt in enumerate(PROMPTS)]
+    alone = {lane.name: case.ours([lane])[lane.name] for lane in lanes}
+    assert case.ours(lanes, width=3) == alone
+
+
+def test_processors_come_after_the_contrast() -> None:
+    case, amateur = Case("llama"), tiny("llama", seed=9)
+    seen: list[Tensor] = []
+
+    def watch(history: Tensor, scores: Tensor) -> Tensor:
+        seen.append(scores.clone())
+        return scores
+
+    case.ours([case.lane(PROMPTS[0], Amateur(Forward(amateur)), max_new_tokens=1, processors=(watch,))])
+    ids = torch.tensor([PROMPTS[0]])
+    with torch.no_grad():
+        p, q = (model(ids).logits[:, -1].softmax(-1) for model in (case.model, amateur))
+    plausible = p >= 0.1 * p.max()
+    torch.testing.assert_close(seen[0][plausible], (p / q).log()[plausible], rtol=1e-3, atol=1e-3)
+    assert bool((seen[0][~plausible] == -torch.inf).all())
+
+
+def test_tokens_that_the_amateur_lacks_are_not_chosen() -> None:
+    case = Case("llama")
+    with torch.no_grad():
+        narrow = tiny("gpt2", seed=9, vocab_size=290)
+    made = case.ours([case.lane([5, 9, 40], Amateur(Forward(narrow)), eos=(), max_new_tokens=40)])["0"][0]
+    assert max(made) < 290
+    free = case.ours([case.lane([5, 9, 40], eos=(), max_new_tokens=40)])["0"][0]
+    assert made != free
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    case = Case("t5")
+    lane = case.lane(PROMPTS[0], Amateur(Forward(tiny("t5", seed=9))))
+    failed = [event for event in decode(case.forward, [lane]) if isinstance(event, events.Failed)]
+    assert "two decoder-only models" in failed[0].message
