@@ -54,6 +54,7 @@ def ask(name: str, prompt: tuple[int, ...], options: dict[str, Any]) -> dict[str
         do_sample=False,
         eos_token_id=None,
         pad_token_id=0,
+        use_cache=False,  # Gemma 2's hybrid cache went wrong at the last token
         **options,
     )
     return {"model": name, "prompt": prompt, "options": options, "tokens": made_ids[0, len(prompt) :].tolist()}

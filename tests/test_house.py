@@ -15,10 +15,11 @@ PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
 ALLOWED: dict[str, set[str]] = {
     "cli": {"config", "session", "batch", "render", "errors", "params", "events", "results", "models.hub"},
     "api": {"config", "session", "batch", "params", "events", "results"},
-    "session": {"config", "params", "models", "strategies", "decode", "events", "trimming", "rerank"},
+    "session": {"config", "params", "models", "strategies", "decode", "events", "trimming", "rerank", "planning"},
+    "planning": {"params", "models", "strategies", "decode", "trimming", "rerank", "session"},
     "trimming": {"decode.stopping", "events"},
     "results": {"events"},
-    "rerank": {"events", "params", "strategies"},
+    "rerank": {"events", "params"},
     "config": {"params"},
     "strategies": {"decode", "params"},
     "models": {"decode.types", "params", "events"},
@@ -30,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
 }
 HEAVY = {
-    "torch": {"models", "decode", "strategies", "session"},
+    "torch": {"models", "decode", "strategies", "session", "planning"},
     "transformers": {"models", "decode"},
     "rich": {"render", "cli"},
     "tomli": {"config"},

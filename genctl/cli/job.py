@@ -287,9 +287,7 @@ class Job:
 
     # -- while decoding ------------------------------------------------------------------------------------------------
 
-    def _take(
-        self, result: Result, session: Session, ordered: writers.Ordered, search: searching.Search
-    ) -> None:
+    def _take(self, result: Result, session: Session, ordered: writers.Ordered, search: searching.Search) -> None:
         row = self.rows.pop(result.lane)
         if result.error is not None:
             self._failure(row.id, row.index, result.error.code, result.error.message, ordered)

@@ -143,7 +143,7 @@ def _cut(rest: bytes | None, piece: bytes) -> bytes | None:
 def prefix(material: Material) -> Processor | None:
     """The processor for what token healing took back and the knob `prefix` adds; None where neither is there."""
     text = material.generation.prefix or ""
-    healed = str(getattr(material, "healed", ""))
+    healed = material.healed
     if not text and not healed:
         return None
     knob = "prefix" if text else "token_healing"

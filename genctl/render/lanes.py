@@ -68,7 +68,7 @@ def picture(
     rows = _rows(lane, turn, start, width)
     died = _died(turn, start, width)
     foot = [Text(f"… and {hidden} more under way", style=theme.DIM, no_wrap=True)] if hidden else []
-    ended = _finished(lane, start, width, kept)
+    ended = _finished(lane, stem, width, kept)
     room = max(height - 1 - len(foot), 1)  # a line of stem
     rows = _cut(rows, max(room - min(len(ended), FINISHED) - len(died), min(room, 2)), "beams")
     room -= len(rows)
@@ -118,14 +118,16 @@ def _died(turn: Turn | None, start: int, width: int) -> list[Text]:
     return _plain([line], width)
 
 
-def _finished(lane: LaneStory, start: int, width: int, kept: int) -> list[Text]:
+def _finished(lane: LaneStory, stem: Path, width: int, kept: int) -> list[Text]:
     leaves = by_score(lane.endings or ())
     lines = []
     for place, leaf in enumerate(leaves[:kept], start=1):
         one = leaf.hypothesis
         line = Text(f"{'✓':>4} {place:>5} {number(one.total):>9} {number(one.score):>9}  ")
         line.append(f"{one.reason} after {len(one.tokens)}  ", style=theme.DIM)
-        line.append(last_cells((one.text or leaf.path.text())[start:], width - line.cell_len))
+        apart = meet((leaf.path, stem)).chars  # where it left what the rows share
+        text = first_cells((one.text or leaf.path.text())[apart:], width - line.cell_len - 1)
+        line.append(f"{'…' if apart else ''}{text}")
         lines.append(line)
     if len(leaves) > kept:
         lines.append(Text(f"{'':>10} … and {len(leaves) - kept} pushed out", style=theme.DIM))

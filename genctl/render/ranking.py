@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from genctl.events import Hypothesis
 from genctl.render import theme
 from genctl.render.formula import number
 from genctl.render.lanes import by_score, excerpt, lead
-from genctl.render.lines import first_cells
+from genctl.render.lines import first_cells, one_line
 from genctl.render.story import LaneStory
 
 ROWS = 20  # beyond those that were kept
@@ -61,12 +62,13 @@ def table(lane: LaneStory, kept: int, width: int) -> list[Text]:
     column = max(len(why) for why in [*ends, "ended"])
     lines = [Text(f"  {'rank':>4} {'score':>9} {'total':>9} {'logprob':>9} {'tokens':>6}  {'ended':<{column}}  text")]
     lines[0].stylize(theme.DIM)
-    skip = lead([entry.text for entry in shown])
+    room = max(width - lines[0].cell_len + len("text"), 8)
+    skip = lead([entry.text for entry in shown if cell_len(one_line(entry.text)) > room])
     for place, (entry, why) in enumerate(zip(shown, ends, strict=True), start=1):
         one = entry.hypothesis
         line = Text(f"{entry.mark} {place:>4} {number(one.score):>9} {number(one.total):>9} {number(one.logprob):>9}")
         line.append(f" {len(one.tokens):>6}  {why:<{column}}  ")
-        line.append(excerpt(entry.text, skip, max(width - line.cell_len, 8)))
+        line.append(excerpt(entry.text, skip, room))
         line.stylize(theme.CHOSEN if entry.mark == RETURNED else theme.DIM if entry.mark == PUSHED_OUT else theme.PLAIN)
         lines.append(line)
     if len(entries) > len(shown):

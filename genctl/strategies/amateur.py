@@ -13,7 +13,7 @@ from genctl.decode.forward import Forward
 from genctl.decode.guidance import Unconditional
 from genctl.decode.types import Context, Scores, Search, Space
 from genctl.errors import ModelError
-from genctl.strategies.rescore import rescored
+from genctl.strategies.rescore import OUT, rescored
 from genctl.strategies.sample import Sample
 
 
@@ -52,17 +52,16 @@ class Amateur:
         return rescored(inner, lambda seen: self._contrast(seen, reader), scores, context)
 
     def _contrast(self, scores: Scores, reader: Unconditional) -> Tensor:
-        """f32 [N, V]; -inf for tokens that are not plausible, or that the amateur does not have."""
+        """f32 [N, V]; far below where a token is not plausible, -inf where the amateur does not have it."""
         expert = scores.logprobs[:, 0]
-        logits = reader(scores.rows.tokens.to(reader.forward.device))[:, : expert.shape[1]]
+        size = expert.shape[1]
+        logits = reader(scores.rows.tokens.to(reader.forward.device))[:, :size]
         amateur = (logits / self.temperature).log_softmax(-1).to(expert.device)
-        missing = expert.shape[1] - amateur.shape[1]
-        if missing:  # padding of the expert's vocabulary
-            amateur = torch.nn.functional.pad(amateur, (0, missing))
-            expert = expert.index_fill(
-                1, torch.arange(amateur.shape[1] - missing, amateur.shape[1], device=expert.device), -torch.inf
-            )
+        if amateur.shape[1] < size:  # padding of the expert's vocabulary, as a rule
+            lacking = torch.arange(amateur.shape[1], size, device=expert.device)
+            amateur = torch.nn.functional.pad(amateur, (0, len(lacking)))
+            expert = expert.index_fill(1, lacking, -torch.inf)
         beta = self.beta
         contrast = expert - amateur if beta is None else (1 + beta) * expert - beta * amateur
         floor = expert.amax(-1, keepdim=True) + (math.log(self.alpha) if self.alpha else -torch.inf)
-        return contrast.masked_fill(expert < floor, -torch.inf)
+        return torch.where(expert < floor, expert + OUT, contrast)

@@ -13,13 +13,12 @@ from torch.nn import functional
 
 from genctl.decode.types import Context, Scores, Search, Space
 from genctl.errors import ModelError
-from genctl.strategies.rescore import rescored
+from genctl.strategies.rescore import OUT, rescored
 from genctl.strategies.sample import Sample
 
 Layers: TypeAlias = Literal["low", "high"] | tuple[int, ...]
 
 RELATIVE_TOP = 0.1  # tokens less probable than this fraction of the best one are out (equation 4)
-OUT = -1000.0  # beyond reach, and yet in the model's order: there is a choice where processors ban all the others
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,10 @@ from torch import Tensor
 
 from genctl.decode.types import Context, Scores, Search, Strategy
 
+# Added to the log-probability of tokens that a contrast leaves out: beyond reach (their probability is 0 in float32),
+# yet in the model's order, so that there is something to write where processors ban all the others.
+OUT = -1000.0
+
 
 def rescored(inner: Strategy, contrast: Callable[[Scores], Tensor], scores: Scores, context: Context) -> Search:
     """Have `inner` choose by `contrast(scores)`, f32 [N, V], after the lane's processors. For the space "raw"."""

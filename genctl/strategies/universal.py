@@ -1,7 +1,7 @@
 """Drafts by a model with other tokens (universal assisted decoding): text is what the two models share.
 
-The row is decoded and encoded anew for the assistant, and the assistant's text for the model. Only the newest part goes
-through text each time: it is laid over the end of what was there by the longest run of tokens that both have in common.
+The row is decoded and encoded anew for the assistant, and the assistant's text for the model. Only the newest part
+goes through text each time: it is laid over the end of what was there, by the longest run of tokens in common.
 """
 
 from __future__ import annotations

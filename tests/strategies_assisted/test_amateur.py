@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode.forward import Forward
+from genctl.decode.forward import Forward, Output
 from genctl.decode.loop import decode
 from genctl.strategies.amateur import Amateur
 from tests.decode.driver import PROMPTS, Case
@@ -93,17 +93,42 @@ def test_processors_come_after_the_contrast() -> None:
         p, q = (model(ids).logits[:, -1].softmax(-1) for model in (case.model, amateur))
     plausible = p >= 0.1 * p.max()
     torch.testing.assert_close(seen[0][plausible], (p / q).log()[plausible], rtol=1e-3, atol=1e-3)
-    assert bool((seen[0][~plausible] == -torch.inf).all())
+    assert float(seen[0][~plausible].max()) < float(seen[0][plausible].min()) - 900
+
+
+def test_where_every_plausible_token_is_banned_the_next_best_is_written() -> None:
+    case = Case("llama")
+    ids = torch.tensor([PROMPTS[0]])
+    with torch.no_grad():
+        p = case.model(ids).logits[:, -1].softmax(-1)
+    plausible = p >= 0.1 * p.max()
+
+    def ban(history: Tensor, scores: Tensor) -> Tensor:
+        return scores.masked_fill(plausible, -torch.inf)
+
+    strategy = Amateur(Forward(tiny("llama", seed=9)))
+    made = case.ours([case.lane(PROMPTS[0], strategy, max_new_tokens=1, processors=(ban,))])["0"][0]
+    assert made == [int(p.masked_fill(plausible, 0.0).argmax())]
 
 
 def test_tokens_that_the_amateur_lacks_are_not_chosen() -> None:
     case = Case("llama")
-    with torch.no_grad():
-        narrow = tiny("gpt2", seed=9, vocab_size=290)
-    made = case.ours([case.lane([5, 9, 40], Amateur(Forward(narrow)), eos=(), max_new_tokens=40)])["0"][0]
-    assert max(made) < 290
-    free = case.ours([case.lane([5, 9, 40], eos=(), max_new_tokens=40)])["0"][0]
-    assert made != free
+
+    class Narrow(Forward):
+        """Its vocabulary ends where the expert's best token would be."""
+
+        size = 300
+
+        def __call__(self, *arguments: Any, **options: Any) -> Output:
+            output = super().__call__(*arguments, **options)
+            output.logits = output.logits[..., : self.size]
+            return output
+
+    narrow = Narrow(tiny("llama", seed=9))
+    free = case.ours([case.lane(PROMPTS[0], Amateur(narrow), eos=(), max_new_tokens=6)])["0"][0]
+    narrow.size = max(free)
+    made = case.ours([case.lane(PROMPTS[0], Amateur(narrow), eos=(), max_new_tokens=6)])["0"][0]
+    assert max(made) < max(free)
 
 
 def test_an_encoder_decoder_is_refused() -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from genctl.decode import prefix
+from genctl.decode.grammar import processor as grammar
 from genctl.decode.processors import plugins, repetition, sampling, standard, words
 from genctl.decode.processors.material import Material, Named, one_line
 from genctl.decode.processors.mirostat import Mirostat
@@ -162,6 +164,10 @@ ORDER: tuple[Entry, ...] = tuple(
             standard.begin_suppress_tokens,
             "SuppressTokensAtBeginLogitsProcessor",
         ),
+        ("json_schema", ("json_schema",), grammar.json_schema, "llguidance"),
+        ("regex", ("regex",), grammar.regex, "llguidance"),
+        ("grammar", ("grammar",), grammar.grammar, "llguidance"),
+        ("prefix", ("prefix",), prefix.prefix, "bytes of the vocabulary"),
         ("top_n_sigma", ("top_n_sigma",), _top_n_sigma, "arXiv:2411.07641"),
         ("temperature", ("temperature",), standard.temperature, "TemperatureLogitsWarper"),
         ("dynatemp", ("dynatemp_range", "dynatemp_exponent", "temperature"), _dynatemp, "llama.cpp temp_ext"),

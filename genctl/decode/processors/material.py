@@ -37,6 +37,7 @@ class Material:
     seed: int = 0  # of the draws that a processor makes itself (XTC)
     explicit: tuple[dict[str, Any], ...] | None = None  # the [[processors]] of a preset
     allow_plugins: bool = False
+    healed: str = ""  # text that the prompt gave up and the new tokens must begin with
     unconditional: Unconditional | None = None  # history [R, T] -> logits [R, V] under the negative prompt
 
     @property

@@ -1,0 +1,280 @@
+"""A request becomes a lane: its prompt in ids, its strategy, its processors, its stops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from genctl import rerank
+from genctl.errors import InputError, ModelError, UsageError
+from genctl.params import Generation, Runtime
+from genctl.trimming import Guard
+
+if TYPE_CHECKING:
+    from genctl.decode.forward import Forward
+    from genctl.decode.guidance import Unconditional
+    from genctl.decode.healing import Healed
+    from genctl.decode.types import Criterion, Lane, Processor, Strategy
+    from genctl.models.hub import Loaded
+    from genctl.session import Report, Request
+
+DEFAULT_NEW_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as the model takes it."""
+
+    ids: tuple[int, ...]
+    text: str  # as it is shown and recorded
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A lane, and what is done with its texts on their way out."""
+
+    lane: Lane
+    prompt: Prompt
+    kind: str  # what the strategy is called
+    settings: dict[str, Any]  # what a viewer needs to know of it
+    guard: Guard
+    healed: Healed | None = None
+    rerank: rerank.Plan | None = None
+
+
+class Planner:
+    """Makes lanes for one checkpoint."""
+
+    def __init__(
+        self, loaded: Loaded, forward: Forward, runtime: Runtime, *, allow_plugins: bool, flags: dict[str, Any]
+    ) -> None:
+        self.loaded = loaded
+        self.forward = forward
+        self.runtime = runtime
+        self.allow_plugins = allow_plugins
+        self.flags = flags  # how further checkpoints (assistants, amateurs) are loaded
+        self.companions: dict[str, tuple[Loaded, Forward]] = {}
+        defaults = loaded.model.generation_config
+        self.eos = _ids(defaults.eos_token_id)
+        self.bos = defaults.bos_token_id
+        self.decoder_start = defaults.decoder_start_token_id
+        if self.decoder_start is None:
+            self.decoder_start = getattr(loaded.config, "decoder_start_token_id", None)
+
+    @property
+    def context(self) -> int | None:
+        """Most positions that the model was made for; None where nothing bounds them."""
+        config = self.loaded.config.get_text_config(decoder=True)
+        for name in ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx"):
+            value = getattr(config, name, None)
+            if isinstance(value, int) and value > 0 and self.loaded.config.model_type not in UNBOUNDED:
+                return value
+        return None
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        from genctl.models.text import decode
+
+        return decode(self.loaded.tokenizer, ids) if self.loaded.tokenizer is not None else ""
+
+    def companion(self, name: str) -> tuple[Loaded, Forward]:
+        """A second checkpoint (an assistant, an amateur) on the same device, loaded once."""
+        from genctl.decode.forward import Forward
+        from genctl.models import hub
+
+        if name not in self.companions:
+            loaded = hub.load(replace(self.runtime, model=name, revision=None), **self.flags)
+            self.companions[name] = loaded, Forward(loaded.model)
+        return self.companions[name]
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def read(self, request: Request) -> Prompt:
+        """The request's prompt in token ids. Raises InputError or ModelError."""
+        from genctl.models import chat, text
+
+        tokenizer = self.loaded.tokenizer
+        runtime = request.resolved.runtime
+        if request.prompt_ids is not None:
+            text.check_ids(request.prompt_ids, self.loaded.vocab_size)
+            return Prompt(request.prompt_ids, self.text(request.prompt_ids))
+        if tokenizer is None:
+            raise ModelError(f"{self.loaded.name} has no tokenizer: give prompt_ids instead of text")
+        if request.messages is not None or runtime.chat or runtime.system is not None:
+            messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
+            rendered = chat.render_chat_text(tokenizer, list(messages), system=runtime.system, name=self.loaded.name)
+            ids = tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]  # the template wrote them
+            return Prompt(tuple(ids), rendered)
+        assert request.prompt is not None
+        ids = tuple(text.encode_prompt(self.loaded, request.prompt))
+        return Prompt(ids, request.prompt)
+
+    def plan(self, request: Request, report: Report) -> Planned:
+        """The lane of a request. Raises what is wrong with it: a GenctlError of one line."""
+        from genctl.decode.types import Lane
+
+        generation = request.resolved.generation
+        prompt = self.read(request)
+        if not prompt.ids:
+            raise InputError("the prompt has no tokens, and there is nothing to continue")
+        source: tuple[int, ...] | None = None
+        tokens = prompt.ids
+        healed = self._heal(generation, tokens)
+        if healed is not None:
+            tokens = healed.ids
+        if self.forward.is_encoder_decoder:
+            source, tokens = prompt.ids, (self._decoder_start(generation),)
+        eos = _ids(generation.eos_token_id) if generation.eos_token_id is not None else self.eos
+        most, limit = self._most_new_tokens(generation, len(tokens), prompt)
+        strategy, ranking = self._strategy(generation)
+        beneath = "" if healed is None else healed.text
+        processors = self._processors(request, generation, tokens, source, most, eos, beneath)
+        criteria = self._criteria(request, generation)
+        lane = Lane(
+            request.id,
+            tokens,
+            strategy,
+            most,
+            eos,
+            source,
+            processors,
+            criteria,
+            request.seed,
+            generation.use_cache,
+            report.top,
+            report.scores,
+            report.trace,
+            generation.num_return_sequences if ranking is None else ranking.samples,
+            limit,
+        )
+        settings = {"length_penalty": strategy.length_penalty}
+        if generation.num_beams > 1:
+            settings["num_beams"] = generation.num_beams
+        guard = Guard(criteria, generation.keep_stop, self.text)  # type: ignore[arg-type]
+        return Planned(lane, prompt, ranking.kind if ranking else strategy.kind, settings, guard, healed, ranking)
+
+    def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.Plan | None]:
+        from genctl.strategies.choose import choose
+        from genctl.strategies.sample import Sample
+
+        ranking = rerank.plan(generation)
+        if ranking is None:
+            return choose(generation, self.loaded.tokenizer), None
+        alone = choose(replace(generation, num_return_sequences=1), self.loaded.tokenizer)
+        if not isinstance(alone, Sample):
+            name = "best_of" if generation.best_of else "mbr_samples"
+            raise UsageError(f"{name} chooses among plain samples and contradicts {alone.kind}")
+        return Sample(True, ranking.samples), ranking
+
+    def _heal(self, generation: Generation, tokens: tuple[int, ...]) -> Healed | None:
+        """The prompt without its last tokens, whose text the continuation must begin with."""
+        if not generation.token_healing:
+            return None
+        if self.forward.is_encoder_decoder:
+            raise ModelError(
+                "token_healing mends the end of a prompt that goes on; an encoder-decoder reads it whole"
+            )
+        if self.loaded.tokenizer is None:
+            raise ModelError(f"token_healing needs a tokenizer, and {self.loaded.name} has none")
+        from genctl.decode.healing import heal
+
+        stops = generation.stop_strings or ()
+        return heal(
+            self.loaded.tokenizer, tokens, self.forward.vocab_size, stops=(stops,) if isinstance(stops, str) else stops
+        )
+
+    def _decoder_start(self, generation: Generation) -> int:
+        for start in (generation.decoder_start_token_id, self.decoder_start, generation.bos_token_id, self.bos):
+            if start is not None:
+                return int(start)
+        raise ModelError(f"{self.loaded.name} names no decoder_start_token_id, so its decoder cannot begin")
+
+    def _most_new_tokens(self, generation: Generation, length: int, prompt: Prompt) -> tuple[int, str]:
+        """How many tokens may be written, and what bounds them if it is the context."""
+        context = self.context
+        if context is not None and len(prompt.ids) >= context + int(self.forward.is_encoder_decoder):
+            raise InputError(f"the prompt has {len(prompt.ids)} tokens, but the model's context is {context}")
+        most = generation.max_new_tokens
+        if most is None and generation.max_length is not None:
+            most = generation.max_length - length
+            if most < 1:
+                raise InputError(f"the prompt has {length} tokens, but max_length is {generation.max_length}")
+        if most is None:
+            most = DEFAULT_NEW_TOKENS
+        if context is None or most <= context - length:
+            return most, ""
+        return context - length, f"context of {context} tokens"
+
+    def _processors(
+        self,
+        request: Request,
+        generation: Generation,
+        tokens: Sequence[int],
+        source: Sequence[int] | None,
+        most: int,
+        eos: tuple[int, ...],
+        healed: str,
+    ) -> tuple[Processor, ...]:
+        import torch
+
+        from genctl.decode.processors.build import Material, build
+
+        device = self.forward.device
+        material = Material(
+            generation=generation,
+            prompt_len=len(tokens),
+            max_length=len(tokens) + most,
+            eos=eos,
+            vocab_size=self.forward.vocab_size,
+            device=device,
+            encoder_ids=torch.tensor([list(source or tokens)], dtype=torch.long, device=device),
+            tokenizer=self.loaded.tokenizer,
+            num_beams=generation.num_beams,
+            is_encoder_decoder=self.forward.is_encoder_decoder,
+            seed=request.seed,
+            explicit=request.resolved.processors,
+            allow_plugins=self.allow_plugins,
+            unconditional=self._unconditional(generation, tokens),
+            healed=healed,
+        )
+        return build(material)
+
+    def _unconditional(self, generation: Generation, tokens: Sequence[int]) -> Unconditional | None:
+        """What guidance_scale leads away from: the negative prompt, or the prompt's last token alone."""
+        if generation.guidance_scale is None or generation.guidance_scale == 1.0:
+            return None
+        if self.forward.is_encoder_decoder:
+            raise ModelError(
+                "guidance_scale needs a decoder-only checkpoint: an encoder-decoder has no negative prompt"
+            )
+        from genctl.decode.guidance import Unconditional
+        from genctl.models.text import encode_prompt
+
+        negative = generation.negative_prompt
+        ids = tokens[-1:] if negative is None else encode_prompt(self.loaded, negative)
+        return Unconditional(self.forward, ids, len(tokens), use_cache=generation.use_cache)
+
+    def _criteria(self, request: Request, generation: Generation) -> tuple[Criterion, ...]:
+        from genctl.decode.stopping.build import Material, build
+
+        material = Material(
+            generation=generation,
+            tokenizer=self.loaded.tokenizer,
+            decode=None if self.loaded.tokenizer is None else self.text,
+            explicit=request.resolved.stopping,
+            allow_plugins=self.allow_plugins,
+        )
+        return build(material)
+
+
+# Architectures whose configs name a length that bounds nothing: positions are relative or recurrent.
+UNBOUNDED = frozenset(
+    {"t5", "mt5", "umt5", "longt5", "switch_transformers", "bloom", "mpt", "mamba", "mamba2", "falcon_mamba"}
+)
+
+
+def _ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
