@@ -230,6 +230,52 @@ class Generation:
         None, "contrastive search: weight of not resembling the context; needs top_k (arXiv:2202.06417)", SEARCH
     )
 
+    # -- drafting and contrast ---------------------------------------------------------------------------------------
+    assistant_model: str | None = knob(
+        None,
+        "a smaller checkpoint that writes ahead; the model checks its tokens in one pass (arXiv:2211.17192)",
+        SEARCH,
+    )
+    prompt_lookup_num_tokens: Annotated[int, Ge(1)] | None = knob(
+        None, "write ahead so many tokens that followed the newest ones where they stood before", SEARCH
+    )
+    max_matching_ngram_size: Annotated[int, Ge(1)] = knob(
+        2, "prompt lookup: how many of the newest tokens are looked for, at most", SEARCH
+    )
+    assistant_early_exit: Annotated[int, Ge(1)] | None = knob(
+        None, "the model's own first layers, so many, write ahead (arXiv:2404.16710)", SEARCH
+    )
+    num_assistant_tokens: Annotated[int, Ge(1)] = knob(20, "tokens that an assistant writes ahead at a time", SEARCH)
+    num_assistant_tokens_schedule: Literal["constant", "heuristic", "heuristic_transient"] = knob(
+        "constant",
+        "either heuristic: 2 more after a draft accepted whole, else 1 less; each prompt begins anew",
+        SEARCH,
+    )
+    assistant_confidence_threshold: Annotated[float, Ge(0.0), Le(1.0)] = knob(
+        0.4, "an assistant stops after a token that it gave less than this; 0 never stops", SEARCH
+    )
+    assistant_lookbehind: Annotated[int, Ge(1)] = knob(
+        10, "assistant with another tokenizer: its tokens encoded anew with each draft", SEARCH
+    )
+    target_lookbehind: Annotated[int, Ge(1)] = knob(
+        10, "assistant with another tokenizer: the model's tokens encoded anew for it", SEARCH
+    )
+    dola_layers: Literal["low", "high"] | list[Annotated[int, Ge(0)]] | None = knob(
+        None, "DoLa: layers that the last one is contrasted with; low, high or [1, 3] (arXiv:2309.03883)", SEARCH
+    )
+    amateur_model: str | None = knob(
+        None, "contrastive decoding: a worse checkpoint whose faults are subtracted (arXiv:2210.15097)", SEARCH
+    )
+    contrastive_alpha: Annotated[float, Ge(0.0), Le(1.0)] = knob(
+        0.1, "contrastive decoding: tokens below this fraction of the best one's probability are out", SEARCH
+    )
+    contrastive_beta: Annotated[float, Ge(0.0)] | None = knob(
+        None, "contrastive decoding: score (1 + beta) log p - beta log p_amateur instead (arXiv:2309.09117)", SEARCH
+    )
+    amateur_temperature: Annotated[float, Gt(0.0)] = knob(
+        1.0, "contrastive decoding: the amateur's own temperature", SEARCH
+    )
+
     # -- stopping ----------------------------------------------------------------------------------------------------
     stop_strings: str | Words | None = knob(None, "texts that end a sequence; cut off unless keep_stop", STOPPING)
     stop_regex: str | None = knob(
@@ -306,7 +352,7 @@ REFUSED: dict[str, str] = {
     "use_mtp": "multi-token prediction heads are not driven by genctl; see the assisted strategies",
     "speculation_type": "names a drafting scheme inside transformers' own loop, which genctl does not run",
     "is_assistant": "an internal mark that transformers puts on draft models; name the draft model instead",
-    "assistant_early_exit": "drafting by early exit needs checkpoints whose layers the output head can read midway",
+    "assistant_ensemble_weight": "bends the result towards the assistant; genctl's assisted text is the model's own",
     "cache_config": "fields of transformers' cache classes; genctl makes its caches itself",
     "max_cache_len": "only sizes transformers' static caches; genctl's caches grow with the text",
     "compile_config": "genctl does not compile the forward pass; measured, it gained next to nothing",
@@ -319,15 +365,6 @@ REFUSED: dict[str, str] = {
 
 # Knobs that come with a strategy which is not there yet.
 LATER: dict[str, str] = {
-    "dola_layers": "needs DoLa decoding, which is not there yet",
-    "num_assistant_tokens": "needs assisted decoding, which is not there yet",
-    "num_assistant_tokens_schedule": "needs assisted decoding, which is not there yet",
-    "assistant_confidence_threshold": "needs assisted decoding, which is not there yet",
-    "assistant_lookbehind": "needs assisted decoding, which is not there yet",
-    "assistant_ensemble_weight": "needs assisted decoding, which is not there yet",
-    "target_lookbehind": "needs assisted decoding, which is not there yet",
-    "prompt_lookup_num_tokens": "needs prompt lookup decoding, which is not there yet",
-    "max_matching_ngram_size": "needs prompt lookup decoding, which is not there yet",
     "cache_implementation": "needs a choice of caches, which is not there yet",
 }
 

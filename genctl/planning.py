@@ -57,6 +57,7 @@ class Planner:
         self.companions: dict[str, tuple[Loaded, Forward]] = {}
         defaults = loaded.model.generation_config
         self.eos = _ids(defaults.eos_token_id)
+        self.pad = defaults.pad_token_id
         self.bos = defaults.bos_token_id
         self.decoder_start = defaults.decoder_start_token_id
         if self.decoder_start is None:
@@ -159,9 +160,10 @@ class Planner:
         from genctl.strategies.sample import Sample
 
         ranking = rerank.plan(generation)
+        pad = self.pad if generation.pad_token_id is None else generation.pad_token_id
         if ranking is None:
-            return choose(generation, self.loaded.tokenizer), None
-        alone = choose(replace(generation, num_return_sequences=1), self.loaded.tokenizer)
+            return choose(generation, self.loaded.tokenizer, pad), None
+        alone = choose(replace(generation, num_return_sequences=1), self.loaded.tokenizer, pad)
         if not isinstance(alone, Sample):
             name = "best_of" if generation.best_of else "mbr_samples"
             raise UsageError(f"{name} chooses among plain samples and contradicts {alone.kind}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +18,10 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import searching
 from genctl.cli.interrupt import Interrupt
+from genctl.cli.recording import EventFile
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
-from genctl.errors import CheckError, Exit, GenctlError, OutputError, UsageError
+from genctl.errors import CheckError, Exit, GenctlError, UsageError
 from genctl.results import Collector, Result
 
 if TYPE_CHECKING:
@@ -136,7 +136,6 @@ class Job:
             and _is_terminal(sys.stdout)
             and not (asked.stream or asked.tree_format)
         )
-        self.settings: dict[str, dict[str, Any]] = {}
         search = searching.Search(asked, self.err, live=self.live)
         with ExitStack() as stack:
             ordered = stack.enter_context(self._output())
@@ -154,8 +153,6 @@ class Job:
             self.interrupt.gentle = True
             with closing(stream):
                 for event in stream:
-                    if isinstance(event, told.Began) and not event.settings:
-                        event = dataclasses.replace(event, settings=self.settings.pop(event.lane, {}))
                     if trace is not None:
                         trace.write(event)
                     if self.live or not isinstance(event, told.Failed):
@@ -224,7 +221,6 @@ class Job:
                 self._failure(row.id, row.index, code, message, ordered)
                 continue
             self.rows[row.id] = row
-            self.settings[row.id] = searching.told_settings(resolved)
             seed = resolved.runtime.seed if "seed" in row.params else None
             yield Request(
                 row.id,
@@ -384,24 +380,3 @@ class Nowhere:
 
     def close(self) -> None:
         pass
-
-
-class EventFile:
-    """Every event as a JSON line: a file that `genctl replay` can show again."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> EventFile:
-        try:
-            self.file: IO[str] = self.path.open("w", encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            raise OutputError(f"cannot write events to {self.path}: {error.strerror}") from error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-    def write(self, event: told.Event) -> None:
-        """Append one event."""
-        self.file.write(json.dumps(told.to_json(event), ensure_ascii=False) + "\n")

@@ -1,4 +1,4 @@
-"""A recorded run, read back: every line checked before anything is shown."""
+"""Recorded runs: events written as they happen, and read back with every line checked before anything is shown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from genctl import events
-from genctl.errors import InputError
+from genctl.errors import InputError, OutputError
 
 
 def read_recording(name: str) -> list[events.Event]:
@@ -43,8 +43,9 @@ def read_recording(name: str) -> list[events.Event]:
 
 def _lines(name: str) -> Iterator[bytes]:
     if name == "-":
-        source: IO[bytes] = getattr(sys.stdin, "buffer", sys.stdin)
-        yield from source
+        if sys.stdin is None:
+            raise InputError("cannot read standard input: it is closed")
+        yield from sys.stdin.buffer
         return
     with Path(name).open("rb") as file:
         yield from file
@@ -67,3 +68,24 @@ def _event(line: bytes, place: str) -> events.Event:
         return events.from_json(data)
     except ValueError as error:
         raise InputError(f"{place}: {error}") from error
+
+
+class EventFile:
+    """Every event as a JSON line: a file that `genctl replay` can show again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> EventFile:
+        try:
+            self.file: IO[str] = self.path.open("w", encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise OutputError(f"cannot write events to {self.path}: {error.strerror}") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def write(self, event: events.Event) -> None:
+        """Append one event."""
+        self.file.write(json.dumps(events.to_json(event), ensure_ascii=False) + "\n")

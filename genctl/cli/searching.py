@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from genctl import events
 from genctl.batch import writers
 from genctl.config.layers import Layer, Resolved
 from genctl.errors import UsageError
-from genctl.params import Generation
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
 COMMAND = "genctl beam"
 BENEATH = (Layer(COMMAND, {"num_beams": 5}, said="user"),)
-ALWAYS = ("num_beams", "length_penalty")  # recorded whether they were set or not: they explain the scores
 
 
 def check_search(early: Resolved) -> None:
@@ -52,22 +49,6 @@ def check_asked(asked: Asked) -> None:
             )
         if asked.echo:
             raise UsageError("--echo begins texts with their prompt, but --tree-format writes trees instead of texts")
-
-
-def told_settings(resolved: Resolved) -> dict[str, Any]:
-    """The knobs of a prompt as an event holds them: those that are not at their default, and what explains scores."""
-    default = dataclasses.asdict(Generation())
-    return {
-        key: _plain(value)
-        for key, value in dataclasses.asdict(resolved.generation).items()
-        if key in ALWAYS or value != default[key]
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 class Search:

@@ -27,6 +27,7 @@ REFINES = {
     "dry_sequence_breakers": "dry_multiplier",
     "negative_prompt": "guidance_scale",
     "stop_repeat_times": "stop_repeat_ngram",
+    "early_stopping": "num_beams",
     "mbr_utility": "mbr_samples",
     "max_memory": "device_map",
     "offload_folder": "device_map",

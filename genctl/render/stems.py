@@ -8,9 +8,7 @@ from genctl.render.story import ROOT, LaneStory, Leaf, Path
 
 # Searches whose first result is the finished sequence with the highest score, so that a beaten one cannot come back.
 RANKED = frozenset({"beam", "beam-sample", "diverse-beam", "stochastic-beam"})
-# Rows that do not compete: the first slot is returned first, unless the samples are reranked.
-DRAWN = frozenset({"greedy", "sample"})
-RERANKING = ("best_of", "mbr_samples")
+DRAWN = frozenset({"greedy", "sample"})  # rows that do not compete: the first slot is returned first
 
 
 def meet(paths: Iterable[Path]) -> Path:
@@ -43,7 +41,7 @@ def contenders(lane: LaneStory) -> list[Path]:
     """The paths of which one becomes, or grows into, the first returned sequence."""
     leaves = list(lane.endings or ())
     kind = lane.began.strategy if lane.began else ""
-    if kind in DRAWN and not any(lane.began and lane.began.settings.get(key) for key in RERANKING):
+    if kind in DRAWN:
         return _first_slot(lane, leaves)
     if kind in RANKED and leaves:
         best = max(leaf.hypothesis.score for leaf in leaves)

@@ -49,7 +49,7 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
         raise UsageError(
             f"num_return_sequences = {returned} would return equal sequences: do_sample is false and num_beams = 1"
         )
-    return Sample(generation.do_sample, returned)
+    return Sample(generation.do_sample, returned, generation.length_penalty)
 
 
 def _check_beams(generation: Generation) -> None:

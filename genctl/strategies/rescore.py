@@ -12,7 +12,7 @@ from genctl.decode.types import Context, Scores, Search, Strategy
 
 # Added to the log-probability of tokens that a contrast leaves out: beyond reach (their probability is 0 in float32),
 # yet in the model's order, so that there is something to write where processors ban all the others.
-OUT = -1000.0
+OUT = -10000.0
 
 
 def rescored(inner: Strategy, contrast: Callable[[Scores], Tensor], scores: Scores, context: Context) -> Search:

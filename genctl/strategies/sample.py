@@ -21,8 +21,8 @@ class Sample:
 
     do_sample: bool = False
     n: int = 1
+    length_penalty: float = 1.0  # only for the score that is reported
 
-    length_penalty: ClassVar[float] = 1.0
     needs_hidden: ClassVar[bool] = False
     space: ClassVar[Space] = "logits"
     drafts: ClassVar[bool] = False

@@ -71,14 +71,14 @@ def test_a_finished_sequence_that_is_beaten_holds_nothing_back() -> None:
         assert out[-2] == expected
 
 
-def slotted(settings: dict[str, Any]) -> list[Event]:
+def slotted(kind: str) -> list[Event]:
     rows = tuple(Row("0", 0, (Token(slot, -1.0, text),), -1.0, -1.0, slot) for slot, text in enumerate("ab"))
-    return [Began("0", "p", "sample", settings=settings), Stepped("0", 0, rows)]
+    return [Began("0", "p", kind), Stepped("0", 0, rows)]
 
 
 def test_of_samples_the_first_streams_unless_they_will_be_reranked() -> None:
-    assert streamed(slotted({}))[-2] == "a"
-    assert streamed(slotted({"best_of": 2}))[-2] == ""
+    assert streamed(slotted("sample"))[-2] == "a"
+    assert streamed(slotted("best_of"))[-2] == ""
 
 
 def test_several_prompts_come_one_after_another_in_the_order_in_which_they_began() -> None:

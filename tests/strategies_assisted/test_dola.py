@@ -63,7 +63,7 @@ def test_it_runs_without_a_cache_and_alone() -> None:
 
 def test_drawn_rows_go_their_own_ways_and_repeat_with_the_seed() -> None:
     fields: dict[str, Any] = {"max_new_tokens": 20, "eos": (), "returned": 3, "seed": 5}
-    drawn = Lane("0", (5, 6, 7, 8), Dola("high", True, 3), **fields)
+    drawn = Lane("0", (5, 6, 7, 8), Dola("high", True, 3), processors=(lambda history, scores: scores / 6,), **fields)
     one, two = ([e for e in decode(forward("llama"), [drawn]) if isinstance(e, events.Finished)] for _ in range(2))
     texts = [hypothesis.tokens for hypothesis in one[0].hypotheses]
     assert texts == [hypothesis.tokens for hypothesis in two[0].hypotheses]

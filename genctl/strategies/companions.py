@@ -1,0 +1,147 @@
+"""Strategies that need more than the model's own logits: an assistant, its first layers, an amateur, or the text itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from genctl.decode.forward import Forward
+from genctl.decode.types import Strategy
+from genctl.errors import ModelError, UsageError
+from genctl.params import Generation
+from genctl.strategies.amateur import Amateur
+from genctl.strategies.assisted import Assisted
+from genctl.strategies.dola import Dola
+from genctl.strategies.drafting import Drafter, ModelDrafter, PromptLookup
+from genctl.strategies.early_exit import EarlyExitDrafter
+from genctl.strategies.universal import UniversalDrafter
+
+# What asks for one of these strategies, and the knobs that only refine it.
+DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+WAYS = (*DRAFTING, "dola_layers", "amateur_model")
+REFINES: dict[str, tuple[str, ...]] = {
+    "max_matching_ngram_size": ("prompt_lookup_num_tokens",),
+    "num_assistant_tokens": ("assistant_model", "assistant_early_exit"),
+    "num_assistant_tokens_schedule": ("assistant_model", "assistant_early_exit"),
+    "assistant_confidence_threshold": ("assistant_model", "assistant_early_exit"),
+    "assistant_lookbehind": ("assistant_model",),
+    "target_lookbehind": ("assistant_model",),
+    "contrastive_alpha": ("amateur_model",),
+    "contrastive_beta": ("amateur_model",),
+    "amateur_temperature": ("amateur_model",),
+}
+
+
+@dataclass(frozen=True)
+class Companion:
+    """A second checkpoint. `tokenizer` is None where it has none; prompts given as ids need none."""
+
+    forward: Forward
+    tokenizer: Any = None
+
+
+def asked(generation: Generation) -> str | None:
+    """Which of `WAYS` the knobs ask for. Raises UsageError, in one sentence, for what contradicts it."""
+    found = [name for name in WAYS if getattr(generation, name) is not None]
+    if not found:
+        defaults = {item.name: item.default for item in fields(Generation)}
+        for name, ways in REFINES.items():
+            if getattr(generation, name) != defaults[name]:
+                raise UsageError(f"{name} changes nothing without {' or '.join(ways)}")
+        return None
+    way = found[0]
+    others = {
+        **{name: True for name in found[1:]},
+        f"num_beams = {generation.num_beams}": generation.num_beams > 1,
+        "penalty_alpha": bool(generation.penalty_alpha),
+        "force_words": bool(generation.force_words or generation.force_words_ids),
+    }
+    for other, there in others.items():
+        if there:
+            raise UsageError(f"{way} and {other} are two ways to search, and a text is found in one")
+    returned = generation.num_return_sequences
+    if returned > 1 and way in DRAFTING:
+        raise UsageError(f"{way} writes one sequence at a time, but num_return_sequences = {returned}")
+    if returned > 1 and not generation.do_sample:
+        raise UsageError(f"num_return_sequences = {returned} would return equal sequences: do_sample is false")
+    return way
+
+
+def accompanied(
+    generation: Generation, forward: Forward, tokenizer: Any, load: Callable[[str], Companion]
+) -> Strategy | None:
+    """The strategy that the knobs of drafting and contrast ask for; None where they ask for none.
+
+    `forward` and `tokenizer` are the model's; `load` brings `assistant_model` or `amateur_model`. Raises UsageError
+    for knobs that contradict each other, ModelError for checkpoints that do not go together.
+    """
+    way = asked(generation)
+    if way is None:
+        return None
+    sample, count = generation.do_sample, generation.num_return_sequences
+    if way == "dola_layers":
+        layers = generation.dola_layers
+        assert layers is not None
+        return Dola(tuple(layers) if isinstance(layers, list) else layers, sample, count)
+    if way == "amateur_model":
+        return _amateur(generation, tokenizer, load)
+    if way == "prompt_lookup_num_tokens":
+        assert generation.prompt_lookup_num_tokens is not None
+        lookup = PromptLookup(generation.max_matching_ngram_size)
+        return Assisted(lookup, sample, num_assistant_tokens=generation.prompt_lookup_num_tokens)
+    drafter: Drafter
+    if way == "assistant_early_exit":
+        assert generation.assistant_early_exit is not None
+        drafter = EarlyExitDrafter.after(forward, generation.assistant_early_exit)
+    else:
+        drafter = _assistant(generation, tokenizer, load)
+    return Assisted(
+        drafter,
+        sample,
+        generation.num_assistant_tokens,
+        generation.num_assistant_tokens_schedule,
+        generation.assistant_confidence_threshold,
+    )
+
+
+def _assistant(generation: Generation, tokenizer: Any, load: Callable[[str], Companion]) -> Drafter:
+    assert generation.assistant_model is not None
+    assistant = load(generation.assistant_model)
+    if same_tokens(tokenizer, assistant.tokenizer):
+        return ModelDrafter(assistant.forward)
+    if tokenizer is None or assistant.tokenizer is None:
+        raise ModelError(
+            f"{generation.assistant_model} has other tokens than the model, and one of them has no tokenizer"
+        )
+    return UniversalDrafter(
+        assistant.forward,
+        assistant.tokenizer,
+        tokenizer,
+        generation.assistant_lookbehind,
+        generation.target_lookbehind,
+    )
+
+
+def _amateur(generation: Generation, tokenizer: Any, load: Callable[[str], Companion]) -> Amateur:
+    assert generation.amateur_model is not None
+    amateur = load(generation.amateur_model)
+    if not same_tokens(tokenizer, amateur.tokenizer):
+        raise ModelError(
+            f"amateur_model: {generation.amateur_model} has other tokens than the model, so nothing compares"
+        )
+    return Amateur(
+        amateur.forward,
+        generation.contrastive_alpha,
+        generation.contrastive_beta,
+        generation.amateur_temperature,
+        generation.do_sample,
+        generation.num_return_sequences,
+    )
+
+
+def same_tokens(one: Any, other: Any) -> bool:
+    """Whether two tokenizers have the same tokens; a checkpoint without one is taken at its word."""
+    if one is None or other is None:
+        return one is other
+    return one is other or bool(one.get_vocab() == other.get_vocab())
