@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 import typer
+import typer.main
+from typer.core import TyperGroup
 
 from genctl import __version__
 from genctl.errors import Exit, GenctlError
@@ -16,14 +20,55 @@ EPILOG = (
     "4 a requested check failed; 130 interrupted (143 terminated)."
 )
 
+# Commands are imported when they are asked for: name -> (where it is, what it does in a line).
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("genctl.cli.run:run", "Continue prompts with a causal or an encoder-decoder checkpoint."),
+    "beam": ("genctl.cli.beam:beam", "Search for the best continuation, and watch the beams."),
+    "replay": ("genctl.cli.replay:replay", "Show a recorded run again, as it was seen, or step by step."),
+    "presets": ("genctl.cli.presets:app", "List, show and check presets: TOML files that hold any knob."),
+}
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class Root(TyperGroup):
+    """The root command. It knows its commands by name; only the one that is run is imported."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        found = getattr(import_module(module), name)
+        if not isinstance(found, typer.Typer):
+            from genctl.cli.help import GroupedCommand
+
+            alone = typer.Typer(rich_markup_mode=None, context_settings=SETTINGS, add_completion=False)
+            alone.command(cmd_name, cls=GroupedCommand, epilog=EPILOG)(found)
+            found = alone
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
+
+
 app = typer.Typer(
     name="genctl",
+    cls=Root,
     help="Generate text with transformer checkpoints, and see how it came about.",
     epilog=EPILOG,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    rich_markup_mode=None,
+    context_settings=SETTINGS,
 )
 
 
@@ -39,21 +84,6 @@ def root(
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
 ) -> None:
     """Generate text with transformer checkpoints, and see how it came about."""
-
-
-def _register() -> None:
-    from genctl.cli import beam as beam_command
-    from genctl.cli import presets
-    from genctl.cli import replay as replay_command
-    from genctl.cli import run as run_command
-
-    app.command("run", epilog=EPILOG)(run_command.run)
-    app.command("beam", epilog=EPILOG)(beam_command.beam)
-    app.command("replay", epilog=EPILOG)(replay_command.replay)
-    app.add_typer(presets.app, name="presets")
-
-
-_register()
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -73,6 +103,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError" and context is not None:  # asked for nothing: the help, on stderr
+            print(context.get_help(), file=sys.stderr)
+            return int(Exit.USAGE)
         hint = "" if context is None else f"see {context.command_path} --help"
         return _say(error.format_message(), hint, int(Exit.USAGE))
     except (KeyboardInterrupt, typer.Abort):

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="List, show and check presets: TOML files that hold any knob.",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A preset, by name or path.", show_default=False)]

@@ -1,4 +1,4 @@
-"""Strategies that need more than the model's own logits: an assistant, its first layers, an amateur, or the text itself."""
+"""Strategies that need more than the model's logits: an assistant, an amateur, layers, or the text itself."""
 
 from __future__ import annotations
 

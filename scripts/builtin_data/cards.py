@@ -38,9 +38,11 @@ random stream, and a story in that file is never a training story.
     python scripts/train_builtin.py stories --seed {seed} --steps {steps}
 
 {steps} steps of {batch} stories, AdamW, linear warm-up and cosine decay, gradient clipping at 1, no dropout.
-It took {cpu_seconds} seconds of CPU time in one thread. One thread, because the order of the sums then does
-not depend on the machine's number of cores; a run with the same seed and the same library versions on the
-same kind of processor gives the same weights.
+Names and pronouns count six times as much in the loss at first, falling to once at 70 % of the steps: without
+that, a model of this size takes very long to learn that the same names come back. It took {cpu_seconds} seconds
+of CPU time in one thread. One thread, because the order of the sums then does not depend on the machine's number
+of cores; a run with the same seed and the same library versions on the same kind of processor gives the same
+weights.
 
 ## Results
 

@@ -193,6 +193,12 @@ class Story:
         return _START.sub(lambda match: match[1] + match[2].upper(), text)
 
 
+def agreeing_words() -> list[str]:
+    """Names and pronouns: the words that have to agree with the rest of the story."""
+    pronouns = {*HIS.values(), *HERS.values()}
+    return [*HIS_NAMES, *HER_NAMES, *sorted(pronouns), *sorted(word.capitalize() for word in pronouns)]
+
+
 def held_out_stories(count: int, seed: int) -> list[str]:
     """`count` different stories, the same for every training seed."""
     generator = random.Random(f"held out {seed}")

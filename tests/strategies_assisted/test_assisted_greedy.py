@@ -58,9 +58,9 @@ def test_without_a_cache_recurrent_models_are_assisted_too(arch: str) -> None:
 @pytest.mark.parametrize("arch", ["mistral", "gemma3"])
 def test_windows_forget_no_more_than_they_should_over_long_texts(arch: str) -> None:
     case = Case(arch)
-    plain = case.ours([case.lane(PROMPTS[0], eos=(), max_new_tokens=90)])
+    plain = case.ours([case.lane(PROMPTS[0], eos=(), max_new_tokens=60)])
     for drafter in (assistant(arch), PromptLookup(1), EarlyExitDrafter.after(case.forward, 1)):
-        lane = case.lane(PROMPTS[0], assisted(drafter, 9), eos=(), max_new_tokens=90)
+        lane = case.lane(PROMPTS[0], assisted(drafter, 9), eos=(), max_new_tokens=60)
         assert case.ours([lane]) == plain
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.decode.driver import PROMPTS, Case
-from tests.strategies_assisted.test_drafters import letters
-from tests.tiny import tiny, tokenizer
 
 from genctl.decode.forward import Forward
 from genctl.decode.types import Strategy
@@ -20,6 +17,9 @@ from genctl.strategies.dola import Dola
 from genctl.strategies.drafting import ModelDrafter, PromptLookup
 from genctl.strategies.early_exit import EarlyExitDrafter
 from genctl.strategies.universal import UniversalDrafter
+from tests.decode.driver import PROMPTS, Case
+from tests.strategies_assisted.test_drafters import letters
+from tests.tiny import tiny, tokenizer
 
 SMALL = Forward(tiny("llama", seed=5))
 
