@@ -157,16 +157,23 @@ class Planner:
 
     def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.Plan | None]:
         from genctl.strategies.choose import choose
+        from genctl.strategies.companions import Companion, accompanied
         from genctl.strategies.sample import Sample
 
+        def companion(name: str) -> Companion:
+            loaded, forward = self.companion(name)
+            return Companion(forward, loaded.tokenizer)
+
         ranking = rerank.plan(generation)
+        tokenizer = self.loaded.tokenizer
         pad = self.pad if generation.pad_token_id is None else generation.pad_token_id
+        alone = generation if ranking is None else replace(generation, num_return_sequences=1)
+        made = accompanied(alone, self.forward, tokenizer, companion) or choose(alone, tokenizer, pad)
         if ranking is None:
-            return choose(generation, self.loaded.tokenizer, pad), None
-        alone = choose(replace(generation, num_return_sequences=1), self.loaded.tokenizer, pad)
-        if not isinstance(alone, Sample):
+            return made, None
+        if not isinstance(made, Sample):
             name = "best_of" if generation.best_of else "mbr_samples"
-            raise UsageError(f"{name} chooses among plain samples and contradicts {alone.kind}")
+            raise UsageError(f"{name} chooses among plain samples and contradicts {made.kind}")
         return Sample(True, ranking.samples), ranking
 
     def _heal(self, generation: Generation, tokens: tuple[int, ...]) -> Healed | None:

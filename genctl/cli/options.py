@@ -61,7 +61,7 @@ def plain_type(hint: Any) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
         options = [option for option in get_args(hint) if option is not type(None)]
         lists = [option for option in options if get_origin(option) is list]
-        if lists:
+        if lists and (len(options) == 1 or lists[0] == list[str]):
             return plain_type(lists[0])
         return plain_type(options[0]) if len(options) == 1 else Mixed
     return list[str] if get_origin(hint) is list else hint

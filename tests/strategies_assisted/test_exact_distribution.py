@@ -15,7 +15,7 @@ from genctl.strategies.assisted import Assisted, Schedule
 from genctl.strategies.drafting import Drafter, ModelDrafter, PromptLookup
 from tests.strategies_assisted.table import Table
 
-VOCABULARY, LENGTH, DRAWS = 3, 4, 900
+VOCABULARY, LENGTH, DRAWS = 3, 4, 600
 PROMPT = (0, 1, 2, 0, 1)
 
 TARGET = Table(torch.randn(VOCABULARY, VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(1)))
