@@ -13,6 +13,8 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from tests.tiny import checkpoint
+
 GENCTL = [sys.executable, "-m", "genctl"]
 ROOT = Path(__file__).parents[2]
 
@@ -104,3 +106,20 @@ def test_piped_output_has_no_escape_codes(tmp_path: Path, environment: dict[str,
     )  # fmt: skip
     assert done.stdout == b"seven\n"
     assert b"\x1b" not in done.stderr
+
+
+def test_a_hub_id_works_from_the_local_cache(tmp_path: Path, environment: dict[str, str]) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "home" / "hub" / "models--gpt2"
+    checkpoint("gpt2", repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    environment = {**environment, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    command = [*GENCTL, "run", "--model", "gpt2", "--do-sample", "--seed", "1", "-n", "8", "--format", "jsonl", "hello"]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["model"], record["strategy"]) == ("gpt2", "sample")
+    assert len(record["token_ids"]) <= 8
