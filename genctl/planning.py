@@ -181,9 +181,7 @@ class Planner:
         if not generation.token_healing:
             return None
         if self.forward.is_encoder_decoder:
-            raise ModelError(
-                "token_healing mends the end of a prompt that goes on; an encoder-decoder reads it whole"
-            )
+            raise ModelError("token_healing mends the end of a prompt that goes on; an encoder-decoder reads it whole")
         if self.loaded.tokenizer is None:
             raise ModelError(f"token_healing needs a tokenizer, and {self.loaded.name} has none")
         from genctl.decode.healing import heal

@@ -103,7 +103,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
-        if type(error).__name__ == "NoArgsIsHelpError" and context is not None:  # asked for nothing: the help, on stderr
+        # a group without a command: what it can do, and not as an error
+        if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
             print(context.get_help(), file=sys.stderr)
             return int(Exit.USAGE)
         hint = "" if context is None else f"see {context.command_path} --help"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.cli.tool import genctl
 
 ASKED = ("run", "-m", "builtin:numbers", "1207", "--do-sample", "--top-p", "0.9", "--repetition-penalty", "1.3",

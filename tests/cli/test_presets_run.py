@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tests.cli.tool import genctl
 
 PRESETS = sorted(path.stem for path in (Path(__file__).parents[2] / "presets").glob("*.toml"))

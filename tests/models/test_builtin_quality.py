@@ -59,7 +59,11 @@ def test_ten_sampled_stories_are_all_different_and_end(stories: genctl.Model) ->
 
 def test_numbers_are_written_exactly(numbers: genctl.Model) -> None:
     pairs = [line.split("\t") for line in (DATA / "numbers_heldout.tsv").read_text().splitlines()][:150]
-    pairs += [["0", "zero"], ["999999", "nine hundred ninety nine thousand nine hundred ninety nine"], ["1000", "one thousand"]]
+    pairs += [
+        ["0", "zero"],
+        ["999999", "nine hundred ninety nine thousand nine hundred ninety nine"],
+        ["1000", "one thousand"],
+    ]
     results = numbers.generate([digits for digits, _ in pairs], batch_size=64)
     wrong = [digits for (digits, words), result in zip(pairs, results, strict=True) if result.text != words]
     assert len(wrong) <= 0.01 * len(pairs), wrong
