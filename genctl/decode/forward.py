@@ -179,6 +179,8 @@ def join_sources(sources: Sequence[Source], cross: Sequence[Cache | None], count
     """
     if len(sources) == 1:
         states = sources[0].states.expand(counts[0], -1, -1)
+        if cross[0] is None:  # read again in every pass, and not every architecture reads a view
+            states = states.contiguous()
         return Sources(states, None, None if cross[0] is None else _expand(cross[0], counts[0]))
     longest = max(source.states.shape[1] for source in sources)
     rows = sum(counts)

@@ -53,3 +53,9 @@ def test_several_eos_ids_end_a_row_and_nothing_follows(case: Case) -> None:
     assert made == case.generate(PROMPTS[1], do_sample=False, eos_token_id=list(eos))[0][: len(made)]
     assert made[-1] in eos
     assert not set(made[:-1]) & set(eos)
+
+
+def test_several_rows_of_one_prompt_without_a_cache(case: Case) -> None:
+    torch.manual_seed(4)
+    expected = case.generate(PROMPTS[2], do_sample=True, top_k=0, num_return_sequences=3, use_cache=False)
+    assert case.ours([case.lane(PROMPTS[2], Sample(True, 3), seed=4, use_cache=False)])["0"] == expected
