@@ -88,8 +88,8 @@ class Session:
         """The layers, with the checkpoint's generation_config beneath them."""
         return resolve([model_layer(self.loaded.generation, self.loaded.name), *layers])
 
-    def check(self, resolved: Resolved) -> None:
-        """Whether this checkpoint can do a job at all, asked once instead of failing every prompt.
+    def check(self, resolved: Resolved) -> str:
+        """Whether this checkpoint can do a job at all, asked once instead of failing every prompt; its strategy's name.
 
         Raises what each prompt would: UsageError or PresetError for settings, ModelError for what the checkpoint lacks.
         """
@@ -100,7 +100,15 @@ class Session:
             if self.loaded.tokenizer is None:
                 raise ModelError(f"{self.loaded.name} has no tokenizer, so there is nothing to render a chat with")
             chat.check_template(self.loaded.tokenizer, self.loaded.name)
-        self.planner.plan(Request("", resolved, 0, prompt_ids=(0,)), Report())
+        return self.planner.plan(Request("", resolved, 0, prompt_ids=(0,)), Report()).kind
+
+    def reads_hidden(self, resolved: Resolved) -> bool:
+        """Whether a job looks at hidden states: its prefill serves other jobs too, but not the other way round.
+
+        Raises what `check` raises.
+        """
+        lane = self.planner.plan(Request("", resolved, 0, prompt_ids=(0,)), Report()).lane
+        return lane.strategy.needs_hidden
 
     def stream(
         self,

@@ -13,12 +13,26 @@ PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
 
 # room -> rooms it may import, besides itself and `errors`
 ALLOWED: dict[str, set[str]] = {
-    "cli": {"config", "session", "batch", "render", "errors", "params", "events", "results", "models.hub"},
+    "cli": {
+        "config",
+        "session",
+        "scoring",
+        "comparing",
+        "batch",
+        "render",
+        "errors",
+        "params",
+        "events",
+        "results",
+        "models.hub",
+    },
     "api": {"config", "session", "batch", "params", "events", "results"},
     "session": {"config", "params", "models", "strategies", "decode", "events", "trimming", "rerank", "planning"},
+    "scoring": {"session", "planning", "models", "decode", "events"},
     "planning": {"params", "models", "strategies", "decode", "trimming", "rerank", "session"},
     "trimming": {"decode.stopping", "events"},
     "results": {"events"},
+    "comparing": {"config", "params", "batch", "events", "results"},
     "rerank": {"events", "params"},
     "config": {"params"},
     "strategies": {"decode", "params"},
@@ -31,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
 }
 HEAVY = {
-    "torch": {"models", "decode", "strategies", "session", "planning"},
+    "torch": {"models", "decode", "strategies", "session", "planning", "scoring"},
     "transformers": {"models", "decode"},
     "rich": {"render", "cli"},
     "tomli": {"config"},

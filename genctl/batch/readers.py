@@ -11,7 +11,7 @@ import bisect
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, TypeAlias, get_args
+from typing import IO, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from genctl.batch import jsonl
 from genctl.batch.quoting import Refused, printable, quote
@@ -20,6 +20,7 @@ from genctl.errors import InputError, UsageError
 
 Format: TypeAlias = Literal["lines", "text", "jsonl", "nul"]
 Rows: TypeAlias = Iterator[InputRow | BadRow]
+Fields: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]  # a JSON object -> keyword arguments of InputRow
 
 LIMIT = 16 * 2**20  # bytes in one line (or in a whole input that is one prompt)
 _CHUNK = 2**16
@@ -58,6 +59,7 @@ def open_prompts(
     *,
     stdin_is_terminal: bool,
     format: Format | None = None,
+    fields: Fields = jsonl.fields,
 ) -> Prompts | None:
     """The prompts that were asked for: arguments; else `input_path` ("-" is stdin); else piped stdin.
 
@@ -82,7 +84,7 @@ def open_prompts(
         if stdin is None:
             return None
         binary: IO[bytes] = getattr(stdin, "buffer", stdin)  # type: ignore[arg-type]
-        return Prompts(read(binary, format=format, name="stdin"))
+        return Prompts(read(binary, format=format, name="stdin", fields=fields))
     name = str(input_path)
     try:
         file = Path(name).open("rb")  # noqa: SIM115 (closed by Prompts)
@@ -94,7 +96,7 @@ def open_prompts(
         raise InputError(f"the prompts could not be read: {error.strerror}: {printable(name)}") from None
     except ValueError:  # a NUL in the name
         raise InputError(f"the prompts could not be read: not a file name: {printable(name)}") from None
-    return Prompts(read(file, format=format, name=name), file.close)
+    return Prompts(read(file, format=format, name=name, fields=fields), file.close)
 
 
 def from_arguments(arguments: Sequence[str]) -> Rows:
@@ -112,8 +114,17 @@ def from_arguments(arguments: Sequence[str]) -> Rows:
             yield BadRow(str(index), index, place, "input", f"{place}: empty prompt")
 
 
-def read(source: IO[bytes], *, format: Format | None = None, name: str, limit: int = LIMIT) -> Rows:
+def read(
+    source: IO[bytes],
+    *,
+    format: Format | None = None,
+    name: str,
+    limit: int = LIMIT,
+    fields: Fields = jsonl.fields,
+) -> Rows:
     """The rows of an open binary stream. `name` is what messages call it; `limit` is in bytes.
+
+    `fields` says what a JSONL row may hold and raises Refused for what it may not.
 
     - `lines`: one prompt per line, `\\n` or `\\r\\n`; only these end a line.
     - `text`: the whole input is one prompt, its last newline included.
@@ -127,10 +138,10 @@ def read(source: IO[bytes], *, format: Format | None = None, name: str, limit: i
     kind = format or ("jsonl" if name.lower().endswith((".jsonl", ".ndjson")) else "lines")
     if kind not in get_args(Format):
         raise UsageError(f"unknown input format {quote(kind)}: expected one of {', '.join(get_args(Format))}")
-    return _read(source, kind, printable(name), limit)
+    return _read(source, kind, printable(name), limit, fields)
 
 
-def _read(source: IO[bytes], kind: str, name: str, limit: int) -> Rows:
+def _read(source: IO[bytes], kind: str, name: str, limit: int, fields: Fields) -> Rows:
     ids = _Ids()
     for piece in _pieces(source, kind, name, limit):
         index = piece.number - 1
@@ -145,7 +156,7 @@ def _read(source: IO[bytes], kind: str, name: str, limit: int) -> Rows:
                 data = jsonl.parse(text)
                 own_id = jsonl.row_id(data)
                 ids.claim(own_id, index)
-                row = InputRow(str(index) if own_id is None else own_id, index, where=where, **jsonl.fields(data))
+                row = InputRow(str(index) if own_id is None else own_id, index, where=where, **fields(data))
             else:
                 row = InputRow(str(index), index, prompt=text, where=where)
         except Refused as error:

@@ -24,6 +24,8 @@ EPILOG = (
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("genctl.cli.run:run", "Continue prompts with a causal or an encoder-decoder checkpoint."),
     "beam": ("genctl.cli.beam:beam", "Search for the best continuation, and watch the beams."),
+    "score": ("genctl.cli.score:score", "Score texts: log-likelihood, perplexity, bits per byte, token by token."),
+    "compare": ("genctl.cli.compare:compare", "Continue the same prompts in several ways, and see the difference."),
     "replay": ("genctl.cli.replay:replay", "Show a recorded run again, as it was seen, or step by step."),
     "presets": ("genctl.cli.presets:app", "List, show and check presets: TOML files that hold any knob."),
 }

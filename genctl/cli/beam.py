@@ -25,6 +25,7 @@ def beam(
     format: options.Format = "text",
     preset: options.Preset = None,
     set: options.Set = None,
+    strategy: options.Strategy = None,
     echo: Annotated[bool, typer.Option("--echo", help="Begin the text with the prompt.")] = False,
     scores: Annotated[
         bool, typer.Option("--scores", help="Show each token's probability, rank, entropy and alternatives.")
@@ -90,7 +91,8 @@ def beam(
         force=force,
         format=format,
         presets=tuple(preset or ()),
-        flags=knob_layers(knobs, set),
+        flags=knob_layers(knobs, set, strategy),
+        strategy=strategy or "",
         echo=echo,
         scores=scores,
         top_logprobs=top_logprobs,

@@ -16,7 +16,7 @@ from genctl.batch import readers, writers
 from genctl.batch.records import error_record, record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import searching
+from genctl.cli import searching, strategy
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.recording import EventFile
 from genctl.config import settings
@@ -48,6 +48,7 @@ class Asked:
     scores: bool = False
     top_logprobs: int | None = None
     explain: bool = False
+    strategy: str = ""  # as named by --strategy
     events: str | None = None
     fail_on: tuple[str, ...] = ()
     unordered: bool = False
@@ -199,7 +200,9 @@ class Job:
         )
         self.load_s = time.perf_counter() - began
         base = session.resolve(self.layers)
-        session.check(base)
+        kind = session.check(base)
+        if asked.strategy:
+            strategy.check(asked.strategy, kind)
         if asked.verbose:
             for note in (*base.notes, *session.loaded.notes):
                 self.say(f"note: {note}")

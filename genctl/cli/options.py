@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import typer
 
 from genctl import params
+from genctl.cli.strategy import layer as named_strategy
 from genctl.config.layers import Layer, flags_layer
 from genctl.errors import UsageError
 
@@ -30,6 +31,12 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Any preset key, as a TOML value.", show_default=False),
 ]
 Stream = Annotated[bool, typer.Option("--stream", help="Write text as soon as it is certain, never taken back.")]
+Strategy = Annotated[
+    str | None,
+    typer.Option(
+        "--strategy", metavar="NAME", help="A decoding mode by name; other flags refine it.", show_default=False
+    ),
+]
 Dry = Annotated[bool, typer.Option("--dry", help="Print the resolved job as TOML with the origin of every value.")]
 Input = Annotated[
     str | None,
@@ -75,15 +82,17 @@ def _mixed(text: str) -> Mixed:
     return Mixed(text)
 
 
-def with_knobs(*, exclude: frozenset[str] = frozenset()) -> Callable[[Function], Function]:
-    """Give a command a flag for every knob; they arrive together in its `knobs` argument, unset ones left out."""
+def with_knobs(
+    *, exclude: frozenset[str] = frozenset(), kinds: tuple[type, ...] = (params.Generation, params.Runtime)
+) -> Callable[[Function], Function]:
+    """Give a command a flag for every knob of `kinds`; they arrive together in its `knobs` argument, the set ones."""
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function, eval_str=True)
         kept = [p for p in signature.parameters.values() if p.name != "knobs"]
         flags: dict[str, str] = {}
         made = []
-        for kind in (params.Generation, params.Runtime):
+        for kind in kinds:
             for name, item in params.knobs(kind).items():
                 if name in exclude or not item.metadata["flag"]:
                     continue
@@ -125,8 +134,8 @@ def _flag(name: str, hint: Any, item: Any) -> inspect.Parameter:
     )
 
 
-def knob_layers(knobs: dict[str, Any], sets: list[str] | None) -> list[Layer]:
-    """The layers of flags and `--set`."""
+def knob_layers(knobs: dict[str, Any], sets: list[str] | None, strategy: str | None = None) -> list[Layer]:
+    """The layers of flags, `--set` and `--strategy`."""
     from genctl.config.presets import parse_sets
 
     layers = []
@@ -134,6 +143,8 @@ def knob_layers(knobs: dict[str, Any], sets: list[str] | None) -> list[Layer]:
         layers.append(flags_layer({key: _bare(key, value) for key, value in knobs.items()}))
     if sets:
         layers += parse_sets(sets)
+    if strategy is not None:
+        layers.append(named_strategy(strategy, layers))
     return layers
 
 

@@ -33,6 +33,7 @@ def run(
     format: options.Format = "text",
     preset: options.Preset = None,
     set: options.Set = None,
+    strategy: options.Strategy = None,
     echo: Annotated[bool, typer.Option("--echo", help="Begin the text with the prompt.")] = False,
     scores: Annotated[
         bool, typer.Option("--scores", help="Show each token's probability, rank, entropy and alternatives.")
@@ -83,7 +84,8 @@ def run(
         force=force,
         format=format,
         presets=tuple(preset or ()),
-        flags=knob_layers(knobs, set),
+        flags=knob_layers(knobs, set, strategy),
+        strategy=strategy or "",
         echo=echo,
         scores=scores,
         top_logprobs=top_logprobs,

@@ -1,0 +1,140 @@
+"""What `genctl score` reads and writes: its JSONL rows, its records, and their text and TSV forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from genctl import events
+from genctl.batch import jsonl, writers
+from genctl.batch.quoting import Refused
+from genctl.batch.records import SCHEMA, _finite, token_entry
+
+KNOWN = ("id", "text", "prompt", "context", "target", "candidates")
+COLUMNS = ("id", "rank", "ppl", "nll", "tokens", "bits", "bpb", "text", "context", "target", "error")
+
+
+def fields(data: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of `InputRow` besides id, index and where, for a row that is to be scored.
+
+    A row has a `text` (or, the same, a `prompt`) with `context` or `target`, or a list of `candidates` with `context`;
+    the latter three are in `extra`. Raises Refused with all mistakes in one line.
+    """
+    mistakes = jsonl._unknown(data, KNOWN)
+    given = [key for key in ("text", "prompt", "candidates") if key in data]
+    if not given:
+        mistakes.append("nothing to score: expected one of text, prompt, candidates")
+    elif len(given) > 1:
+        mistakes.append(f"{' and '.join(given)} exclude each other")
+    if "target" in data and "candidates" in data:
+        mistakes.append("target and candidates exclude each other")
+    for key in ("text", "prompt", "target", "context"):
+        value = data.get(key, "-")
+        if not isinstance(value, str):
+            mistakes.append(f"{key}: expected a string, got {jsonl._kind(value)}")
+        elif not value:
+            mistakes.append(f"{key}: is empty")
+    extra: dict[str, Any] = {key: data[key] for key in ("context", "target") if key in data}
+    if "candidates" in data:
+        try:
+            extra["candidates"] = _candidates(data["candidates"])
+        except Refused as error:
+            mistakes.append(f"candidates: {error}")
+    if mistakes:
+        raise Refused("; ".join(mistakes))
+    return {"prompt": data.get("text", data.get("prompt")), "extra": extra}
+
+
+def _candidates(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise Refused(f"expected a list of strings, got {jsonl._kind(value)}")
+    if not value:
+        raise Refused("is empty")
+    for place, item in enumerate(value):
+        if not isinstance(item, str):
+            raise Refused(f"item {place}: expected a string, got {jsonl._kind(item)}")
+        if not item:
+            raise Refused(f"item {place}: is empty")
+    return tuple(value)
+
+
+def score_record(
+    id: str,
+    text: str,
+    token_ids: Sequence[int],
+    *,
+    nll: float,
+    tokens: int,
+    ppl: float,
+    bpb: float,
+    bits: float,
+    bytes: int,
+    model: str,
+    given: Mapping[str, Any] | None = None,
+    scores: Sequence[events.Token] | None = None,
+) -> dict[str, Any]:
+    """One scored text. `nll` is in nats, summed over the `tokens` scored ones, which are the last of `token_ids`.
+
+    `given` (context, target, rank, …) stands before the per-token `scores`. What is not finite becomes null.
+    """
+    made: dict[str, Any] = {
+        "schema": SCHEMA,
+        "id": id,
+        "text": text,
+        "token_ids": list(token_ids),
+        "nll": nll,
+        "tokens": tokens,
+        "ppl": ppl,
+        "bpb": bpb,
+        "bits": bits,
+        "bytes": bytes,
+        "model": model,
+        **(given or {}),
+    }
+    if scores is not None:
+        made["scores"] = [token_entry(token) for token in scores]
+    plain: dict[str, Any] = _finite(made)
+    return plain
+
+
+def open_writer(
+    format: writers.Format, sink: writers.Binary, *, on_error: Callable[[writers.Record], None]
+) -> writers.Writer:
+    """As `writers.open_writer`, for these records."""
+    if format == "text":
+        return TextWriter(sink, on_error)
+    if format == "tsv":
+        return TsvWriter(sink)
+    return writers.open_writer(format, sink, on_error=on_error)
+
+
+class TextWriter(writers.TextWriter):
+    """`ppl`, `nll`, `tokens` and the text with its controls escaped, between tabs: one line for each text."""
+
+    def write(self, record: writers.Record) -> None:
+        if "error" in record:
+            super().write(record)
+            return
+        shown = record.get("target", record["text"])
+        cells = [_number(record["ppl"]), _number(record["nll"]), str(record["tokens"]), writers._cell(shown)]
+        self._sink.write(("\t".join(cells) + "\n").encode())
+
+
+class TsvWriter(writers.TsvWriter):
+    """A header, then one line per record with always the same columns; see `COLUMNS`."""
+
+    def __init__(self, sink: writers.Binary) -> None:
+        super().__init__(sink)
+        self._header = "\t".join(COLUMNS) + "\n"
+
+    def write(self, record: writers.Record) -> None:
+        fields = dict(record)
+        if error := record.get("error"):
+            fields["error"] = f"{error['code']}: {error['message']}"
+        line = "\t".join(writers._cell(fields.get(column)) for column in COLUMNS)
+        piece, self._header = f"{self._header}{line}\n".encode(), ""
+        self._sink.write(piece)
+
+
+def _number(value: float | None) -> str:
+    return "inf" if value is None else f"{value:.4f}"

@@ -1,0 +1,57 @@
+"""`--strategy NAME`: a decoding mode by name, with the knobs that it takes; what else is set refines it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from genctl.config.layers import Layer
+from genctl.errors import UsageError
+
+# name -> the knobs that make it so, where nothing on the command line says otherwise
+NAMED: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False, "num_beams": 1},
+    "sample": {"do_sample": True, "num_beams": 1},
+    "beam": {"num_beams": 4, "do_sample": False},
+    "beam-sample": {"num_beams": 4, "do_sample": True},
+    "stochastic-beam": {"num_beams": 4, "do_sample": True, "stochastic_beams": True},
+    "diverse-beam": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5, "do_sample": False},
+    "constrained-beam": {"num_beams": 4, "do_sample": False},
+    "contrastive": {"penalty_alpha": 0.6, "top_k": 4, "do_sample": False, "num_beams": 1},
+    "dola": {"dola_layers": "high"},
+    "assisted": {},
+    "prompt-lookup": {"prompt_lookup_num_tokens": 10},
+    "early-exit": {},
+    "contrastive-decoding": {},
+    "best_of": {"best_of": 4, "do_sample": True, "num_beams": 1},
+    "mbr": {"mbr_samples": 8, "do_sample": True, "num_beams": 1},
+}
+
+# What a name cannot do without, and has no default.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "constrained-beam": ("force_words", "force_words_ids"),
+    "assisted": ("assistant_model",),
+    "early-exit": ("assistant_early_exit",),
+    "contrastive-decoding": ("amateur_model",),
+}
+
+
+def layer(name: str, flags: Sequence[Layer]) -> Layer:
+    """The knobs of a strategy, as high as flags; those that flags or `--set` say themselves are left to them.
+
+    Raises UsageError for an unknown name, with the names that there are.
+    """
+    if name not in NAMED:
+        raise UsageError(f"--strategy {name}: there is no such strategy", hint=f"there are: {', '.join(NAMED)}")
+    said: set[str] = {key for flag in flags for key in flag.values}
+    values: Mapping[str, Any] = {key: value for key, value in NAMED[name].items() if key not in said}
+    return Layer("flag", values, {key: f"--strategy {name}" for key in values}, "command")
+
+
+def check(name: str, kind: str) -> None:
+    """Whether the resolved job is the named strategy. Raises UsageError if other settings made it another."""
+    if kind == name:
+        return
+    needs = NEEDS.get(name)
+    hint = f"it needs {' or '.join(needs)}" if needs else "see where each setting comes from with --dry"
+    raise UsageError(f"--strategy {name}, but the other settings make it {kind}", hint=hint)

@@ -1,0 +1,215 @@
+"""The model's passes over texts whose tokens are all known: log-probability, rank and entropy of each.
+
+Rows of different lengths are padded on the right and masked. Logits are worked on a few positions at a time, so that
+nothing of their size is made twice; a row whose logits alone would be too large is read piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genctl.decode import cache as caches
+from genctl.decode.forward import Forward, Sources, join_sources
+from genctl.errors import ModelError
+from genctl.events import Token
+
+LARGEST = 2**28  # most logits of one pass, 1 GiB
+AT_ONCE = 2**24  # and of those, how many are worked on at a time
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens to be read, of which those from `first` (at least 1) on are scored."""
+
+    ids: tuple[int, ...]
+    first: int
+    source: tuple[int, ...] | None = None  # what an encoder reads
+
+
+@dataclass(frozen=True)
+class Detail:
+    """What is told of each token besides its log-probability."""
+
+    ranks: bool = False  # rank and entropy
+    top: int = 0  # alternatives
+
+
+class Passes:
+    """Reads pieces with one model. What it returns are tokens without text."""
+
+    def __init__(self, forward: Forward, *, batch_size: int, detail: Detail | None = None) -> None:
+        self.forward = forward
+        self.batch_size = batch_size
+        self.detail = detail or Detail()
+        self.continues = forward.supports_cache and not _recurrent(forward)  # from a cache, by several tokens at once
+
+    def batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
+        """Places of pieces to be read together: the longest first, and never more logits than `LARGEST`."""
+        batch: list[int] = []
+        longest = kept = 0
+        for place in sorted(range(len(pieces)), key=lambda place: -len(pieces[place].ids)):
+            piece = pieces[place]
+            longest = max(longest, len(piece.ids))
+            # what is kept of each row begins at the earliest scored token of any of them
+            kept = max(kept, longest - piece.first)
+            crowded = (len(batch) + 1) * kept * self.forward.vocab_size > LARGEST
+            if batch and (len(batch) == self.batch_size or crowded):
+                yield batch
+                batch, longest, kept = [], len(piece.ids), len(piece.ids) - piece.first
+            batch.append(place)
+        if batch:
+            yield batch
+
+    def read(self, pieces: Sequence[Piece], sources: Sources | None = None) -> list[list[Token]]:
+        """Read pieces together. For each, its scored tokens. Raises ModelError where the model's numbers are none."""
+        huge = len(pieces) == 1 and (len(pieces[0].ids) - pieces[0].first) * self.forward.vocab_size > LARGEST
+        if huge and self.continues and not self.forward.is_encoder_decoder:
+            return [self._read_long(pieces[0])]
+        if self.forward.is_encoder_decoder and sources is None:
+            encoded = [self.forward.encode(piece.source or ()) for piece in pieces]
+            sources = join_sources(encoded, [None] * len(encoded), [1] * len(encoded))
+        feed, mask = self._padded([piece.ids[:-1] for piece in pieces])
+        start = min(piece.first for piece in pieces) - 1  # the first position whose logits are wanted
+        positions = torch.arange(feed.shape[1], device=feed.device).expand(feed.shape[0], -1)
+        output = self.forward(
+            feed, None, mask=mask, positions=positions, sources=sources, first=True, keep=feed.shape[1] - start
+        )
+        rows, columns, targets = list[int](), list[int](), list[int]()
+        for row, piece in enumerate(pieces):
+            scored = piece.ids[piece.first :]
+            rows += [row] * len(scored)
+            columns += range(piece.first - 1 - start, piece.first - 1 - start + len(scored))
+            targets += scored
+        return _split(self._measure(output.logits, rows, columns, targets), [len(p.ids) - p.first for p in pieces])
+
+    def continuations(
+        self, context: Sequence[int], endings: Sequence[tuple[int, ...]], source: Sequence[int] | None = None
+    ) -> list[list[Token]]:
+        """Several endings (none empty) of one context, all of their tokens scored. The context is read once.
+
+        For an encoder-decoder `source` is read once, and `context` is the decoder's start. A model with a recurrent
+        state cannot go on from it by several tokens at a time, and reads the context with each ending.
+        """
+        pieces = [Piece((*context, *ending), len(context)) for ending in endings]
+        found: list[list[Token]] = [[] for _ in endings]
+        if source is not None:
+            encoded = self.forward.encode(source)
+            for batch in self.batches(pieces):
+                sources = join_sources([encoded], [None], [len(batch)])
+                for place, tokens in zip(batch, self.read([pieces[n] for n in batch], sources), strict=True):
+                    found[place] = tokens
+            return found
+        if not self.continues:
+            for batch in self.batches(pieces):
+                for place, tokens in zip(batch, self.read([pieces[n] for n in batch]), strict=True):
+                    found[place] = tokens
+            return found
+        prefix = self.forward.prefill(context, None)
+        nothing = [0] * len(endings)
+        for place, token in enumerate(
+            self._measure(prefix.logits[:, None], nothing, nothing, [ending[0] for ending in endings])
+        ):
+            found[place] = [token]
+        further = [place for place, ending in enumerate(endings) if len(ending) > 1]
+        rest = [Piece(endings[place], 1) for place in further]
+        for batch in self.batches(rest):
+            for place, tokens in zip(
+                batch, self._fork([rest[n] for n in batch], prefix.cache, len(context)), strict=True
+            ):
+                found[further[place]] += tokens
+        return found
+
+    def _fork(self, pieces: Sequence[Piece], cache: Any, past: int) -> list[list[Token]]:
+        """What `read` does, after a cache of one row with `past` tokens, which stays as it is."""
+        feed, mask = self._padded([piece.ids[:-1] for piece in pieces])
+        if mask is not None:
+            mask = torch.cat([mask.new_ones(len(pieces), past), mask], 1)
+        forked = caches.select(
+            cache, torch.zeros(len(pieces), dtype=torch.long, device=feed.device), room=feed.shape[1]
+        )
+        positions = torch.arange(past, past + feed.shape[1], device=feed.device).expand(feed.shape[0], -1)
+        output = self.forward(feed, forked, mask=mask, positions=positions)
+        lengths = [len(piece.ids) - 1 for piece in pieces]
+        rows = [row for row, length in enumerate(lengths) for _ in range(length)]
+        columns = [column for length in lengths for column in range(length)]
+        targets = [id for piece in pieces for id in piece.ids[1:]]
+        return _split(self._measure(output.logits, rows, columns, targets), lengths)
+
+    def _read_long(self, piece: Piece) -> list[Token]:
+        """One row, a few positions at a time, from a cache that grows."""
+        feed = self._padded([piece.ids[:-1]])[0]
+        cache = caches.new_cache(self.forward.config, room=feed.shape[1])
+        step = max(LARGEST // self.forward.vocab_size, 1)
+        found: list[Token] = []
+        for at in range(0, feed.shape[1], step):
+            end = min(at + step, feed.shape[1])
+            output = self.forward(feed[:, at:end], cache, first=at == 0)
+            begin = max(piece.first - 1, at)
+            columns = list(range(begin - at, end - at))
+            found += self._measure(output.logits, [0] * len(columns), columns, piece.ids[begin + 1 : end + 1])
+        return found
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+        """int64 [N, F] and its mask, None where all rows are equally long."""
+        longest = max(map(len, rows))
+        feed = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=self.forward.device)
+        if all(len(row) == longest for row in rows):
+            return feed, None
+        lengths = torch.tensor([len(row) for row in rows], device=self.forward.device)
+        return feed, (torch.arange(longest, device=self.forward.device)[None] < lengths[:, None]).long()
+
+    def _measure(
+        self, logits: Tensor, rows: Sequence[int], columns: Sequence[int], targets: Sequence[int]
+    ) -> list[Token]:
+        """Look up each target. logits f32 [N, K, V]; rows, columns, targets are equally long."""
+        vocabulary = logits.shape[-1]
+        if any(target >= vocabulary for target in targets):
+            raise ModelError(f"the text has an id above {vocabulary - 1}, which the model reads but never writes")
+        found: list[Token] = []
+        step = max(AT_ONCE // vocabulary, 1)
+        for at in range(0, len(targets), step):
+            part = slice(at, at + step)
+            ids = targets[part]
+            some = logits[list(rows[part]), list(columns[part])]  # f32 [c, V]
+            wanted = torch.tensor(ids, device=some.device)[:, None]
+            scores = some.gather(1, wanted)
+            normalizer = some.logsumexp(-1, keepdim=True)
+            logprobs = (scores - normalizer)[:, 0].tolist()
+            if any(value != value for value in logprobs):
+                raise ModelError("the model's scores of this text are not numbers (NaN)")
+            ranks: list[int | None] = [None] * len(ids)
+            entropies: list[float | None] = [None] * len(ids)
+            if self.detail.ranks:
+                ranks = (1 + (some > scores).sum(-1)).tolist()
+                entropies = torch.special.entr((some - normalizer).exp_()).sum(-1).tolist()
+            tops: list[tuple[tuple[int, str, float], ...]] = [()] * len(ids)
+            if self.detail.top:
+                best = some.topk(min(self.detail.top, vocabulary))
+                values = (best.values - normalizer).tolist()
+                tops = [
+                    tuple((id, "", value) for id, value in zip(*pair, strict=True))
+                    for pair in zip(best.indices.tolist(), values, strict=True)
+                ]
+            found += [
+                Token(id, logprob, "", rank, entropy, top)
+                for id, logprob, rank, entropy, top in zip(ids, logprobs, ranks, entropies, tops, strict=True)
+            ]
+        return found
+
+
+def _split(tokens: Sequence[Token], lengths: Sequence[int]) -> list[list[Token]]:
+    found, at = [], 0
+    for length in lengths:
+        found.append(list(tokens[at : at + length]))
+        at += length
+    return found
+
+
+def _recurrent(forward: Forward) -> bool:
+    layers = caches.self_part(caches.new_cache(forward.config)).layers
+    return any(hasattr(layer, "recurrent_states") for layer in layers)

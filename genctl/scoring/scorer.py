@@ -1,0 +1,333 @@
+"""Texts in, their scores out, in the order in which they came."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
+
+from genctl.errors import GenctlError, InputError, ModelError, UsageError
+from genctl.events import Token
+from genctl.scoring.passes import Detail, Passes, Piece
+from genctl.scoring.texts import Encoded, Reader, Wanted
+from genctl.scoring.windows import windows
+
+if TYPE_CHECKING:
+    from genctl.session import Session
+
+By: TypeAlias = Literal["mean", "total", "bits-per-byte"]
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How texts are read and what is told of them."""
+
+    add_eos: bool = False
+    stride: int | None = None  # tokens between windows; None refuses what is longer than the context
+    window: int | None = None  # tokens; None is the model's context
+    by: By = "mean"  # how candidates are ranked
+    batch_size: int = 16  # texts (windows of them, candidates) in one pass
+    chunk: int = 64  # texts sorted by length together
+    detail: Detail = dataclasses.field(default_factory=Detail)
+    captions: bool = True  # whether tokens carry their text
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A text and how probable it is. Sums are over the scored tokens, logarithms in nats unless said otherwise."""
+
+    text: str
+    token_ids: tuple[int, ...]  # the text's own; the last `count` of them are scored
+    nll: float  # negative log-likelihood
+    count: int  # scored tokens
+    bytes: int  # of UTF-8, in the characters of the scored tokens
+    tokens: tuple[Token, ...]  # the scored ones
+    lead: str = ""  # the characters of those that are not scored
+    windows: int = 1
+    candidate: int | None = None  # its place among the candidates, from 0
+    rank: int | None = None  # and among the ranked, from 1
+
+    @property
+    def mean(self) -> float:
+        """Mean log-probability of a token."""
+        return -self.nll / self.count
+
+    @property
+    def ppl(self) -> float:
+        """Perplexity: exp of the mean negative log-likelihood."""
+        return perplexity(self.nll, self.count)
+
+    @property
+    def bits(self) -> float:
+        """Negative log-likelihood in bits."""
+        return self.nll / math.log(2)
+
+    @property
+    def bpb(self) -> float:
+        """Bits per byte of UTF-8; NaN where nothing but special tokens was scored."""
+        return self.bits / self.bytes if self.bytes else math.nan
+
+
+def perplexity(nll: float, count: int) -> float:
+    """exp(nll / count); infinite where that is more than a float holds."""
+    try:
+        return math.exp(nll / count)
+    except OverflowError:
+        return math.inf
+
+
+Outcome: TypeAlias = "list[Scored] | GenctlError"
+
+
+@dataclass
+class _Work(Generic[Key]):
+    """A text of a chunk on its way."""
+
+    key: Key
+    wanted: Wanted
+    encoded: Encoded | None = None
+    error: GenctlError | None = None
+    found: list[tuple[int, list[Token]]] = dataclasses.field(default_factory=list)  # by where each window begins
+
+
+class Scorer:
+    """Scores texts with a loaded checkpoint.
+
+    Raises UsageError or ModelError at once for options that this checkpoint cannot do.
+    """
+
+    def __init__(self, session: Session, options: Options) -> None:
+        planner, loaded = session.planner, session.loaded
+        self.loaded = loaded
+        self.options = options
+        self.is_encoder_decoder = session.forward.is_encoder_decoder
+        self.context = planner.context
+        self.source_context = _encoder_context(loaded.config) if self.is_encoder_decoder else None
+        start = planner.decoder_start if planner.decoder_start is not None else planner.bos
+        self.reader = Reader(loaded, eos=planner.eos[0] if planner.eos else None, start=start, add_eos=options.add_eos)
+        self.passes = Passes(session.forward, batch_size=options.batch_size, detail=options.detail)
+        self.window = self._window()
+
+    def _window(self) -> int | None:
+        options, context, name = self.options, self.context, self.loaded.name
+        if options.stride is None:
+            return None
+        if self.is_encoder_decoder:
+            raise ModelError(
+                f"--stride slides over a text, but {name} is an encoder-decoder, whose decoder starts anew"
+            )
+        window = options.window or context
+        if window is None:
+            raise UsageError(f"{name} has no bound on its context: say with --window N how much a window of it reads")
+        if context is not None and window > context:
+            raise UsageError(f"--window {window} is more than the context of {name}, {context} tokens")
+        if options.stride >= window:
+            raise UsageError(f"--stride {options.stride} must be less than the window of {window} tokens")
+        return window
+
+    def check(self, *, context: str | None, target: str | None, rank: bool) -> None:
+        """Whether flags make sense with this checkpoint. Raises UsageError, instead of failing every text."""
+        if target is not None and not self.is_encoder_decoder:
+            raise UsageError(
+                f"--target is for encoder-decoders, and {self.loaded.name} is a causal model; "
+                "what its text continues is said with --context"
+            )
+        if context is not None and self.is_encoder_decoder and not rank:
+            raise UsageError(
+                f"--context is for causal models, and {self.loaded.name} is an encoder-decoder; "
+                "the text is its source, and what is scored is said with --target"
+            )
+
+    def score(
+        self, wanted: Iterable[tuple[Key, Wanted]], interrupted: Callable[[], object] = lambda: False
+    ) -> Iterator[tuple[Key, list[Scored] | GenctlError]]:
+        """One outcome for each text, in order: its score, its candidates' (best first), or what is wrong with it.
+
+        Texts are read lazily, a chunk at a time. Where `interrupted` says so, nothing more comes.
+        """
+        incoming = iter(wanted)
+        while chunk := list(islice(incoming, self.options.chunk)):
+            works = [_Work(key, text) for key, text in chunk]
+            self._encode(works)
+            if not self._read(works, interrupted):
+                return
+            for work in works:
+                outcome = self._outcome(work)
+                if interrupted():
+                    return
+                yield work.key, outcome
+
+    def _encode(self, works: Sequence[_Work[Key]]) -> None:
+        for work in works:
+            if not work.wanted.candidates:
+                try:
+                    work.encoded = self._encoded(work.wanted)
+                except GenctlError as error:
+                    work.error = error
+
+    def _encoded(self, wanted: Wanted) -> Encoded:
+        if self.is_encoder_decoder:
+            if wanted.target is None:
+                raise InputError("an encoder-decoder scores a target given its source: there is no target (--target)")
+            if wanted.context is not None:
+                raise InputError("an encoder-decoder scores a target given its source, and has no place for a context")
+            encoded = self.reader.target(wanted.text, wanted.target)
+            self._fits(encoded)
+            return encoded
+        if wanted.target is not None:
+            raise InputError("a target is for encoder-decoders; what a causal model's text continues is its context")
+        if wanted.context is None:
+            encoded = self.reader.plain(wanted.text)
+        else:
+            encoded = self.reader.after_context(wanted.context, wanted.text)
+        if self.window is None:
+            self._fits(encoded)
+        return encoded
+
+    def _fits(self, encoded: Encoded) -> None:
+        """Raises InputError for a text longer than the context."""
+        length = len(encoded.ids) - int(self.is_encoder_decoder)  # the last target is not read, only predicted
+        if self.source_context is not None and len(encoded.source or ()) > self.source_context:
+            read = len(encoded.source or ())
+            raise InputError(f"the source has {read} tokens, but the model's context is {self.source_context}")
+        if self.context is None or length <= self.context:
+            return
+        if self.is_encoder_decoder:
+            raise InputError(f"the target has {length} tokens, but the model's context is {self.context}")
+        what = "text and context together have" if encoded.begin else "the text has"
+        raise InputError(
+            f"{what} {length} tokens, but the model's context is {self.context}; "
+            f"--stride {max(self.context // 2, 1)} scores it in overlapping windows"
+        )
+
+    def _read(self, works: Sequence[_Work[Key]], interrupted: Callable[[], object]) -> bool:
+        """Fill in what is found. False where the run was interrupted."""
+        pieces: list[Piece] = []
+        owners: list[tuple[_Work[Key], int]] = []
+        for work in works:
+            for begin, piece in self._pieces(work.encoded):
+                pieces.append(piece)
+                owners.append((work, begin))
+        for batch in self.passes.batches(pieces):
+            if interrupted():
+                return False
+            for place, found in self._together([pieces[place] for place in batch], batch):
+                work, begin = owners[place]
+                if isinstance(found, GenctlError):
+                    work.error = found
+                else:
+                    work.found.append((begin, found))
+        return True
+
+    def _together(
+        self, pieces: Sequence[Piece], places: Sequence[int]
+    ) -> Iterator[tuple[int, list[Token] | GenctlError]]:
+        """A batch; where it fails, each piece by itself, so that a text is not failed by its neighbour."""
+        try:
+            yield from zip(places, self.passes.read(pieces), strict=True)
+        except GenctlError as error:
+            if len(pieces) == 1:
+                yield places[0], error
+                return
+            for place, piece in zip(places, pieces, strict=True):
+                yield from self._together([piece], [place])
+
+    def _pieces(self, encoded: Encoded | None) -> Iterator[tuple[int, Piece]]:
+        if encoded is None:
+            return
+        if self.window is None:
+            yield 0, Piece(encoded.ids, encoded.first, encoded.source)
+            return
+        for begin, end, scored in windows(len(encoded.ids), self.window, self.options.stride or 1, encoded.first):
+            yield begin, Piece(encoded.ids[begin:end], scored - begin)
+
+    def _outcome(self, work: _Work[Key]) -> list[Scored] | GenctlError:
+        if work.error is not None:
+            return work.error
+        try:
+            if work.wanted.candidates:
+                return self._ranked(work.wanted)
+            assert work.encoded is not None
+            work.found.sort(key=lambda pair: pair[0])
+            tokens = [token for _, found in work.found for token in found]
+            return [self._scored(work.encoded, tokens, len(work.found))]
+        except GenctlError as error:
+            return error
+
+    def _ranked(self, wanted: Wanted) -> list[Scored]:
+        """All candidates, the best first; equal ones in their order."""
+        if self.options.stride is not None:
+            raise InputError("--stride slides over one text; candidates share a context and must fit with it")
+        reader = self.reader
+        made = []
+        for place, candidate in enumerate(wanted.candidates, 1):
+            try:
+                if self.is_encoder_decoder:
+                    if not wanted.context:
+                        raise InputError("an encoder-decoder ranks targets given their source: there is no context")
+                    made.append(reader.target(wanted.context, candidate))
+                else:
+                    made.append(reader.after_context(wanted.context or "", candidate))
+                self._fits(made[-1])
+            except InputError as error:
+                raise InputError(f"candidate {place}: {error.message}") from error
+        begin = made[0].begin
+        found = self.passes.continuations(made[0].ids[:begin], [one.ids[begin:] for one in made], made[0].source)
+        scored = [
+            dataclasses.replace(self._scored(one, tokens), candidate=place)
+            for place, (one, tokens) in enumerate(zip(made, found, strict=True))
+        ]
+        scored.sort(key=self._goodness, reverse=True)
+        return [dataclasses.replace(one, rank=rank) for rank, one in enumerate(scored, 1)]
+
+    def _goodness(self, scored: Scored) -> float:
+        if self.options.by == "total":
+            return -scored.nll
+        return scored.mean if self.options.by == "mean" else -scored.bpb
+
+    def _scored(self, encoded: Encoded, tokens: Sequence[Token], count: int = 1) -> Scored:
+        lead, worded = self._worded(encoded, tokens) if self.options.captions else ("", tuple(tokens))
+        nll = math.fsum(-token.logprob for token in tokens) + 0.0
+        own = encoded.ids[encoded.begin :]
+        return Scored(encoded.text, own, nll, len(tokens), encoded.bytes, worded, lead, count)
+
+    def _worded(self, encoded: Encoded, tokens: Sequence[Token]) -> tuple[str, tuple[Token, ...]]:
+        """The characters before the first scored token, and the tokens with the text of each."""
+        from genctl.models.text import Detokenizer
+
+        words = Detokenizer(self.reader.tokenizer, skip_special_tokens=False)
+        whole = words.vocabulary.way == "whole"  # such a tokenizer tells the text only when all of it is there
+        for id in encoded.ids[: encoded.begin]:
+            words.push(id)
+        lead = "".join([words.push(id) for id in encoded.ids[encoded.begin : encoded.first]])
+        if self.reader.before:  # then it is BOS, which nobody typed
+            lead = ""
+        worded = [
+            dataclasses.replace(
+                token,
+                text=words.piece(token.id) if whole else words.push(token.id),
+                top=tuple((id, words.piece(id), logprob) for id, _, logprob in token.top),
+            )
+            for token in tokens
+        ]
+        if worded and not whole:
+            worded[-1] = dataclasses.replace(worded[-1], text=worded[-1].text + words.flush())
+        return lead, tuple(worded)
+
+
+def _encoder_context(config: object) -> int | None:
+    """Most tokens that the encoder reads; None where nothing bounds it."""
+    from genctl.planning import UNBOUNDED
+
+    own = getattr(config, "encoder", config)  # of a composite; others say it for both sides
+    if getattr(own, "model_type", None) in UNBOUNDED:
+        return None
+    for name in ("max_source_positions", "max_encoder_position_embeddings", "max_position_embeddings", "n_positions"):
+        value = getattr(own, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None

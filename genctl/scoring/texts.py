@@ -1,0 +1,168 @@
+"""What is scored, in token ids: where a text begins among them, which of its tokens have a score, how many bytes.
+
+A causal model says nothing of the first token that it reads. Where the tokenizer puts BOS in front, that is BOS, and
+every token of the text is scored; where it does not, the text's own first token goes without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from genctl.errors import InputError, ModelError
+from genctl.models import text as texts
+
+if TYPE_CHECKING:
+    from genctl.models.hub import Loaded
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A text to be scored: alone, after `context`, as the `target` of an encoder-decoder, or several `candidates`.
+
+    With candidates, `text` is empty; what they continue is `context`, the source of an encoder-decoder.
+    """
+
+    text: str
+    context: str | None = None
+    target: str | None = None
+    candidates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One text as the model reads it. `ids[begin:]` are its own tokens, of which `ids[first:]` are scored."""
+
+    text: str  # what `ids[begin:]` spell
+    ids: tuple[int, ...]  # context or decoder start first
+    begin: int
+    first: int  # at least 1
+    bytes: int  # of UTF-8, in the characters of the scored tokens
+    source: tuple[int, ...] | None = None  # what an encoder reads
+
+
+class Reader:
+    """Turns texts into ids for one checkpoint. Raises ModelError for a checkpoint that cannot be asked this way."""
+
+    def __init__(self, loaded: Loaded, *, eos: int | None, start: int | None, add_eos: bool) -> None:
+        if loaded.tokenizer is None:
+            raise ModelError(f"{loaded.name} has no tokenizer, so there is no text to score")
+        self.tokenizer: Any = loaded.tokenizer
+        self.is_encoder_decoder = loaded.is_encoder_decoder
+        self.vocab_size = loaded.vocab_size
+        own = self.tokenizer.eos_token_id
+        self.end = (own if own is not None else eos) if add_eos else None
+        if add_eos and self.end is None:
+            raise ModelError(f"{loaded.name} names no EOS, so --add-eos has nothing to add")
+        if self.is_encoder_decoder and start is None:
+            raise ModelError(f"{loaded.name} names no decoder_start_token_id, so its decoder cannot begin")
+        self.start = start
+        self.before, self.after = self._frame()
+
+    def plain(self, text: str) -> Encoded:
+        """A text by itself, for a causal model. Raises InputError where no token of it has a score."""
+        ids = self._encode(text)
+        if self.before:
+            begin, first, size = 0, len(self.before), _size(text)
+        else:
+            begin, first, size = 0, 1, self._size_after_first(text, ids[0])
+        ids = self._ended(ids)
+        if len(ids) <= first:
+            raise InputError(
+                "the text is a single token, and a causal model has no score for the first one; "
+                "give what comes before it with --context"
+            )
+        return self._made(text, ids, begin, first, size)
+
+    def after_context(self, context: str, text: str) -> Encoded:
+        """A text that continues `context`, nothing put between them: all of its tokens are scored.
+
+        The context keeps the tokens that it has alone. The text has those that follow them when both are tokenised
+        together; where that would melt a token across the boundary, the text is tokenised without it.
+        """
+        head = self.context(context)
+        joint = self._encode(context + text)
+        rest = joint[len(head) :]
+        if joint[: len(head)] != head or len(rest) <= len(self.after):
+            rest = [*self._going_on(text), *self.after]
+        ids = self._ended([*head, *rest])
+        return self._made(text, ids, len(head), len(head), _size(text))
+
+    def context(self, context: str) -> list[int]:
+        """The ids of what comes before. Raises InputError where nothing does."""
+        if not context:
+            if not self.before:
+                raise InputError("there is no context, and this tokenizer puts no BOS in front to begin with")
+            return list(self.before)
+        ids = self._encode(context)
+        return ids[: len(ids) - len(self.after)]
+
+    def target(self, source: str, target: str) -> Encoded:
+        """A target for an encoder-decoder, begun with the decoder start token, which has no score."""
+        assert self.start is not None
+        head = self.source(source)
+        ids = self._ended(self._encode_target(target))
+        return self._made(target, [self.start, *ids], 1, 1, _size(target), head)
+
+    def source(self, source: str) -> tuple[int, ...]:
+        """What the encoder reads. Raises InputError."""
+        ids = self._encode(source)
+        texts.check_ids(ids, self.vocab_size)
+        return tuple(ids)
+
+    def _made(
+        self, text: str, ids: Sequence[int], begin: int, first: int, size: int, source: tuple[int, ...] | None = None
+    ) -> Encoded:
+        texts.check_ids(ids, self.vocab_size)
+        return Encoded(text, tuple(ids), begin, first, size, source)
+
+    def _encode(self, text: str) -> list[int]:
+        return texts.encode(self.tokenizer, text, add_special_tokens=True)
+
+    def _encode_target(self, text: str) -> list[int]:
+        texts.encode(self.tokenizer, text, add_special_tokens=True)  # refuses what is no text
+        ids = list(self.tokenizer(text_target=text, verbose=False)["input_ids"])
+        if not ids:
+            raise InputError("the target tokenises to nothing")
+        return ids
+
+    def _going_on(self, text: str) -> list[int]:
+        """The ids of a text that is not at the beginning: many tokenizers put a space in front of one that is."""
+        alone = self._bare(text)
+        for before in (",", "\n", "a"):
+            try:
+                head, joint = self._bare(before), self._bare(before + text)
+            except InputError:  # a tokenizer that drops it
+                continue
+            if texts.decode(self.tokenizer, [*head, *alone]) == before + text:
+                return alone
+            if joint[: len(head)] == head and len(joint) > len(head):
+                return joint[len(head) :]
+        return alone
+
+    def _bare(self, text: str) -> list[int]:
+        return texts.encode(self.tokenizer, text, add_special_tokens=False)
+
+    def _ended(self, ids: list[int]) -> list[int]:
+        return ids if self.end is None or ids[-1:] == [self.end] else [*ids, self.end]
+
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before and after every text."""
+        bare, whole = self._bare("a"), self._encode("a")
+        for at in range(len(whole) - len(bare) + 1):
+            if whole[at : at + len(bare)] == bare:
+                return whole[:at], whole[at + len(bare) :]
+        return [], []
+
+    def _size_after_first(self, text: str, first: int) -> int:
+        """Bytes of UTF-8 behind the first token; a character that it shares with the second one is counted."""
+        if getattr(self.tokenizer, "is_fast", False):
+            found = self.tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+            at = min(found[0][1], found[1][0]) if len(found) > 1 else found[0][1]
+            return _size(text[at:])
+        return max(_size(text) - _size(texts.decode(self.tokenizer, [first])), 0)
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8"))
