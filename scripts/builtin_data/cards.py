@@ -63,7 +63,9 @@ batching. Prompts that begin like the stories work best: "Once upon a time", "Th
 
 The model knows one kind of text. It does not answer questions or follow instructions, it knows nothing about
 the world, and a prompt that does not look like the beginning of a story gives nonsense or falls back into
-a story. Now and then, a sampled story mixes up a name or a pronoun. English only.
+a story. Sampling can leave the grammar: of 400 stories of the shipped model, sampled from four prompts without
+top-k or top-p, about one in five at temperature 1.0 and one in twenty at 0.8 had a sentence that the grammar
+cannot make, or mixed up words. Now and then, a name or a thing changes within a story. English only.
 """
 
 NUMBERS = """\

@@ -1,0 +1,362 @@
+"""Where a comparison goes: texts and tables for people, records for programs, Markdown for a page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from genctl.batch import writers
+from genctl.batch.rows import BadRow, InputRow
+from genctl.comparing import formats, references
+from genctl.comparing.expectations import Outcome
+from genctl.comparing.outputs import Measured, Prompt, measured, records
+from genctl.comparing.statistics import Interval, Tally
+from genctl.render import comparison as shown
+from genctl.render import parts
+from genctl.render.summary import DOT, count, lines, stop_words
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from genctl.cli.comparing import Asked
+    from genctl.cli.comparing_job import Job, Saved
+
+# key -> heading, digits, whether it needs a place only where it is known
+COLUMNS: dict[str, tuple[str, int, bool]] = {
+    "tokens": ("tokens", 1, False),
+    "mean_logprob": ("logprob/token", 3, False),
+    "perplexity": ("perplexity", 2, False),
+    "score": ("score", 3, False),
+    "entropy": ("entropy", 2, False),
+    "distinct_1": ("distinct-1", 2, False),
+    "distinct_2": ("distinct-2", 2, False),
+    "longest_repeat": ("repeat", 1, False),
+    "self_bleu": ("self-BLEU", 1, True),
+    "exact_match": ("exact", 2, True),
+    "chrf": ("chrF", 1, True),
+    "bleu": ("BLEU", 1, True),
+    "ter": ("TER", 1, True),
+}
+SPEED, ENDED = "tok/s", "ended by"
+
+
+@contextmanager
+def open_outputs(job: Job, asked: Asked, out: Console, err: Console) -> Iterator[Output]:
+    """The output of a comparison. One that an error cuts short is given up, so that an old file is not lost to it."""
+    to_terminal = asked.output in (None, "-") and asked.format == "text" and out.is_terminal
+    sink = (
+        None
+        if to_terminal
+        else writers.open_output(asked.output, sys.stdout, force=asked.force and asked.output is not None)
+    )
+    output = Output(job, asked, out, err, sink)
+    try:
+        yield output
+        output.finish()
+    except BaseException:
+        if sink is not None:
+            sink.abandon()
+        raise
+
+
+class Output:
+    """Takes prompts as they are done, in input order, and says at the end what they came to."""
+
+    def __init__(self, job: Job, asked: Asked, out: Console, err: Console, sink: Any) -> None:
+        self.job, self.asked, self.out, self.err, self.sink = job, asked, out, err, sink
+        self.names = [run.name for run in job.runs]
+        self.tally = Tally(self.names)
+        self.corpus: dict[str, tuple[list[str], list[tuple[str, ...]]]] = {name: ([], []) for name in self.names}
+        self.width = out.width if sink is None else None
+        self.writer: Any = None
+        if asked.format in ("json", "jsonl"):
+            self.writer = writers.open_writer(asked.format, sink, on_error=lambda record: None)  # type: ignore[arg-type]
+        elif asked.format == "tsv":
+            self.writer = formats.TsvWriter(sink)
+        self.silent = asked.expect is not None and asked.format == "text"
+        self.closed = False
+        self._found: tuple[Prompt, dict[str, list[Measured]]] | None = None
+        self._blocks = 0
+
+    # -- one prompt ----------------------------------------------------------------------------------------------------
+
+    def prompt(self, prompt: Prompt) -> int:
+        """Write one prompt, every run of it. Returns how many runs failed."""
+        found = measured(prompt, self.names, self.job.base, timing=self.asked.timing)
+        self._found = prompt, found
+        failed = self._failures(prompt)
+        alone = Tally(self.names)
+        for tally in (self.tally, alone):
+            _add(tally, prompt, found, self.names)
+        if prompt.references:
+            for name in self.names:
+                for one in found[name]:
+                    self.corpus[name][0].append(one.sequence.text)
+                    self.corpus[name][1].append(prompt.references)
+        if self.writer is not None:
+            load_s = self.job.load_s if self.asked.timing else None
+            for record in records(prompt, self.names, found, baseline=self.asked.baseline, load_s=load_s):
+                self.writer.write(record)
+        elif self.asked.format == "md":
+            self._markdown(prompt, found, alone)
+        elif self.job.texts and not self.silent and isinstance(prompt.row, InputRow):
+            self._text(prompt, found, alone)
+        return failed
+
+    def full(self, prompt: Prompt) -> list[dict[str, Any]]:
+        """The records of the prompt that was written last, with their tokens."""
+        assert self._found is not None
+        assert self._found[0] is prompt
+        return records(prompt, self.names, self._found[1], baseline=None, tokens=True)
+
+    def _failures(self, prompt: Prompt) -> int:
+        said = self.writer is None and not self.silent
+        if isinstance(prompt.row, BadRow):
+            if said:
+                self.job.say(f"error: prompt {prompt.row.id}: {prompt.row.message}")
+            return 1
+        failed = 0
+        for place, name in enumerate(self.names):
+            for failure in prompt.failures(place):
+                failed += 1
+                if said:
+                    self.job.say(f"error: prompt {prompt.row.id}, run {name}: {failure.message}")
+        return failed
+
+    def _text(self, prompt: Prompt, found: dict[str, list[Measured]], tally: Tally) -> None:
+        several = len(self.job.prompts) > 1
+        blocks, partings = self._shown(prompt, found)
+        if several:
+            self._write([*([Text("")] if self._blocks else []), heading(prompt.row, self.width or 80)])
+        self._blocks += 1
+        self._write(shown.blocks_lines(blocks, self.out, self.width))
+        if partings:
+            self._write([Text(""), *shown.partings_lines(partings, self.width)])
+        self._write([Text("")])
+        self._tables(tally)
+
+    def _shown(self, prompt: Prompt, found: dict[str, list[Measured]]) -> tuple[list[shown.Block], list[shown.Parting]]:
+        blocks, partings = [], []
+        models = [one.runtime.model for one in self.job.resolved]
+        home = models[self.names.index(self.job.base)]
+        for place, name in enumerate(self.names):
+            failures = prompt.failures(place)
+            made = []
+            for one in found[name]:
+                count_of = len(one.result.sequences)
+                label = [f"seed {one.result.seed}"] if self.job.seeds > 1 else []
+                label += [f"{one.number + 1} of {count_of}"] if count_of > 1 else []
+                made.append(_passage(one, DOT.join(label)))
+            blocks.append(shown.Block(name, tuple(made), failures[0].message if failures else ""))
+            first = next((one for one in found[name] if one.leaves is not None), None)
+            if first is not None and first.leaves is not None:
+                leaves = first.leaves
+                same = models[place] == home
+                parting = shown.Parting(name, leaves.against, leaves.position, leaves.token, leaves.other, same)
+                partings.append(parting)
+        return blocks, partings
+
+    # -- afterwards ----------------------------------------------------------------------------------------------------
+
+    def end(self, saved: Saved) -> None:
+        """Everything is decoded: tables over all prompts, and what sharing saved."""
+        done = max((len(values) for values in self.tally.prompts.values()), default=0)
+        if self.asked.format == "md" and done > 1:
+            self._markdown_end(done)
+        elif self.asked.format == "text" and not self.silent and (done > 1 or (done and not self.job.texts)):
+            if self._blocks:
+                self._write([Text("")])
+            self._write([parts.header(self.width or 80, f"over {count(done, 'prompt')}")])
+            self._tables(self.tally, intervals=done > 1)
+        quiet = self.asked.quiet or not (self.err.is_terminal or self.out.is_terminal or self.asked.verbose)
+        if not quiet and saved.lanes:
+            line = Text(DOT.join(self._summary(saved, done)), style="dim")
+            for part in lines(line, self.err.width) if self.err.is_terminal else [line]:
+                self.err.print(part)
+
+    def _summary(self, saved: Saved, done: int) -> list[str]:
+        tokens = sum(self.tally.tokens.values())
+        words = [count(len(self.names), "run"), count(done, "prompt")]
+        words += [count(self.job.seeds, "seed")] if self.job.seeds > 1 else []
+        words += [f"{count(tokens, 'token')} in {saved.decode_s:.2f} s"]
+        passes = count(saved.forwards, "forward pass", "forward passes")
+        words.append(f"{passes} instead of {saved.alone:,}" if saved.alone != saved.forwards else passes)
+        if saved.lanes > saved.prefills:
+            words.append(
+                f"{count(saved.prefills, 'prefill')} instead of {saved.lanes:,} ({saved.prefill_s:.2f} s, "
+                f"{saved.spared_s:.2f} s saved)"
+            )
+        else:
+            words.append(count(saved.prefills, "prefill"))
+        words += [f"{self.job.failed} failed"] if self.job.failed else []
+        words.append(f"seed {self.job.seed}")
+        return words
+
+    def compared(self, outcome: Outcome, notes: Sequence[str]) -> None:
+        """What `--expect` found: to the output where it is text, else to standard error."""
+        found: list[str] = []
+        for difference in outcome.differences:
+            found += [difference.heading, *(f"  {line}" for line in difference.lines), ""]
+        found += [f"note: {note}" for note in notes]
+        if not outcome.differences:
+            found.append(f"{count(outcome.compared, 'output')} as recorded in {self.asked.expect}")
+        if self.silent:
+            self._write([Text(parts.visible(line)) for line in found])
+        else:
+            for line in found:
+                self.job.say(line)
+
+    def finish(self) -> None:
+        """Close what was opened. Safe to call twice."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.writer is not None:
+            self.writer.close()
+        elif self.sink is not None and not self.silent:
+            self.sink.close()
+
+    def _write(self, made: Sequence[Text]) -> None:
+        if self.sink is None:
+            for line in made:
+                self.out.print(line)
+        elif made:
+            self.sink.write("".join(f"{line.plain}\n" for line in made).encode("utf-8", "backslashreplace"))
+
+    # -- tables --------------------------------------------------------------------------------------------------------
+
+    def _tables(self, tally: Tally, *, intervals: bool = False) -> None:
+        for title, headings, rows in self._all_tables(tally, intervals=intervals):
+            if title:
+                self._write([Text(""), Text(title, style="dim")])
+            self._write(shown.table_lines(headings, rows, self.width))
+
+    def _all_tables(self, tally: Tally, *, intervals: bool) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+        """Titles, headings and cells: the numbers, differences to the baseline, the corpus, and who is ahead."""
+        base = self.asked.baseline
+        means = {name: tally.means(name) for name in self.names}
+        keys = [
+            key
+            for key, (_, _, optional) in COLUMNS.items()
+            if not optional or any(one.get(key) is not None for one in means.values())
+        ]
+        headings = ["run", *(COLUMNS[key][0] for key in keys), SPEED, ENDED]
+        rows = []
+        for name in self.names:
+            cells = [_cell(tally, name, key, means[name].get(key), intervals=intervals) for key in keys]
+            reasons = tally.reasons[name]
+            alone = sum(reasons.values()) == 1
+            ended = ", ".join(reason if alone else f"{number} {reason}" for reason, number in reasons.items())
+            rows.append([name, *cells, shown.number(tally.speed(name), 0), ended or "–"])
+        yield "", headings, rows
+        if base is not None:
+            differing = [
+                [
+                    name,
+                    *(
+                        _interval(tally.difference(name, base, key), COLUMNS[key][1], intervals=intervals, sign=True)
+                        for key in keys
+                    ),
+                ]
+                for name in self.names
+                if name != base
+            ]
+            yield f"less {base}", ["run", *(COLUMNS[key][0] for key in keys)], differing
+        if intervals:
+            texts = {name: one for name, one in self.corpus.items() if one[0]}
+            if texts:
+                scores = {name: references.corpus(*one) for name, one in texts.items()}
+                wanted = ("chrf", "bleu", "ter")
+                yield (
+                    "against the references, all texts as one corpus",
+                    ["run", *(COLUMNS[key][0] for key in wanted)],
+                    [[name, *(shown.number(one[key], 1) for key in wanted)] for name, one in scores.items()],
+                )
+            rows = []
+            for name in self.names:
+                others = [None if name == other else tally.wins(name, other) for other in self.names]
+                rows.append([name, *("·" if one is None else f"{one.won}/{one.tied}/{one.lost}" for one in others)])
+            yield "prompts won/tied/lost by mean log-probability, line against column", ["run", *self.names], rows
+
+    # -- Markdown ------------------------------------------------------------------------------------------------------
+
+    def _markdown(self, prompt: Prompt, found: dict[str, list[Measured]], tally: Tally) -> None:
+        row = prompt.row
+        pieces = [f"## Prompt {formats.markdown_text(row.id)}"]
+        if isinstance(row, BadRow):
+            self._write_markdown([*pieces, formats.markdown_text(f"failed: {row.message}")])
+            return
+        said = next((one.result.prompt for name in self.names for one in found[name]), row.prompt or "")
+        pieces.append(formats.markdown_block(said))
+        blocks, partings = self._shown(prompt, found)
+        for block in blocks:
+            for passage in block.passages:
+                words = [f"**{formats.markdown_text(block.run)}**", passage.label, passage.state]
+                pieces += [DOT.join(word for word in words if word), formats.markdown_block(passage.text)]
+            if block.failure:
+                pieces.append(f"**{formats.markdown_text(block.run)}** failed: {formats.markdown_text(block.failure)}")
+        if partings:
+            told = [line.plain.removeprefix(f"{shown.MARK} ") for line in shown.partings_lines(partings, None)]
+            pieces.append("\n".join(f"- {formats.markdown_text(line)}" for line in told))
+        self._write_markdown([*pieces, *self._markdown_tables(tally, intervals=False)])
+
+    def _markdown_end(self, done: int) -> None:
+        self._write_markdown([f"## Over {count(done, 'prompt')}", *self._markdown_tables(self.tally, intervals=True)])
+
+    def _markdown_tables(self, tally: Tally, *, intervals: bool) -> Iterator[str]:
+        for title, headings, rows in self._all_tables(tally, intervals=intervals):
+            if title:
+                yield formats.markdown_text(title[:1].upper() + title[1:])
+            yield formats.markdown_table(headings, rows)
+
+    def _write_markdown(self, pieces: Sequence[str]) -> None:
+        between = "\n" if self._blocks else ""
+        self._blocks += 1
+        self.sink.write((between + "\n\n".join(pieces) + "\n").encode("utf-8", "backslashreplace"))
+
+
+def heading(row: InputRow | BadRow, width: int) -> Text:
+    """What stands above the texts of one prompt of several."""
+    said = row.prompt or "" if isinstance(row, InputRow) else ""
+    return parts.header(width, f"prompt {row.id}", parts.first_words(said, max(width - 24, 16)))
+
+
+def _passage(one: Measured, label: str) -> shown.Passage:
+    hypothesis = one.sequence.hypothesis
+    state = stop_words(hypothesis.reason, hypothesis.stop)
+    if one.leaves is None:
+        return shown.Passage(hypothesis.text, state, label)
+    return shown.Passage(hypothesis.text, state, label, one.leaves.character, one.leaves.token)
+
+
+def _add(tally: Tally, prompt: Prompt, found: dict[str, list[Measured]], names: Sequence[str]) -> None:
+    if isinstance(prompt.row, BadRow):
+        return
+    tally.add({name: [one.values for one in found[name]] for name in names})
+    for place, name in enumerate(names):
+        for one in found[name]:
+            tally.count(name, one.sequence.hypothesis.reason, len(one.sequence.token_ids))
+        tally.seconds[name] += sum(result.decode_s for result in prompt.results(place))
+
+
+def _cell(tally: Tally, name: str, key: str, mean: float | None, *, intervals: bool) -> str:
+    digits = COLUMNS[key][1]
+    if intervals:
+        return _interval(tally.interval(name, key), digits, intervals=True)
+    if mean is not None and key in ("tokens", "longest_repeat") and mean == int(mean):
+        digits = 0
+    return shown.number(mean, digits)
+
+
+def _interval(found: Interval | None, digits: int, *, intervals: bool, sign: bool = False) -> str:
+    if found is None:
+        return "–"
+    said = shown.signed(found.mean, digits) if sign else shown.number(found.mean, digits)
+    if not intervals:
+        return said
+    low, high = shown.number(found.low, digits), shown.number(found.high, digits)
+    return f"{said} [{low}, {high}]"

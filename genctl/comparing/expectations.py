@@ -1,0 +1,313 @@
+"""Outputs that were recorded, and what has become of them: the file of `--save`, and the differences of `--expect`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from genctl.batch.rows import InputRow
+from genctl.batch.writers import to_json
+from genctl.errors import InputError
+
+SCHEMA = "genctl-compare/1"
+TOLERANCE = 1e-3  # on log-probabilities, nats
+_SHOWN = 400  # characters of a text on each side of a difference
+
+Key = tuple[str, str, int]  # run, row id, which of its sequences (seeds in order)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What `--save` wrote: enough to run it again, and to see what it ran on."""
+
+    seed: int
+    seeds: int
+    versions: dict[str, str]
+    checkpoints: dict[str, str]  # name -> fingerprint
+    runs: tuple[dict[str, Any], ...]  # {"name", "settings", "resolved"}: what was asked, and what it came to
+    prompts: tuple[dict[str, Any], ...]  # as in a JSONL input
+    records: tuple[dict[str, Any], ...] = ()
+
+    def head(self) -> dict[str, Any]:
+        """Everything but the records."""
+        return {
+            "schema": SCHEMA,
+            "versions": self.versions,
+            "seed": self.seed,
+            "seeds": self.seeds,
+            "checkpoints": self.checkpoints,
+            "runs": list(self.runs),
+            "prompts": list(self.prompts),
+        }
+
+    def encode(self) -> bytes:
+        """The file: one JSON object, with a line for each prompt, run and record, so that versions of it compare."""
+        lines = []
+        for key, value in self.head().items():
+            listed = isinstance(value, list)
+            shown = _lines(value) if listed else to_json(value) if isinstance(value, dict) else json.dumps(value)
+            lines.append(f'"{key}": {shown}')
+        lines.append(f'"records": {_lines(self.records)}')
+        return ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8", "backslashreplace")
+
+
+def _lines(items: Sequence[Mapping[str, Any]]) -> str:
+    return "[\n" + ",\n".join(to_json(item) for item in items) + "\n]" if items else "[]"
+
+
+def prompt_entry(row: InputRow, references: Sequence[str]) -> dict[str, Any]:
+    """A row as a JSONL input has it."""
+    made: dict[str, Any] = {"id": row.id}
+    if row.prompt is not None:
+        made["prompt"] = row.prompt
+    elif row.prompt_ids is not None:
+        made["prompt_ids"] = list(row.prompt_ids)
+    else:
+        made["messages"] = list(row.messages or ())
+    if row.params:
+        made["params"] = row.params
+    made |= {key: value for key, value in row.extra.items() if key != "reference"}
+    if references:
+        made["reference"] = list(references)
+    return made
+
+
+def read(path: str) -> Recording:
+    """A recording. Raises InputError for a file that cannot be read or is none."""
+    try:
+        data = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"--expect: {error.strerror or error}: {path}", hint="--save FILE writes one") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"--expect: {path} is not JSON; it should be a file that --save wrote") from None
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise InputError(f"--expect: {path} is no recording of {SCHEMA}; it should be a file that --save wrote")
+    kinds: dict[str, type] = {
+        "seed": int, "seeds": int, "versions": dict, "checkpoints": dict, "runs": list, "prompts": list, "records": list
+    }  # fmt: skip
+    for key, kind in kinds.items():
+        if not isinstance(data.get(key), kind) or isinstance(data[key], bool):
+            raise InputError(f"--expect: {path}: {key} is missing or of the wrong kind")
+    for key in ("runs", "prompts", "records"):
+        if not all(isinstance(item, dict) for item in data[key]):
+            raise InputError(f"--expect: {path}: {key} should hold objects only")
+        data[key] = tuple(data[key])
+    for run in data["runs"]:
+        if not isinstance(run.get("name"), str) or not isinstance(run.get("settings"), dict):
+            raise InputError(f"--expect: {path}: a run has no name or no settings")
+    for record in data["records"]:
+        if not _is_record(record):
+            raise InputError(f"--expect: {path}: a record lacks what it is compared by")
+    return Recording(**{key: data[key] for key in kinds})
+
+
+def _is_record(record: Mapping[str, Any]) -> bool:
+    if not isinstance(record.get("id"), str) or not isinstance(record.get("run", ""), str):
+        return False
+    if "error" in record:
+        return isinstance(record["error"], dict) and isinstance(record["error"].get("code"), str)
+    tokens = record.get("tokens")
+    return (
+        isinstance(record.get("text"), str)
+        and isinstance(record.get("token_ids"), list)
+        and isinstance(record.get("score"), (int, float, type(None)))
+        and isinstance(record.get("finish_reason"), str)
+        and isinstance(tokens, list)
+        and all(
+            isinstance(one, dict) and isinstance(one.get("text"), str) and isinstance(one.get("id"), int)
+            for one in tokens
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One output that is not what it was. `lines` say how, for people."""
+
+    run: str
+    id: str
+    sequence: int
+    seed: int | None
+    lines: tuple[str, ...]
+
+    @property
+    def heading(self) -> str:
+        """Which output this is."""
+        words = [f"run {self.run}"] if self.run else []
+        words.append(f"prompt {self.id}")
+        words += [f"seed {self.seed}"] if self.seed is not None else []
+        words += [f"sequence {self.sequence}"] if self.sequence else []
+        return " · ".join(words)
+
+
+@dataclass
+class Outcome:
+    """What a comparison with a recording came to."""
+
+    compared: int = 0
+    differences: list[Difference] = field(default_factory=list)
+
+
+def compare(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], tolerance: float) -> Outcome:
+    """Every recorded output against what it is now; outputs that only one side has are differences too.
+
+    `after` may carry `top` alternatives in its tokens: then the probability of the old token is told as it is now.
+    """
+    old, new = _keyed(before), _keyed(after)
+    outcome = Outcome()
+    for key in dict.fromkeys([*old, *new]):
+        one, other = old.get(key), new.get(key)
+        outcome.compared += 1
+        if one is None or other is None:
+            side = other if one is None else one
+            assert side is not None
+            lines: list[str] = ["only now: it is not in the file" if one is None else "missing: it was recorded before"]
+        else:
+            side, lines = other, differences(one, other, tolerance)
+        if lines:
+            found = Difference(key[0], key[1], int(side.get("sequence", 0)), side.get("seed"), tuple(lines))
+            outcome.differences.append(found)
+    return outcome
+
+
+def _keyed(records: Sequence[Mapping[str, Any]]) -> dict[Key, Mapping[str, Any]]:
+    found: dict[Key, Mapping[str, Any]] = {}
+    for record in records:
+        run, id = str(record.get("run", "")), str(record["id"])
+        place = 0
+        while (run, id, place) in found:
+            place += 1
+        found[run, id, place] = record
+    return found
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: float) -> list[str]:
+    """How one output differs from what it was, in lines; none if it does not."""
+    if "error" in before or "error" in after:
+        return _errors(before, after)
+    lines = []
+    if before.get("seed") != after.get("seed"):
+        lines.append(f"seed: {before.get('seed')} before, {after.get('seed')} now")
+    if before["token_ids"] != after["token_ids"]:
+        lines += _tokens(before, after)
+    else:
+        if before["text"] != after["text"]:
+            lines += ["the same tokens are another text", *_texts(before["text"], after["text"])]
+        lines += _scores(before, after, tolerance)
+    if before["finish_reason"] != after["finish_reason"]:
+        lines.append(f"ended by {before['finish_reason']} before, by {after['finish_reason']} now")
+    return lines
+
+
+def _errors(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    one, other = before.get("error"), after.get("error")
+    if one and other:
+        same = (one.get("code"), one.get("message")) == (other.get("code"), other.get("message"))
+        return [] if same else [f"failed before: {one.get('message')}", f"fails now: {other.get('message')}"]
+    if other:
+        return [f"fails now: {other.get('message')}"]
+    return [f"failed before: {one.get('message') if one else ''}", "now there is a text"]
+
+
+def _tokens(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    old, new = before["token_ids"], after["token_ids"]
+    at = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    lines = _texts(before["text"], after["text"])
+    was, now = _token(before, at), _token(after, at)
+    lines.append(f"first different token: number {at + 1}")
+    lines.append(f"    before {_told(was)}")
+    lines.append(f"    now    {_told(now)}{_other(was, now)}")
+    return lines
+
+
+def _token(record: Mapping[str, Any], at: int) -> Mapping[str, Any] | None:
+    tokens = record["tokens"]
+    return tokens[at] if at < len(tokens) else None
+
+
+def _told(token: Mapping[str, Any] | None) -> str:
+    if token is None:
+        return "nothing: the text had ended"
+    text = json.dumps(token["text"], ensure_ascii=False) if token["text"] else f"id {token['id']}"
+    return f"{text} {_percent(token.get('logprob'))}"
+
+
+def _other(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
+    """The gap: how probable the old token is now."""
+    if was is None or now is None:
+        return ""
+    logprob = next((entry[2] for entry in now.get("top") or () if entry[0] == was["id"]), None)
+    if logprob is not None:
+        gap = now["logprob"] - logprob
+        return f"; the old token has {_percent(logprob)} now, {abs(gap):.3f} nats {'less' if gap >= 0 else 'more'}"
+    if was.get("logprob") is None or now.get("logprob") is None:
+        return ""
+    return f"; {abs(now['logprob'] - was['logprob']):.3f} nats apart, and the old token is not among the likely ones"
+
+
+def _percent(logprob: float | None) -> str:
+    if logprob is None:
+        return "of unknown probability"
+    return f"{math.exp(min(logprob, 0.0)):.2%} ({logprob:.3f})"
+
+
+def _texts(before: str, after: str) -> list[str]:
+    """Both texts on a line each, what they share at the beginning cut where it is long."""
+    common = next(
+        (n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
+    )
+    start = max(common - 60, 0)
+
+    def shown(text: str) -> str:
+        part = text[start : start + _SHOWN]
+        inside = json.dumps(part, ensure_ascii=False)[1:-1]
+        return f"{'…' if start else ''}{inside}{'…' if start + _SHOWN < len(text) else ''}"
+
+    return [f"  - {shown(before)}", f"  + {shown(after)}"]
+
+
+def _scores(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: float) -> list[str]:
+    lines = []
+    pairs = [
+        (n, one, other)
+        for n, (one, other) in enumerate(zip(before["tokens"], after["tokens"], strict=False))
+        if _apart(one.get("logprob"), other.get("logprob")) > tolerance
+    ]
+    if pairs:
+        n, one, other = max(pairs, key=lambda pair: _apart(pair[1].get("logprob"), pair[2].get("logprob")))
+        apart = _apart(one.get("logprob"), other.get("logprob"))
+        lines.append(
+            f"the same text, but {len(pairs)} of {len(before['token_ids'])} log-probabilities changed by more than "
+            f"{tolerance:g}; the most at token {n + 1}, by {apart:.4g}"
+        )
+        lines += [f"    before {_told(one)}", f"    now    {_told(other)}"]
+    scale = max(len(before["token_ids"]), 1) if before["score"] == before.get("logprob") else 1  # a sum, not a mean
+    if _apart(before["score"], after["score"]) > tolerance * scale:
+        lines.append(f"score {before['score']:.4f} before, {after['score']:.4f} now")
+    return lines
+
+
+def _apart(one: float | None, other: float | None) -> float:
+    if one is None or other is None:
+        return 0.0 if one is other else math.inf
+    return abs(one - other)
+
+
+def notes(before: Recording, checkpoints: Mapping[str, str], versions: Mapping[str, str]) -> list[str]:
+    """What else has changed: checkpoints and versions. No failure by itself."""
+    found = []
+    for name, fingerprint in checkpoints.items():
+        known = before.checkpoints.get(name)
+        if known is None:
+            said = ", ".join(before.checkpoints) or "nothing"
+            found.append(f"checkpoint {name} is not in the recording, which was made with {said}")
+        elif known != fingerprint:
+            found.append(f"checkpoint {name} has changed: {known[:12]}… before, {fingerprint[:12]}… now")
+    for name, version in versions.items():
+        if name in before.versions and before.versions[name] != version:
+            found.append(f"{name} {before.versions[name]} before, {version} now")
+    return found

@@ -1,0 +1,172 @@
+"""What is measured of a text: how probable, how varied, how repetitive. Plain numbers; what cannot be said is None.
+
+Words are runs of letters and digits, and every other sign by itself, so that texts of different tokenizers compare.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from genctl import events
+from genctl.results import Sequence as Written
+
+Values: TypeAlias = dict[str, float | None]
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+END = "end of text"
+
+
+def words(text: str) -> list[str]:
+    """The words of a text: runs of letters and digits, and every other sign by itself."""
+    return _WORD.findall(text)
+
+
+def measure(written: Written) -> Values:
+    """What one sequence says of itself.
+
+    `tokens` (EOS included); `mean_logprob` per token under the model, nats; `perplexity`; `score` as the search has it;
+    `entropy`, the mean of the model's distributions, nats; `distinct_1` and `distinct_2`, the share of different words
+    and pairs of words (Li et al. 2016, arXiv:1510.03055); `longest_repeat`, words of the longest n-gram that occurs
+    twice, overlaps allowed.
+    """
+    hypothesis = written.hypothesis
+    count = len(hypothesis.tokens)
+    mean = hypothesis.logprob / count if count else None
+    entropies = [token.entropy for token in written.tokens if token.entropy is not None]
+    said = words(hypothesis.text)
+    return {
+        "tokens": count,
+        "mean_logprob": mean,
+        "perplexity": None if mean is None else perplexity(mean),
+        "score": hypothesis.score,
+        "entropy": sum(entropies) / len(entropies) if entropies else None,
+        "distinct_1": distinct(said, 1),
+        "distinct_2": distinct(said, 2),
+        "longest_repeat": longest_repeat(said),
+    }
+
+
+def perplexity(mean_logprob: float) -> float:
+    """exp of the mean negative log-probability; infinite where that is too large to say."""
+    try:
+        return math.exp(-mean_logprob)
+    except OverflowError:
+        return math.inf
+
+
+def distinct(said: Sequence[str], n: int) -> float | None:
+    """Different n-grams by all n-grams; None where there are none."""
+    grams = [tuple(said[start : start + n]) for start in range(len(said) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else None
+
+
+def longest_repeat(said: Sequence[Hashable]) -> int:
+    """The length of the longest n-gram that occurs at two places, which may overlap; 0 if nothing occurs twice.
+
+    Ranks of n-grams of length 1, 2, 4, … are made from those of half the length (Karp, Miller, Rosenberg 1972), and any
+    length in between from two that overlap: n log n, and exact.
+    """
+    rank, different = _ranks(said)
+    if different == len(said):
+        return 0
+    length = 1
+    while True:
+        doubled, different = _ranks([*zip(rank, rank[length:], strict=False)])
+        if different == len(doubled):
+            break
+        rank, length = doubled, 2 * length
+    low, high = length, 2 * length - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        pairs = [*zip(rank, rank[middle - length :], strict=False)]
+        low, high = (middle, high) if len(set(pairs)) < len(pairs) else (low, middle - 1)
+    return low
+
+
+def _ranks(items: Sequence[Hashable]) -> tuple[list[int], int]:
+    """A number for each item, equal for equal items, and how many there are."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(item, len(numbers)) for item in items], len(numbers)
+
+
+def mean_of(values: Sequence[Mapping[str, float | None]]) -> Values:
+    """The mean of each number over several texts, those left out that cannot say it.
+
+    The perplexity is that of the mean log-probability.
+    """
+    found: Values = {}
+    for key in dict.fromkeys(key for one in values for key in one):
+        said = [value for one in values if (value := one.get(key)) is not None]
+        found[key] = sum(said) / len(said) if said else None
+    mean = found.get("mean_logprob")
+    if "perplexity" in found and mean is not None:
+        found["perplexity"] = perplexity(mean)
+    return found
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a text leaves another one. A token is None where the text has ended already.
+
+    Both log-probabilities are the model's own after the same tokens, where one checkpoint wrote both texts.
+    """
+
+    against: str  # the run that the other text is of
+    position: int  # tokens of this text before it leaves
+    character: int  # characters of this text before it leaves
+    token: events.Token | None
+    other: events.Token | None
+
+
+def divergence(ours: Written, theirs: Written, against: str, *, same_tokens: bool) -> Divergence | None:
+    """The first point at which two sequences differ; None where they are equal.
+
+    With `same_tokens` ids are compared. Texts of different checkpoints are compared by their characters, and the point
+    is moved back to where the token begins that holds the first difference.
+    """
+    if same_tokens:
+        if ours.hypothesis.tokens == theirs.hypothesis.tokens:
+            return None
+        pairs = enumerate(zip(ours.hypothesis.tokens, theirs.hypothesis.tokens, strict=False))
+        shorter = min(len(ours.hypothesis.tokens), len(theirs.hypothesis.tokens))
+        at = next((place for place, (one, other) in pairs if one != other), shorter)
+        character = sum(len(token.text) for token in ours.tokens[:at])
+        return Divergence(against, at, character, _at(ours, at), _at(theirs, at))
+    one, two = ours.hypothesis.text, theirs.hypothesis.text
+    if one == two:
+        return None
+    common = next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+    at, character = _holding(ours, common)
+    return Divergence(against, at, character, _at(ours, at), _at(theirs, _holding(theirs, common)[0]))
+
+
+def _at(written: Written, place: int) -> events.Token | None:
+    return written.tokens[place] if place < len(written.tokens) else None
+
+
+def _holding(written: Written, character: int) -> tuple[int, int]:
+    """The token that holds a character, and the character with which it begins."""
+    begin = 0
+    for place, token in enumerate(written.tokens):
+        if begin + len(token.text) > character:
+            return place, begin
+        begin += len(token.text)
+    return len(written.tokens), begin
+
+
+def divergence_entry(found: Divergence) -> dict[str, object]:
+    """A divergence as a record has it: `token` and `other` as [id, text, logprob], or null after the end."""
+
+    def entry(token: events.Token | None) -> list[object] | None:
+        return None if token is None else [token.id, token.text, token.logprob]
+
+    return {
+        "run": found.against,
+        "position": found.position,
+        "token": entry(found.token),
+        "other": entry(found.other),
+    }

@@ -1,0 +1,161 @@
+"""What each run made of each prompt, and the records of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from genctl.batch.records import error_record, record
+from genctl.batch.rows import BadRow, InputRow
+from genctl.comparing import references
+from genctl.comparing.formats import finite
+from genctl.comparing.metrics import Divergence, Values, divergence, divergence_entry, mean_of, measure
+from genctl.results import Result
+from genctl.results import Sequence as Written
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run could not continue a prompt."""
+
+    code: str
+    message: str
+
+
+Cell: TypeAlias = Result | Failure | None
+
+
+@dataclass
+class Prompt:
+    """One prompt and what became of it: `cells[run][repetition]`, None while it has not been done."""
+
+    row: InputRow | BadRow
+    references: tuple[str, ...]
+    cells: list[list[Cell]]
+    lanes: dict[int, list[str]] = field(default_factory=dict)  # of each run
+
+    @property
+    def begun(self) -> bool:
+        """Whether any run has come to an end."""
+        return any(cell is not None for cells in self.cells for cell in cells)
+
+    def forget(self) -> None:
+        """Let go of results that have been written."""
+        self.cells = [[None] * len(cells) for cells in self.cells]
+        self.lanes = {}
+
+    def results(self, run: int) -> list[Result]:
+        """What a run made of it, seed by seed."""
+        return [cell for cell in self.cells[run] if isinstance(cell, Result)]
+
+    def failures(self, run: int) -> list[Failure]:
+        """Why it could not, each reason once."""
+        return list(dict.fromkeys(cell for cell in self.cells[run] if isinstance(cell, Failure)))
+
+    def sequences(self, run: int) -> list[Written]:
+        """All texts of a run."""
+        return [sequence for result in self.results(run) for sequence in result.sequences]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One text, its numbers, and where it leaves the text of the run that it is compared to."""
+
+    result: Result
+    number: int
+    sequence: Written
+    values: Values
+    leaves: Divergence | None
+
+
+def measured(prompt: Prompt, runs: Sequence[str], base: str, *, timing: bool = False) -> dict[str, list[Measured]]:
+    """Every text of a prompt with its numbers, run by run."""
+    found: dict[str, list[Measured]] = {}
+    home = list(runs).index(base)
+    for place, run in enumerate(runs):
+        selves = iter(references.self_bleu([one.text for one in prompt.sequences(place)]))
+        found[run] = []
+        for repetition, cell in enumerate(prompt.cells[place]):
+            if not isinstance(cell, Result):
+                continue
+            for number, sequence in enumerate(cell.sequences):
+                values = measure(sequence)
+                values["self_bleu"] = next(selves)
+                if prompt.references:
+                    values |= references.against(sequence.text, prompt.references)
+                if timing:
+                    tokens = sum(len(one.token_ids) for one in cell.sequences)
+                    values["tokens_per_s"] = tokens / cell.decode_s if cell.decode_s > 0 else None
+                leaves = None if place == home else _leaves(prompt, home, repetition, cell, sequence, base)
+                found[run].append(Measured(cell, number, sequence, values, leaves))
+    return found
+
+
+def _leaves(
+    prompt: Prompt, home: int, repetition: int, result: Result, sequence: Written, base: str
+) -> Divergence | None:
+    """Where a text leaves the first text of the base run with the same seed, or with its first one."""
+    other = prompt.cells[home][repetition]
+    if not isinstance(other, Result) or not other.sequences:
+        return None
+    return divergence(sequence, other.sequences[0], base, same_tokens=result.model == other.model)
+
+
+def records(
+    prompt: Prompt,
+    runs: Sequence[str],
+    found: dict[str, list[Measured]],
+    *,
+    baseline: str | None,
+    load_s: float | None = None,
+    tokens: bool = False,
+) -> list[dict[str, Any]]:
+    """The records of a prompt: those of `genctl run` with `run` and `metrics` at their end.
+
+    `metrics.divergence` says where a text leaves that of the first run (or `baseline`): `position` counts the tokens
+    before it, `token` and `other` are [id, text, logprob], null where a text had ended. With `baseline`,
+    `metrics.difference` holds each number less the mean of the baseline's texts. `load_s` adds `timing`.
+    """
+    row = prompt.row
+    if isinstance(row, BadRow):
+        return [error_record(row.id, row.code, row.message)]
+    made = []
+    for place, run in enumerate(runs):
+        for failure in prompt.failures(place):
+            made.append({**error_record(row.id, failure.code, failure.message), "run": run})
+        for one in found[run]:
+            metrics: dict[str, Any] = {key: finite(value) for key, value in one.values.items()}
+            if one.leaves is not None:
+                metrics["divergence"] = divergence_entry(one.leaves)
+            if baseline is not None and run != baseline and found[baseline]:
+                metrics["difference"] = {"to": baseline, **_difference(one.values, found[baseline])}
+            result = one.result
+            timing = None
+            if load_s is not None:
+                timing = {"load_s": load_s, "prefill_s": result.prefill_s, "decode_s": result.decode_s}
+            made.append(
+                record(
+                    row,
+                    one.number,
+                    one.sequence.hypothesis,
+                    prompt_text=result.prompt,
+                    model=result.model,
+                    strategy=result.strategy,
+                    seed=result.seed,
+                    prompt_tokens=result.prompt_tokens,
+                    tokens=one.sequence.tokens if tokens else None,
+                    timing=timing,
+                    extra={"run": run, "metrics": metrics},
+                )
+            )
+    return made
+
+
+def _difference(values: Values, base: Sequence[Measured]) -> Values:
+    means = mean_of([one.values for one in base])
+    return {
+        key: finite(value - other)
+        for key, value in values.items()
+        if value is not None and (other := means.get(key)) is not None
+    }

@@ -1,0 +1,92 @@
+"""Texts against what they should have been, and samples against each other: exact match, BLEU, chrF, TER (sacrebleu).
+
+BLEU (Papineni et al. 2002), chrF (Popović 2015) and TER (Snover et al. 2006) are on sacrebleu's scale of 0 to 100 with
+its default settings; BLEU of a single sentence leaves out the orders for which it is too short (`effective_order`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from genctl.comparing.metrics import Values
+from genctl.errors import InputError
+
+KEYS = ("exact_match", "chrf", "bleu", "ter")
+
+
+@cache
+def _bleu() -> Any:
+    from sacrebleu.metrics.bleu import BLEU
+
+    return BLEU(effective_order=True, force=True)
+
+
+@cache
+def _chrf() -> Any:
+    from sacrebleu.metrics.chrf import CHRF
+
+    return CHRF()
+
+
+@cache
+def _ter() -> Any:
+    from sacrebleu.metrics.ter import TER
+
+    return TER()
+
+
+def against(text: str, references: Sequence[str]) -> Values:
+    """One text against its references; it matches exactly if it equals one of them, white space at the ends aside."""
+    given = list(references)
+    return {
+        "exact_match": float(text.strip() in {one.strip() for one in given}),
+        "chrf": _bounded(_chrf().sentence_score(text, given).score),
+        "bleu": _bounded(_bleu().sentence_score(text, given).score),
+        "ter": float(_ter().sentence_score(text, given).score),
+    }
+
+
+def corpus(texts: Sequence[str], references: Sequence[Sequence[str]]) -> Values:
+    """All texts of a run as one corpus, which is not the mean of its texts; `references[i]` belong to `texts[i]`."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    most = max(map(len, references))
+    streams: Any = [[given[place] if place < len(given) else None for given in references] for place in range(most)]
+    return {
+        "chrf": _bounded(_chrf().corpus_score(list(texts), streams).score),
+        "bleu": _bounded(BLEU(force=True).corpus_score(list(texts), streams).score),
+        "ter": float(_ter().corpus_score(list(texts), streams).score),
+    }
+
+
+def self_bleu(texts: Sequence[str]) -> list[float | None]:
+    """For each text its BLEU with all others as references (Zhu et al. 2018, arXiv:1802.01886): 100 for equal texts."""
+    if len(texts) < 2:
+        return [None] * len(texts)
+    return [
+        _bounded(_bleu().sentence_score(text, [*texts[:place], *texts[place + 1 :]]).score)
+        for place, text in enumerate(texts)
+    ]
+
+
+def _bounded(score: float) -> float:
+    return min(float(score), 100.0)  # 100.00000000000004 is no score
+
+
+def read(path: str, prompts: int) -> list[str]:
+    """One reference per line, as many as there are prompts. Raises InputError."""
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(f"the references could not be read: {error.strerror or error}: {path}") from None
+    except ValueError:
+        raise InputError(f"the references could not be read: {path} is not UTF-8") from None
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if lines and not lines[-1]:
+        lines.pop()
+    if len(lines) != prompts:
+        raise InputError(f"{path} has {len(lines)} references, one per line, for {prompts} prompts")
+    return lines

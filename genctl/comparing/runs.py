@@ -1,0 +1,190 @@
+"""The runs of a comparison: each a preset or a strategy given inline, on one checkpoint, with settings of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from genctl import params
+from genctl.config import presets, settings
+from genctl.config.check import known
+from genctl.config.layers import Layer, Resolved, flags_layer, resolve
+from genctl.errors import PresetError, UsageError
+from genctl.params import Runtime
+
+NAME = re.compile(r"[\w@][\w .:@+-]{0,59}")
+_OPEN, _CLOSE = "[{(", "]})"
+
+# What decides how a checkpoint is loaded: runs that agree on it share one.
+LOADING = tuple(
+    name for name, item in params.knobs(Runtime).items() if item.metadata["group"] == params.MODEL and name != "offline"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One way to continue prompts. `layers` are lowest first, without the checkpoint's generation_config."""
+
+    name: str
+    layers: tuple[Layer, ...]
+
+    def early(self) -> Resolved:
+        """What the layers say before the checkpoint has had its word. Raises PresetError, naming the run."""
+        return self.resolve(())
+
+    def resolve(self, beneath: Sequence[Layer]) -> Resolved:
+        """All layers, those of the checkpoint `beneath` them. Raises PresetError, naming the run in each line."""
+        try:
+            return resolve([*beneath, *self.layers], tentative=not beneath)
+        except PresetError as error:
+            lines = "\n".join(f"run {self.name}: {line}" for line in error.message.splitlines())
+            raise PresetError(lines, hint=error.hint) from None
+
+
+def checkpoint_of(resolved: Resolved) -> tuple[Any, ...]:
+    """What the checkpoint of a run is known by: runs for which this is equal share one load and one prefill."""
+    return tuple(getattr(resolved.runtime, name) for name in LOADING)
+
+
+def read_runs(
+    names: Sequence[str], inline: Sequence[str], models: Sequence[str], flags: Sequence[Layer]
+) -> tuple[Run, ...]:
+    """The runs asked for: one for each preset of `names`, then one for each inline strategy; each on each model.
+
+    The layers of a run, lowest first: user file, project file, its preset, the environment, its inline knobs, flags.
+    With `models` a run is called NAME@MODEL, or just MODEL where nothing else tells the runs apart.
+
+    Raises UsageError and PresetError: a name used twice, a strategy that cannot be read, a preset that is not there.
+    """
+    runs = [Run(_called(name), (*settings.standing_layers((name,)), *flags)) for name in names]
+    for text in inline:
+        name, extended, layer = parse_strategy(text)
+        runs.append(Run(name, (*settings.standing_layers(extended), *([layer] if layer.values else ()), *flags)))
+    if models:
+        if not runs:
+            runs = [Run("", (*settings.standing_layers(), *flags))]
+        runs = [_on(run, model) for run in runs for model in models]
+    check_names(runs)
+    return tuple(runs)
+
+
+def check_names(runs: Iterable[Run]) -> None:
+    """Raises UsageError if two runs have the same name."""
+    twice = [name for name, count in Counter(run.name for run in runs).items() if count > 1]
+    if twice:
+        raise UsageError(
+            f"{'two runs are' if len(twice) == 1 else 'several runs are'} called {', '.join(twice)}",
+            hint='--strategy "NAME:knob=value" gives a run a name of its own',
+        )
+
+
+def split_models(texts: Iterable[str]) -> list[str]:
+    """`A,B` as names. Raises UsageError for an empty one or one that is said twice."""
+    names = [part.strip() for text in texts for part in text.split(",")]
+    if "" in names:
+        raise UsageError("--models: a name is empty; give them as A,B")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise UsageError(f"--models names {twice[0]} twice")
+    return names
+
+
+def parse_strategy(text: str) -> tuple[str, tuple[str, ...], Layer]:
+    """`NAME:knob=value,knob=value` as a name, the presets that it `extends`, and a layer. Values are TOML or JSON.
+
+    Commas inside quotes and brackets belong to the value. Raises UsageError, naming what is wrong.
+    """
+    name, separator, rest = text.partition(":")
+    name = name.strip()
+    place = f"--strategy {name}"
+    if "=" in name or not name:
+        raise UsageError(
+            f"--strategy {text!r}: begins with no name",
+            hint='write it as "NAME:knob=value,knob=value", such as "beam5:num_beams=5"',
+        )
+    if not NAME.fullmatch(name) or "/" in name:
+        raise UsageError(f"--strategy {text!r}: a name has letters, digits, spaces and . : @ + - _, at most 60")
+    values: dict[str, Any] = {}
+    extended: tuple[str, ...] = ()
+    for part in split_pairs(rest, place) if separator else []:
+        key, equals, value = part.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise UsageError(f"{place}: {part.strip()!r} is not knob=value")
+        if key not in known() and (folded := key.replace("-", "_")) in known():
+            key = folded
+        if key in values or (key == "extends" and extended):
+            raise UsageError(f"{place}: {key} is said twice")
+        if key == "extends":
+            extended = _extended(parse_value(key, value.strip()), place)
+        else:
+            values[key] = parse_value(key, value.strip())
+    return name, extended, Layer(place, values, said="user")
+
+
+def split_pairs(text: str, place: str) -> list[str]:
+    """The parts between commas that stand in no quotes and no brackets. Raises UsageError if one is left open."""
+    parts, begin, depth, quote, skip = [], 0, 0, "", False
+    for at, letter in enumerate(text):
+        if skip:
+            skip = False
+        elif quote:
+            skip = letter == "\\" and quote == '"'
+            quote = "" if letter == quote else quote
+        elif letter == '"' or (letter == "'" and text[:at].rstrip()[-1:] in ("=", "[", ",", ":", "{")):
+            quote = letter  # an apostrophe within a word opens nothing
+        elif letter in _OPEN:
+            depth += 1
+        elif letter in _CLOSE:
+            depth -= 1
+        elif letter == "," and depth <= 0:
+            parts.append(text[begin:at])
+            begin = at + 1
+    if quote or depth > 0:
+        raise UsageError(f"{place}: a {'quote' if quote else 'bracket'} is not closed in {text!r}")
+    parts.append(text[begin:])
+    if not "".join(parts).strip():
+        return []
+    return parts
+
+
+def parse_value(key: str, text: str) -> Any:
+    """A value as JSON where that is what it is (`true`, `{"a": 1}`, `null`), else as TOML, else the bare text."""
+    if text == "null" or text[:1] in ("{", "["):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            pass
+    return presets.parse_value(key, text)
+
+
+def recorded_layer(name: str, values: Mapping[str, Any]) -> Layer:
+    """The settings of a run as a file recorded them."""
+    return Layer(f"the recorded run {name}", dict(values), said="user")
+
+
+def _called(preset: str) -> str:
+    name = preset.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".toml") if presets.is_path(preset) else preset
+    return name or preset
+
+
+def _on(run: Run, model: str) -> Run:
+    layer = flags_layer({"model": model}, {"model": "--models"})
+    others = tuple(
+        Layer(one.origin, {key: value for key, value in one.values.items() if key != "model"}, one.where, one.said)
+        for one in run.layers
+        if one.kind == "command"
+    )
+    beneath = tuple(one for one in run.layers if one.kind != "command")
+    return Run(f"{run.name}@{model}" if run.name else model, (*beneath, *others, layer))
+
+
+def _extended(value: Any, place: str) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(item, str) and item for item in names):
+        raise UsageError(f"{place}: extends must be the name of a preset, or a list of names")
+    return tuple(names)

@@ -1,0 +1,120 @@
+"""Runs over many prompts: means with their uncertainty, and which run is ahead how often."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from genctl.comparing.metrics import Values, mean_of, perplexity
+
+RESAMPLES = 1000
+CONFIDENCE = 0.95
+TIE = 1e-5  # nats per token: what rounding in another batch may move
+_AT_ONCE = 4_000_000  # numbers drawn at a time
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and the interval that holds it with `CONFIDENCE`; both ends are the mean where there is one value."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+
+def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+    """The percentile bootstrap of the mean (Efron 1979): `resamples` draws with replacement, repeatable by `seed`.
+
+    Raises ValueError for no values.
+    """
+    if not values:
+        raise ValueError("there is no mean of nothing")
+    import numpy
+
+    data = numpy.asarray(values, dtype=numpy.float64)
+    random = numpy.random.default_rng(seed)
+    means = numpy.empty(resamples)
+    block = max(_AT_ONCE // len(data), 1)
+    for start in range(0, resamples, block):
+        count = min(block, resamples - start)
+        means[start : start + count] = data[random.integers(0, len(data), (count, len(data)))].mean(axis=1)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = numpy.quantile(means, [tail, 1 - tail])
+    return Interval(float(data.mean()), float(low), float(high), len(data))
+
+
+@dataclass(frozen=True)
+class Wins:
+    """How often one run had the higher mean log-probability than another, over the prompts that both continued."""
+
+    won: int
+    tied: int
+    lost: int
+
+
+def wins(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Wins:
+    """Compare prompt by prompt; prompts that either could not continue are left out."""
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
+    tied = sum(abs(a - b) <= TIE for a, b in pairs)
+    won = sum(a - b > TIE for a, b in pairs)
+    return Wins(won, tied, len(pairs) - tied - won)
+
+
+@dataclass
+class Tally:
+    """The numbers of each run, prompt by prompt: means over the sequences and seeds of a prompt. Grows by numbers."""
+
+    runs: Sequence[str]
+    prompts: dict[str, list[Values | None]] = field(default_factory=dict)
+    reasons: dict[str, dict[str, int]] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for run in self.runs:
+            self.prompts[run], self.reasons[run] = [], {}
+            self.tokens[run], self.seconds[run] = 0, 0.0
+
+    def add(self, measured: Mapping[str, Sequence[Values]]) -> None:
+        """One prompt: for each run the numbers of its sequences, none where it failed."""
+        for run in self.runs:
+            found = measured.get(run, ())
+            self.prompts[run].append(mean_of(found) if found else None)
+
+    def count(self, run: str, reason: str, tokens: int) -> None:
+        """One sequence and why it ended."""
+        self.reasons[run][reason] = self.reasons[run].get(reason, 0) + 1
+        self.tokens[run] += tokens
+
+    def means(self, run: str) -> Values:
+        """The means over all prompts."""
+        return mean_of([one for one in self.prompts[run] if one is not None])
+
+    def speed(self, run: str) -> float | None:
+        """Tokens per second while the run's lanes were at work; None where no time was measured."""
+        return self.tokens[run] / self.seconds[run] if self.seconds[run] > 0 else None
+
+    def column(self, run: str, key: str) -> list[float | None]:
+        """One number, prompt by prompt."""
+        return [None if one is None else one.get(key) for one in self.prompts[run]]
+
+    def interval(self, run: str, key: str, *, seed: int = 0) -> Interval | None:
+        """The mean of one number over the prompts, with its interval; the perplexity through its logarithm."""
+        if key == "perplexity":
+            found = self.interval(run, "mean_logprob", seed=seed)
+            if found is None:
+                return None
+            return Interval(perplexity(found.mean), perplexity(found.high), perplexity(found.low), found.count)
+        said = [value for value in self.column(run, key) if value is not None]
+        return bootstrap(said, seed=seed) if said else None
+
+    def difference(self, run: str, base: str, key: str, *, seed: int = 0) -> Interval | None:
+        """The mean difference to another run, prompt by prompt (paired), with its interval."""
+        pairs = zip(self.column(run, key), self.column(base, key), strict=True)
+        said = [a - b for a, b in pairs if a is not None and b is not None]
+        return bootstrap(said, seed=seed) if said else None
+
+    def wins(self, run: str, other: str) -> Wins:
+        """How often `run` is ahead of `other` by mean log-probability."""
+        return wins(self.column(run, "mean_logprob"), self.column(other, "mean_logprob"))

@@ -1,0 +1,178 @@
+"""The numbers of a comparison against values worked out by hand, and against slow ways to get them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genctl.comparing import references
+from genctl.comparing.metrics import distinct, divergence, longest_repeat, mean_of, measure, words
+from genctl.comparing.statistics import Tally, bootstrap, wins
+from genctl.events import Hypothesis, Token
+from genctl.results import Sequence
+
+
+def sequence(*pieces: str, logprob: float = -0.5, reason: str = "eos", entropy: float | None = 1.0) -> Sequence:
+    tokens = tuple(Token(sum(map(ord, piece)), logprob, piece, 1, entropy) for piece in pieces)
+    total = logprob * len(pieces)
+    ids = tuple(token.id for token in tokens)
+    return Sequence(Hypothesis(ids, total, total, reason, total / max(len(ids), 1), text="".join(pieces)), tokens)
+
+
+def test_a_text_by_hand() -> None:
+    found = measure(sequence("the cat", " and", " the", " cat", "."))
+    assert found == {
+        "tokens": 5,
+        "mean_logprob": -0.5,
+        "perplexity": pytest.approx(math.exp(0.5)),
+        "score": -0.5,
+        "entropy": 1.0,
+        "distinct_1": pytest.approx(4 / 6),
+        "distinct_2": pytest.approx(4 / 5),
+        "longest_repeat": 2,
+    }
+
+
+def test_a_text_of_nothing_says_nothing() -> None:
+    found = measure(sequence())
+    assert {key for key, value in found.items() if value is None} == {
+        "mean_logprob", "perplexity", "entropy", "distinct_1", "distinct_2",
+    }  # fmt: skip
+    assert measure(sequence("a", entropy=None))["entropy"] is None
+
+
+def test_words_are_runs_of_letters_and_single_signs() -> None:
+    assert words("It's 3.5 — naïve!") == ["It", "'", "s", "3", ".", "5", "—", "naïve", "!"]
+    assert distinct(["a"], 2) is None
+
+
+@given(st.lists(st.integers(0, 2), max_size=24))
+def test_the_longest_repeat_is_the_longest(items: list[int]) -> None:
+    def occurs_twice(n: int) -> bool:
+        grams = [tuple(items[at : at + n]) for at in range(len(items) - n + 1)]
+        return any(one == other for one, other in itertools.combinations(grams, 2))
+
+    expected = max((n for n in range(1, len(items) + 1) if occurs_twice(n)), default=0)
+    assert longest_repeat(items) == expected
+
+
+def test_the_longest_repeat_of_a_long_text_is_found() -> None:
+    drawn = random.Random(1)
+    text = [drawn.randrange(1000) for _ in range(20_000)]
+    assert longest_repeat(text + text[5:3005]) >= 3000
+
+
+def test_a_text_leaves_another_at_the_first_different_token() -> None:
+    one, two = sequence("a", " b", " c"), sequence("a", " b", " d", " e")
+    found = divergence(two, one, "first", same_tokens=True)
+    assert found is not None
+    assert (found.position, found.character) == (2, 3)
+    assert found.token is not None
+    assert found.other is not None
+    assert (found.token.text, found.other.text) == (" d", " c")
+    assert divergence(one, one, "first", same_tokens=True) is None
+
+
+def test_a_text_that_goes_on_leaves_one_that_ended() -> None:
+    found = divergence(sequence("a", " b"), sequence("a"), "first", same_tokens=True)
+    assert found is not None
+    assert found.position == 1
+    assert found.other is None
+
+
+def test_texts_of_other_tokenizers_are_compared_by_characters() -> None:
+    one, two = sequence("ab", "cd", "ef"), sequence("abc", "dx")
+    found = divergence(two, one, "first", same_tokens=False)
+    assert found is not None
+    assert (found.position, found.character) == (1, 3)
+    assert found.token is not None
+    assert found.other is not None
+    assert (found.token.text, found.other.text) == ("dx", "ef")
+    assert divergence(sequence("ab", "c"), sequence("a", "bc"), "first", same_tokens=False) is None
+
+
+def test_means_leave_out_what_is_not_known_and_perplexity_is_of_the_mean() -> None:
+    found = mean_of([{"mean_logprob": -1.0, "perplexity": math.e, "x": 1.0}, {"mean_logprob": -3.0, "x": None}])
+    assert found == {"mean_logprob": -2.0, "perplexity": pytest.approx(math.exp(2.0)), "x": 1.0}
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+def test_the_bootstrap_is_repeatable_and_about_as_wide_as_theory_says() -> None:
+    drawn = random.Random(3)
+    values = [drawn.gauss(5.0, 2.0) for _ in range(400)]
+    found = bootstrap(values, seed=1)
+    assert found == bootstrap(values, seed=1)
+    assert found != bootstrap(values, seed=2)
+    assert found.low < found.mean < found.high
+    # the standard error is 2 / sqrt(400) = 0.1, and the interval 2 * 1.96 of it
+    assert found.high - found.low == pytest.approx(0.392, rel=0.2)
+    alone = bootstrap([4.0])
+    assert (alone.low, alone.mean, alone.high) == (4.0, 4.0, 4.0)
+
+
+def test_the_interval_holds_the_mean_about_as_often_as_it_says() -> None:
+    drawn = random.Random(5)
+    held = 0
+    for _ in range(200):
+        found = bootstrap([drawn.random() for _ in range(40)], resamples=300)
+        held += found.low <= 0.5 <= found.high
+    assert 178 <= held <= 200  # of 200 at 95 %: below 178 with a chance of about 1 in 1,000
+
+
+def test_wins_count_ties_and_leave_out_what_failed() -> None:
+    found = wins([-1.0, -2.0, -3.0, None, -1.0], [-2.0, -2.000001, -1.0, -1.0, None])
+    assert (found.won, found.tied, found.lost) == (1, 1, 1)
+
+
+def test_a_tally_pairs_prompts() -> None:
+    tally = Tally(["a", "b"])
+    for ours, theirs in ((-1.0, -2.0), (-3.0, -5.0)):
+        tally.add({"a": [{"mean_logprob": ours, "perplexity": 0.0}], "b": [{"mean_logprob": theirs}]})
+    tally.add({"a": [{"mean_logprob": -9.0}]})
+    difference = tally.difference("a", "b", "mean_logprob")
+    assert difference is not None
+    assert (difference.mean, difference.count) == (1.5, 2)
+    perplexity = tally.interval("a", "perplexity")
+    assert perplexity is not None
+    assert perplexity.low <= perplexity.mean <= perplexity.high
+    assert perplexity.mean == pytest.approx(math.exp(13 / 3))
+    assert tally.wins("a", "b").won == 2
+
+
+# -- references --------------------------------------------------------------------------------------------------------
+
+
+def test_references_are_scored_by_sacrebleu() -> None:
+    same = references.against("The cat sat on the mat. ", ["A dog.", "The cat sat on the mat."])
+    assert same == {"exact_match": 1.0, "chrf": 100.0, "bleu": pytest.approx(100.0), "ter": 0.0}
+    # one of four words is another one: TER is 1 edit by 4 words
+    other = references.against("one two three five", ["one two three four"])
+    assert other["exact_match"] == 0.0
+    assert other["ter"] == pytest.approx(25.0)
+    # precisions 3/4, 2/3, 1/2 and, smoothed, 1/2: BLEU = (1/8)^(1/4)
+    assert other["bleu"] == pytest.approx(100 * (3 / 4 * 2 / 3 * 1 / 2 * 1 / 2) ** 0.25)
+
+
+def test_an_empty_text_can_be_scored() -> None:
+    assert references.against("", ["one"]) == {"exact_match": 0.0, "chrf": 0.0, "bleu": 0.0, "ter": 100.0}
+
+
+def test_a_corpus_takes_rows_with_different_numbers_of_references() -> None:
+    texts = ["the cat sat on the mat", "a dog barked at the moon"]
+    found = references.corpus(texts, [["the cat sat on the mat"], ["nothing alike here", "a dog barked at the moon"]])
+    assert found == {"chrf": 100.0, "bleu": pytest.approx(100.0), "ter": 0.0}
+
+
+def test_self_bleu_is_high_where_samples_are_alike() -> None:
+    same = references.self_bleu(["the cat sat on the mat"] * 3)
+    assert same == [pytest.approx(100.0)] * 3
+    mixed = references.self_bleu(["one two three four five", "six seven eight nine ten"])
+    assert all(score is not None and score < 20 for score in mixed)
+    assert references.self_bleu(["alone"]) == [None]
