@@ -32,6 +32,22 @@ COMMANDS: dict[str, tuple[str, str]] = {
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
+class ClosedPipe(Exception):
+    """Nobody reads standard output any more."""
+
+
+def _quietly(callback: Any) -> Any:
+    """A command whose BrokenPipeError reaches us: typer would make exit status 1 of it."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return callback(*arguments, **options)
+        except BrokenPipeError:
+            raise ClosedPipe from None
+
+    return call
+
+
 class Root(TyperGroup):
     """The root command. It knows its commands by name; only the one that is run is imported."""
 
@@ -53,6 +69,8 @@ class Root(TyperGroup):
             found = alone
         command = typer.main.get_command(found)
         command.name = cmd_name
+        for each in getattr(command, "commands", {cmd_name: command}).values():
+            each.callback = _quietly(each.callback)
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -115,7 +133,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         return _say("interrupted", "", int(Exit.INTERRUPTED))
-    except BrokenPipeError:
+    except (BrokenPipeError, ClosedPipe):
         return closed_pipe()
     except RecursionError:
         if debug:

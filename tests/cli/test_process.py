@@ -59,13 +59,15 @@ def test_sigterm_exits_with_143(tmp_path: Path, environment: dict[str, str]) -> 
 
 
 def test_a_closed_pipe_ends_quietly(tmp_path: Path, environment: dict[str, str]) -> None:
-    command = f'"{sys.executable}" -m genctl run --do-sample --seed 1 --batch-size 1 2>err | head -c 20; cat err >&2'
+    command = f'"{sys.executable}" -m genctl run --do-sample --seed 1 --batch-size 1 2>err | head -c 20; '
+    command += "echo ${PIPESTATUS[2]} >status; cat err >&2"
     done = subprocess.run(
         ["bash", "-c", f"yes 'Once upon a time' | head -n 50 | {command}"],
         capture_output=True, env=environment, cwd=tmp_path, check=False, timeout=120,
     )  # fmt: skip
     assert len(done.stdout) == 20
     assert done.stderr == b""
+    assert (tmp_path / "status").read_text() == "0\n"
 
 
 def test_a_real_terminal_shows_text_as_it_streams(tmp_path: Path, environment: dict[str, str]) -> None:
