@@ -89,6 +89,7 @@ class Prefilled:
     prompt_tokens: int
     seconds: float = 0.0
     shared: bool = False
+    reused: int = 0  # tokens that a prompt cache held, so that they were not read again
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +127,29 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheRead:
-    """What the cache of a lane holds, layer by layer (see `decode.cache.describe`)."""
+class Given:
+    """What a forward pass gave the model; one tuple a row where there are rows."""
 
-    lane: str
-    step: int
+    input_ids: tuple[tuple[int, ...], ...]  # [rows, fed]: the whole prompt, then one token after another
+    past_length: int  # tokens in the cache before the pass
+    cache_position: tuple[int, ...]  # [fed], columns of the cache that were written
+    position_ids: tuple[tuple[int, ...], ...] | None = None  # [rows or 1, fed]; None: the model takes none
+    attention_mask: tuple[tuple[int, ...], ...] | None = (
+        None  # [rows, past + fed]; None: nothing is masked but the future
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRead:
+    """What the cache held after a forward pass, layer by layer (see `decode.describe`), and what the pass was given."""
+
+    lane: str  # the first of `lanes`
+    step: int  # 0 is the prompt
     layers: tuple[dict[str, Any], ...]
+    given: Given | None = None
+    lanes: tuple[str, ...] = ()  # the lane of each row
+    reordered: tuple[int, ...] = ()  # row i was row reordered[i] before the pass; empty: no row was moved or copied
+    reserved: int = 0  # bytes of the buffers, room for later tokens included
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,12 @@ Bias: TypeAlias = tuple[Ids, float]  # a sequence of ids and what is added to th
 
 
 def knob(
-    default: Any, about: str, group: str, *, flag: bool = True, neutral: Any = None, sampling: bool = False
+    default: Any, about: str, group: str, *, flag: bool | str = True, neutral: Any = None, sampling: bool = False
 ) -> Any:
-    """A field with its meaning. `neutral` is the setting that changes nothing; `sampling` knobs need `do_sample`."""
+    """A field with its meaning. `flag` is its command-line name where that is another, or False for none.
+
+    `neutral` is the setting that changes nothing; `sampling` knobs need `do_sample`.
+    """
     metadata = {"about": about, "group": group, "flag": flag, "neutral": neutral, "sampling": sampling}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: default.copy(), metadata=metadata)
@@ -304,6 +307,9 @@ class Generation:
 
     # -- cache -------------------------------------------------------------------------------------------------------
     use_cache: bool = knob(True, "keep keys and values instead of reading everything again", CACHE)
+    cache_implementation: Literal["dynamic", "static", "quantized", "offloaded", "off"] = knob(
+        "dynamic", "how keys and values are kept; quantized (8 bits) is lossy", CACHE, flag="cache"
+    )
 
 
 @dataclass(frozen=True)
@@ -324,6 +330,7 @@ class Runtime:
     batch_size: Annotated[int, Ge(1)] | None = knob(
         None, "prompts decoded at once (default: 1 on a terminal, else 16)", RUN
     )
+    prompt_cache: str | None = knob(None, "reuse a prompt that genctl inspect-cache --save-cache has written", RUN)
     chat: bool = knob(False, "wrap each prompt in the checkpoint's chat template", RUN)
     system: str | None = knob(None, "system message of the chat; implies --chat", RUN)
 
@@ -338,6 +345,13 @@ def knobs(kind: type = Generation) -> dict[str, dataclasses.Field[Any]]:
 def hints(kind: type = Generation) -> dict[str, Any]:
     """The type of each knob, bounds (`Annotated`) included."""
     return get_type_hints(kind, include_extras=True)
+
+
+def spelled(name: str) -> str:
+    """A knob as it is written on the command line, without the dashes before it."""
+    item = {**knobs(Generation), **knobs(Runtime)}.get(name)
+    flag = item.metadata["flag"] if item is not None else True
+    return flag if isinstance(flag, str) else name.replace("_", "-")
 
 
 _EVENTS = "genctl reports events instead of tensors; use --scores, --top-logprobs or --events"
@@ -361,11 +375,6 @@ REFUSED: dict[str, str] = {
     "constraints": "takes Python objects; say the same with force_words or force_words_ids",
     "low_memory": "no longer does anything in transformers; batch_size bounds what is computed at once",
     "prefill_chunk_size": "genctl reads a prompt in one pass",
-}
-
-# Knobs that come with a strategy which is not there yet.
-LATER: dict[str, str] = {
-    "cache_implementation": "needs a choice of caches, which is not there yet",
 }
 
 # What a checkpoint's generation_config.json holds besides knobs: read over, never refused.

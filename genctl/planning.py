@@ -142,12 +142,13 @@ class Planner:
             processors,
             criteria,
             request.seed,
-            generation.use_cache,
-            report.top,
-            report.scores,
-            report.trace,
-            generation.num_return_sequences if ranking is None else ranking.samples,
-            limit,
+            use_cache=generation.use_cache and generation.cache_implementation != "off",
+            cache=generation.cache_implementation,
+            top=report.top,
+            scores=report.scores,
+            trace=report.trace,
+            returned=generation.num_return_sequences if ranking is None else ranking.samples,
+            limit=limit,
         )
         settings = {"length_penalty": strategy.length_penalty}
         if generation.num_beams > 1:

@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl import events, rerank
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
-from genctl.errors import GenctlError, ModelError, UsageError
+from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.params import Generation, Runtime
 
 if TYPE_CHECKING:
-    from genctl.decode.types import Lane
+    from genctl.decode.saved import Identity
+    from genctl.decode.types import Lane, Prefix
     from genctl.models.hub import Loaded
     from genctl.planning import Planned
 
@@ -52,6 +54,7 @@ class Session:
         self.loaded = loaded
         self.forward = Forward(loaded.model)
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
+        self.saved = self._saved(runtime.prompt_cache)
 
     @classmethod
     def load(
@@ -70,6 +73,8 @@ class Session:
         """
         from genctl.models import hub
 
+        if runtime.prompt_cache is not None and not Path(runtime.prompt_cache).is_file():
+            raise InputError(f"--prompt-cache {runtime.prompt_cache}: there is no such file")
         flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
 
         def before_weights(found: dict[str, Any]) -> None:
@@ -83,6 +88,34 @@ class Session:
             before_weights=before_weights,
         )
         return cls(loaded, runtime, allow_plugins=allow_plugins, flags={**flags, "on_event": on_event})
+
+    @property
+    def identity(self) -> Identity:
+        """What a prompt saved by this session belongs to."""
+        import transformers
+
+        from genctl.decode.saved import Identity
+
+        dtype = str(self.loaded.model.dtype).removeprefix("torch.")
+        return Identity(self.loaded.fingerprint(), self.loaded.name, dtype, transformers.__version__)
+
+    def _saved(self, path: str | None) -> Prefix | None:
+        if path is None:
+            return None
+        from genctl.decode import saved
+
+        if not self.forward.supports_cache:
+            raise ModelError(f"{self.loaded.name} keeps no cache, so --prompt-cache {path} cannot be used")
+        return saved.load(Path(path), self.identity, self.loaded.config, self.forward.device)
+
+    def saved_prompt(self, request: Request) -> tuple[bytes, int]:
+        """A request's prompt, read once, as the content of a prompt-cache file; and how many tokens it has."""
+        from genctl.decode import saved
+
+        lane = self.planner.plan(request, Report()).lane
+        source = None if lane.source is None else self.forward.encode(lane.source)
+        prefix = self.forward.prefill(lane.tokens, source, hidden=True, whole=True)
+        return saved.packed(prefix, self.identity), len(lane.source or lane.tokens)
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
         """The layers, with the checkpoint's generation_config beneath them."""
@@ -117,10 +150,11 @@ class Session:
         *,
         width: int = 1,
         interrupted: Callable[[], str] = lambda: "",
+        watch: bool = False,
     ) -> Generator[events.Event, None, None]:
         """Decode requests, at most `width` at once: Began, Prefilled, Stepped …, Finished for each, or Failed.
 
-        `requests` is read lazily. `interrupted` is asked once per step; see `decode.loop.decode`.
+        `requests` is read lazily. `interrupted` is asked once per step, `watch` adds CacheRead (`decode.loop.decode`).
         """
         from genctl.decode.healing import Healed, unhealed
         from genctl.decode.loop import decode
@@ -155,7 +189,9 @@ class Session:
                 yield made.lane
 
         def told() -> Iterator[events.Event]:
-            for event in decode(self.forward, lanes(), width=width, interrupted=interrupted):
+            for event in decode(
+                self.forward, lanes(), width=width, interrupted=interrupted, watch=watch, saved=self.saved
+            ):
                 while asides:
                     yield asides.popleft()
                 yield event

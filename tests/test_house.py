@@ -18,6 +18,7 @@ ALLOWED: dict[str, set[str]] = {
         "session",
         "scoring",
         "comparing",
+        "inspecting",
         "batch",
         "render",
         "errors",
@@ -28,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "api": {"config", "session", "batch", "params", "events", "results"},
     "session": {"config", "params", "models", "strategies", "decode", "events", "trimming", "rerank", "planning"},
+    "inspecting": {"session", "planning", "models", "decode", "events", "params", "config"},
     "scoring": {"session", "planning", "models", "decode", "events"},
     "planning": {"params", "models", "strategies", "decode", "trimming", "rerank", "session"},
     "trimming": {"decode.stopping", "events"},
@@ -45,8 +47,8 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
 }
 HEAVY = {
-    "torch": {"models", "decode", "strategies", "session", "planning", "scoring"},
-    "transformers": {"models", "decode"},
+    "torch": {"models", "decode", "strategies", "session", "planning", "scoring", "inspecting"},
+    "transformers": {"models", "decode", "inspecting"},
     "rich": {"render", "cli"},
     "tomli": {"config"},
     "pydantic": {"config"},

@@ -115,7 +115,7 @@ def with_knobs(
 
 def _flag(name: str, hint: Any, item: Any) -> inspect.Parameter:
     kind = plain_type(hint)
-    spelled = name.replace("_", "-")
+    spelled = params.spelled(name)
     names = [f"--{spelled}/--no-{spelled}"] if kind is bool else [f"--{spelled}"]
     if name in SHORT:
         names.append(SHORT[name])

@@ -78,8 +78,7 @@ def adapter(key: str) -> TypeAdapter[Any]:
 @cache
 def refused() -> dict[str, str]:
     """Keys of transformers that genctl does not take, each with the reason."""
-    found: dict[str, str] = {**getattr(params, "LATER", {}), **getattr(params, "REFUSED", {})}
-    return found
+    return params.REFUSED
 
 
 def accepted() -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from genctl.config.check import default, known, shown
-from genctl.params import Generation, knobs
+from genctl.params import Generation, knobs, spelled
 
 # Knobs of sampling that another knob reads as well: contrastive search takes its candidates by top_k.
 ALSO_READ_BY = {"top_k": ("penalty_alpha",)}
@@ -95,12 +95,12 @@ def _add(key: str, value: str, setting: Setting) -> str:
     """How to say `key` where `setting` was said."""
     if setting.kind != "command":
         return f"add {key} = {value}"
-    return f"add --{key.replace('_', '-')}" + ("" if value == "true" else f" {value}")
+    return f"add --{spelled(key)}" + ("" if value == "true" else f" {value}")
 
 
 def find_clashes(settings: Settings) -> list[Clash]:
     """Every contradiction, in the order: sampling, how many sequences, lengths, knobs that refine others, chat."""
-    found = [*_sampling(settings), *_sequences(settings), *_lengths(settings)]
+    found = [*_sampling(settings), *_sequences(settings), *_lengths(settings), *_caches(settings)]
     idle = {key for key, _ in _idle(settings)} if _greedy(settings) else set()
     for key, setting in _unrefined(settings):
         other = _get(settings, REFINES[key])
@@ -185,6 +185,28 @@ def _lengths(settings: Settings) -> Iterator[Clash]:
             yield Clash(frozenset({least, most}), f"{_say(least, low)} exceeds {_say(most, high)}")
 
 
+def _caches(settings: Settings) -> Iterator[Clash]:
+    use, kept, saved = (_get(settings, key) for key in ("use_cache", "cache_implementation", "prompt_cache"))
+    both = frozenset({"use_cache", "cache_implementation"})
+    if use.level == kept.level and use.value is (kept.value == "off"):
+        yield Clash(
+            both,
+            f"{_say('use_cache', use)} and {_say('cache_implementation', kept)} contradict each other",
+            "leave out one of them",
+        )
+        return
+    if saved.value is None:
+        return
+    off = max((setting for setting in (use, kept) if setting.value in (False, "off")), default=None, key=_level)
+    if off is not None and not (off is kept and use.level > kept.level):
+        words = _say("use_cache", off) if off is use else _say("cache_implementation", off)
+        yield Clash(both | {"prompt_cache"}, f"{_say('prompt_cache', saved)} fills a cache, and {words} keeps none")
+
+
+def _level(setting: Setting) -> int:
+    return setting.level
+
+
 def _exceeds(low: Setting, high: Setting) -> bool:
     return low.value is not None and high.value is not None and low.value > high.value
 
@@ -222,6 +244,9 @@ def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
             moot["system"] = (None, "default")
         else:
             moot["chat"] = (True, system.place)
+    use, kept = _get(settings, "use_cache"), _get(settings, "cache_implementation")
+    if kept.value == "off" and use.value and use.level > kept.level:
+        moot["cache_implementation"] = (default("cache_implementation"), use.place)
     loser = _loser(settings)
     if loser:
         moot[loser] = (None, "default")

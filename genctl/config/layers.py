@@ -72,7 +72,7 @@ class Layer:
             return printable(self.where[key])
         if self.origin in (FLAG, "flags"):
             negated = "no-" if self.values.get(key) is False else ""
-            return printable(f"flag --{negated}{key.replace('_', '-')}")
+            return printable(f"flag --{negated}{params.spelled(key)}")
         return printable(self.origin)
 
 

@@ -12,6 +12,7 @@ from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode.forward import Forward, Output, Sources, join_sources
 from genctl.decode.lane import Run
+from genctl.decode.watch import Watcher
 
 ROOM = 512  # columns a cache is given at once beyond what it holds, at most
 
@@ -19,8 +20,11 @@ ROOM = 512  # columns a cache is given at once beyond what it holds, at most
 class Batch:
     """The rows of several lanes. Between steps rows are reordered, lanes leave and others join."""
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: Forward, watcher: Watcher | None = None) -> None:
         self.forward = forward
+        self.watcher = watcher
+        self.passes = 0
+        self.reordered: list[int] = []  # where the rows were before the pass, if any was moved or copied
         self.runs: list[Run] = []
         self.joining: list[Run] = []
         self.cache: Cache | None = None
@@ -38,7 +42,9 @@ class Batch:
         if not len(self):
             return True
         other = (self.runs or self.joining)[0]
-        if run.lane.use_cache != other.lane.use_cache or drafts(run) or drafts(other):
+        if (run.lane.use_cache, run.lane.cache) != (other.lane.use_cache, other.lane.cache):
+            return False
+        if drafts(run) or drafts(other):
             return False
         cache = run.prefix.cache
         if cache is not None and not caches.mergeable(cache):
@@ -54,6 +60,10 @@ class Batch:
         """Bring the cache into the order that the last choices ask for, feed, and let every lane advance."""
         self._arrange()
         output = self._feed()
+        self.passes += 1
+        if self.watcher is not None:
+            lanes = [run.lane.name for run in self.runs for _ in range(run.rows)]
+            yield self.watcher.read(lanes, max(run.step for run in self.runs), self.reordered)
         normalizer = output.logits.logsumexp(-1)
         at = 0
         for run in list(self.runs):
@@ -91,11 +101,15 @@ class Batch:
             if run.live:
                 rows += [at + parent for parent in run.parents for _ in range(run.branches)]
             at += count
-        room = min(ROOM, max(run.lane.max_new_tokens - run.pending.rows.written for run in (*self.runs, *self.joining)))
+        everyone = (*self.runs, *self.joining)
+        room = max(run.lane.max_new_tokens - run.pending.rows.written for run in everyone)
+        if not caches.fixed(everyone[0].prefix.cache):
+            room = min(ROOM, room)
         parts, spare = [], 0
         if rows:
             assert self.cache is not None
             spare = min(self.pads[id(run)] for run in self.runs)
+            self.reordered = [] if rows == list(range(at)) else rows
             if spare or rows != list(range(at)):
                 index = torch.tensor(rows, device=self.forward.device)
                 self.cache = caches.select(self.cache, index, room=0 if self.joining else room, drop=spare)
@@ -115,7 +129,7 @@ class Batch:
             self.pads = {key: self.columns - length for key, length in lengths.items()}
         elif spare:
             self.pads = {id(run): self.pads[id(run)] - spare for run in self.runs}
-        self.held = [(run, run.rows) for run in (*self.runs, *self.joining)]
+        self.held = [(run, run.rows) for run in everyone]
 
     def _rejected(self) -> int:
         """Draft columns to take back. A lane that drafts is alone in its batch."""

@@ -1,8 +1,8 @@
-"""What may be done to a cache: grow, select rows, merge lanes, crop, fork, describe.
+"""What may be done to a cache: fork, select rows, merge lanes, crop, keep in another form.
 
 Keys and values are `[rows, heads, length, head_dim]`. transformers' cache classes stay (every model takes them); the
-layers that only grow are replaced by `GrowingLayer`, which appends in place instead of copying everything at each step.
-Rows of different lengths share a cache aligned to the right: the shorter ones are padded on the left and masked.
+layers that hold keys and values are genctl's own (`layers`). Rows of different lengths share a cache aligned to the
+right: the shorter ones are padded on the left and masked.
 """
 
 from __future__ import annotations
@@ -23,81 +23,87 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
-STEP = 64  # a buffer that is full grows by half, and by at least this many columns
+from genctl.decode.layers import STEP, GrowingLayer, QuantizedLayer, SlidingLayer, StaticLayer
+
+__all__ = ["STEP", "GrowingLayer", "QuantizedLayer", "SlidingLayer", "StaticLayer"]
+
+FORMS = {"static": StaticLayer, "quantized": QuantizedLayer}  # how full-attention layers may be kept instead
 
 
-class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped here
-    """A full-attention layer whose buffer has room: appending copies only what is new."""
+def new_cache(config: Any, *, encoder_decoder: bool = False, room: int = 0, whole: bool = False) -> Cache:
+    """An empty cache for a model of this config; `room` is how many columns will be added after the prefill.
 
-    keys: Tensor
-    values: Tensor
-
-    def __init__(self, room: int = 0) -> None:
-        super().__init__()
-        self.room = room  # columns to keep free beyond the first write, where the final length is known
-        self._buffers: tuple[Tensor, Tensor] | None = None
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            length = 0
-        else:
-            length = self.keys.shape[-2] if self.keys.dim() == 4 else 0
-        new = length + key_states.shape[-2]
-        if self._buffers is None or self._buffers[0].shape[-2] < new:
-            self._grow(key_states, value_states, length, new)
-        assert self._buffers is not None
-        keys, values = self._buffers
-        keys[:, :, length:new] = key_states
-        values[:, :, length:new] = value_states
-        self.keys, self.values = keys[:, :, :new], values[:, :, :new]
-        return self.keys, self.values
-
-    def _grow(self, key_states: Tensor, value_states: Tensor, length: int, new: int) -> None:
-        capacity = new + (self.room if length == 0 else max(STEP, length // 2))
-        self.room = 0 if length == 0 else self.room
-        buffers = []
-        for old, like in ((self.keys, key_states), (self.values, value_states)):
-            rows, heads, _, dim = like.shape
-            buffer = like.new_empty(rows, heads, capacity, dim)
-            if length:
-                buffer[:, :, :length] = old
-            buffers.append(buffer)
-        self._buffers = (buffers[0], buffers[1])
-
-    def hold(self, keys: Tensor, values: Tensor, room: int = 0) -> None:
-        """Take over `keys` and `values` as the content; they are copied into a buffer with `room` free columns."""
-        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
-        self.keys, self.values = keys, values
-        self._buffers, self.room = None, 0
-        if room:
-            length = keys.shape[-2]
-            self._grow(keys, values, length, length + room)
-            assert self._buffers is not None
-            self.keys, self.values = self._buffers[0][:, :, :length], self._buffers[1][:, :, :length]
-
-    def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove and self.is_initialized:
-            length = self.keys.shape[-2] - abs(tokens_to_remove)
-            self.keys, self.values = self.keys[:, :, :length], self.values[:, :, :length]
+    `whole` keeps every column of windows too, so that any number of tokens can be taken back (see `narrowed`).
+    """
+    self_attention = _dynamic(config, room, whole)
+    return EncoderDecoderCache(self_attention, _dynamic(config, 0, whole)) if encoder_decoder else self_attention
 
 
-def new_cache(config: Any, *, encoder_decoder: bool = False, room: int = 0) -> Cache:
-    """An empty cache for a model of this config; `room` is how many columns will be added after the prefill."""
-    self_attention = _dynamic(config, room)
-    return EncoderDecoderCache(self_attention, _dynamic(config, 0)) if encoder_decoder else self_attention
-
-
-def _dynamic(config: Any, room: int) -> Cache:
+def _dynamic(config: Any, room: int, whole: bool) -> Cache:
     cache = DynamicCache(config=config.get_text_config(decoder=True))
-    cache.layers = [GrowingLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [_own(layer, room, whole) for layer in cache.layers]
     return cache
+
+
+def _own(layer: Any, room: int, whole: bool) -> Any:
+    if type(layer) is DynamicLayer or (whole and type(layer) is DynamicSlidingWindowLayer):
+        return GrowingLayer(room)
+    return SlidingLayer(layer.sliding_window, room) if type(layer) is DynamicSlidingWindowLayer else layer
+
+
+def kept_as(cache: Cache, form: str) -> Cache:
+    """The cache with its growing self-attention layers in another form: static, quantized, offloaded; else as it is.
+
+    Sliding windows, recurrent states and cross-attention stay what they are: they do not grow. Offloading needs an
+    accelerator, and means nothing without.
+    """
+    part = self_part(cache)
+    if form == "offloaded":
+        layer = next((layer for layer in part.layers if isinstance(layer, GrowingLayer)), None)
+        if layer is not None and layer.is_initialized and layer.device.type == "cuda":
+            part.offloading, part.only_non_sliding, part.prefetch_stream = True, True, torch.Stream()
+            for number in range(len(part.layers)):
+                part.offload(number, True)
+    elif form in FORMS:
+        part.layers = [_reformed(layer, FORMS[form]) for layer in part.layers]
+    return cache
+
+
+def _reformed(layer: Any, form: type[GrowingLayer]) -> Any:
+    if type(layer) is not GrowingLayer:
+        return layer
+    new = form()
+    if layer.is_initialized:
+        new.hold(*layer.content())
+    return new
+
+
+def narrowed(cache: Cache, config: Any) -> Cache:
+    """A cache that was made `whole`, with its windows let go of what no later token can see. In place."""
+    for part, made in zip(_parts(cache), _parts(new_cache(config, encoder_decoder=_is_double(cache))), strict=True):
+        for number, (layer, wanted) in enumerate(zip(part.layers, made.layers, strict=True)):
+            if type(layer) is GrowingLayer and isinstance(wanted, SlidingLayer) and layer.is_initialized:
+                wanted.hold(*layer.content(), room=STEP)
+                part.layers[number] = wanted
+    return cache
+
+
+def _is_double(cache: Cache) -> bool:
+    return isinstance(cache, EncoderDecoderCache)
+
+
+def _parts(cache: Cache) -> list[Cache]:
+    return [cache.self_attention_cache, cache.cross_attention_cache] if _is_double(cache) else [cache]
+
+
+def fixed(cache: Cache) -> bool:
+    """Whether a layer is allocated once, so that its room has to be said exactly."""
+    return any(getattr(layer, "fixed", False) for layer in self_part(cache).layers)
 
 
 def length_of(cache: Cache) -> int:
     """Columns (tokens) in the self-attention part; 0 where only recurrent states are kept."""
-    part = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-    for layer in part.layers:
+    for layer in self_part(cache).layers:
         if isinstance(layer, DynamicLayer):
             return int(layer.get_seq_length())
     return 0
@@ -105,9 +111,8 @@ def length_of(cache: Cache) -> int:
 
 def mergeable(cache: Cache) -> bool:
     """Whether rows of several lanes may live in one cache of this kind."""
-    parts = [cache.self_attention_cache] if isinstance(cache, EncoderDecoderCache) else [cache]
     known = (GrowingLayer, DynamicSlidingWindowLayer, DummyLayer, LinearAttentionCacheLayerMixin)
-    return all(isinstance(layer, known) or type(layer) is DynamicLayer for part in parts for layer in part.layers)
+    return all(isinstance(layer, known) or type(layer) is DynamicLayer for layer in self_part(cache).layers)
 
 
 def self_part(cache: Cache) -> Cache:
@@ -169,6 +174,8 @@ def _with_layers(cache: Cache, layers: list[Any]) -> Cache:
 def _select_layer(layer: Any, rows: Tensor, room: int, drop: int) -> Any:
     if isinstance(layer, DummyLayer):
         return layer
+    if isinstance(layer, GrowingLayer):
+        return layer.select(rows, room=room, drop=drop) if layer.is_initialized else copy.copy(layer)
     new = copy.copy(layer)
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         _map_states(new, lambda state: state.index_select(0, rows.to(state.device)))
@@ -183,15 +190,6 @@ def _select_layer(layer: Any, rows: Tensor, room: int, drop: int) -> Any:
         surplus = max(keys.shape[-2] - new.cumulative_length, 0)
         keys, values = keys[:, :, surplus:], values[:, :, surplus:]
         new.keys, new.values = keys.index_select(0, rows), values.index_select(0, rows)
-    elif isinstance(layer, GrowingLayer):
-        length = keys.shape[-2] - drop
-        held = []
-        for old in (keys, values):
-            buffer = old.new_empty(len(rows), old.shape[1], length + room, old.shape[3])
-            torch.index_select(old[:, :, drop:], 0, rows, out=buffer[:, :, :length])
-            held.append(buffer)
-        new._buffers = (held[0], held[1])
-        new.keys, new.values = held[0][:, :, :length], held[1][:, :, :length]
     elif type(layer) is DynamicLayer or isinstance(layer, LinearAttentionCacheLayerMixin):
         new.keys, new.values = keys[:, :, drop:].index_select(0, rows), values[:, :, drop:].index_select(0, rows)
     else:  # a kind that knows best how to reorder itself
@@ -204,6 +202,8 @@ def _merge_layers(layers: Sequence[Any], room: int) -> Any:
     first = layers[0]
     if isinstance(first, DummyLayer):
         return first
+    if isinstance(first, GrowingLayer):
+        return first.merge(layers[1:], room) if first.is_initialized else copy.copy(first)
     new = copy.copy(first)
     if isinstance(first, LinearAttentionCacheLayerMixin):
         for name in ("conv_states", "recurrent_states"):
@@ -216,21 +216,18 @@ def _merge_layers(layers: Sequence[Any], room: int) -> Any:
         new.cumulative_length = max(layer.cumulative_length for layer in layers)
     rows = sum(layer.keys.shape[0] for layer in layers)
     length = max(layer.keys.shape[-2] for layer in layers)
-    growing = isinstance(first, GrowingLayer)
     held = []
     for name in ("keys", "values"):
         like = getattr(first, name)
         # zeros, not empty: a masked column still meets the values, and 0 x NaN is NaN
-        buffer = like.new_zeros(rows, like.shape[1], length + (room if growing else 0), like.shape[3])
+        buffer = like.new_zeros(rows, like.shape[1], length, like.shape[3])
         at = 0
         for layer in layers:
             part = getattr(layer, name)
             buffer[at : at + part.shape[0], :, length - part.shape[-2] : length] = part
             at += part.shape[0]
         held.append(buffer)
-    if growing:
-        new._buffers = (held[0], held[1])
-    new.keys, new.values = held[0][:, :, :length], held[1][:, :, :length]
+    new.keys, new.values = held
     return new
 
 

@@ -7,8 +7,9 @@ inputs that every model shares are passed directly, which costs nothing per step
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -33,6 +34,16 @@ class Output:
     cache: Any
     hidden: Tensor | None = None  # [N, F, H]
     layers: tuple[Tensor, ...] | None = None  # per layer [N, F, H]
+
+
+@dataclass
+class Passed:
+    """One pass through the decoder, for a watcher."""
+
+    inputs: dict[str, Any]  # what the model was given
+    cache: Any  # as it is after the pass
+    past: int  # columns it held before
+    first: bool
 
 
 @dataclass
@@ -62,6 +73,7 @@ class Forward:
         self.relative = not self.is_encoder_decoder or self.config.model_type in RELATIVE_DECODERS
         self.supports_cache = bool(model._supports_default_dynamic_cache())
         self.forwards = 0
+        self.watch: Callable[[Passed], None] | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -81,13 +93,19 @@ class Forward:
         return Source(tokens, output.last_hidden_state)
 
     def prefill(
-        self, ids: Sequence[int], source: Source | None, *, use_cache: bool = True, hidden: bool = False, room: int = 0
+        self,
+        ids: Sequence[int],
+        source: Source | None,
+        *,
+        use_cache: bool = True,
+        hidden: bool = False,
+        whole: bool = False,
     ) -> Prefix:
-        """Read a prompt, alone: batch 1, no padding. `room` is how many tokens will follow."""
+        """Read a prompt, alone: batch 1, no padding. A `whole` cache can be resumed at any of its tokens."""
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
         cache = None
         if use_cache and self.supports_cache:
-            cache = caches.new_cache(self.config, encoder_decoder=self.is_encoder_decoder, room=0)
+            cache = caches.new_cache(self.config, encoder_decoder=self.is_encoder_decoder, whole=whole)
         sources = None
         if source is not None:
             sources = Sources(source.states, None, None)
@@ -100,6 +118,44 @@ class Forward:
             None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers),
             source,
         )
+
+    def resume(
+        self, saved: Prefix, ids: Sequence[int], source: Source | None, *, hidden: bool = False
+    ) -> tuple[Prefix | None, int]:
+        """A prompt that begins as `saved` does (a prefix made `whole`): only the rest is read.
+
+        Returns the prefix and how many tokens were not read again; (None, 0) where nothing can be reused. The last
+        token is always read: it says what follows. Recurrent states cannot forget, so they serve only prompts that go
+        on where the saved one ends.
+        """
+        known = int(saved.tokens.shape[1])
+        same = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(saved.tokens[0].tolist(), ids, strict=False))
+        )
+        kept = min(same, len(ids) - 1)
+        single = not caches.croppable(saved.cache)
+        if (single and kept < known) or (hidden and saved.hidden is None):
+            return None, 0
+        if source is not saved.source or (kept == 0 and source is None):
+            return None, 0
+        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
+        row = torch.zeros(1, dtype=torch.long, device=self.device)
+        cache = caches.select(caches.self_part(saved.cache), row, room=len(ids) - kept)
+        caches.crop(cache, known - kept)
+        sources = None
+        if source is not None:
+            sources = Sources(source.states, None, saved.cache.cross_attention_cache)
+        parts = [tokens[:, kept:]] if not single else [tokens[:, at : at + 1] for at in range(kept, len(ids))]
+        states = [] if saved.hidden is None else [saved.hidden[:, :kept]]
+        for feed in parts:
+            output = self(feed, cache, sources=sources, first=kept == 0, keep=0 if hidden else 1, hidden=hidden)
+            cache = output.cache
+            if output.hidden is not None:
+                states.append(output.hidden)
+        caches.narrowed(cache, self.config)
+        layers = None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers)
+        seen = torch.cat(states, 1) if hidden else None
+        return Prefix(tokens, cache, output.logits[:, -1], seen, layers, source), kept
 
     def __call__(
         self,
@@ -146,9 +202,12 @@ class Forward:
             inputs = self._prepare(feed, inputs, first)
         if hidden:
             inputs["output_hidden_states"] = True
+        before = 0 if self.watch is None or cache is None else caches.length_of(cache)
         with torch.no_grad():
             output = self.model(**inputs, return_dict=True)
         self.forwards += 1
+        if self.watch is not None:
+            self.watch(Passed(inputs, cache, before, first))
         logits = output.logits
         if keep and logits.shape[1] > keep:
             logits = logits[:, -keep:]

@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from genctl import events
+from genctl.decode import cache as caches
 from genctl.decode.batch import Batch
 from genctl.decode.forward import Forward
 from genctl.decode.lane import Run
 from genctl.decode.types import Lane, Prefix, Source
+from genctl.decode.watch import Watcher
 from genctl.errors import GenctlError
 
 Prompt: TypeAlias = tuple[tuple[int, ...], tuple[int, ...] | None]  # the decoder's tokens, the encoder's
@@ -32,15 +34,19 @@ def decode(
     prefixes: dict[Prompt, Prefix] | None = None,
     interrupted: Callable[[], str] = lambda: "",
     clock: Callable[[], float] = time.perf_counter,
+    watch: bool = False,
+    saved: Prefix | None = None,
 ) -> Iterator[events.Event]:
     """Run lanes, at most `width` at once, and tell what happens: Prefilled, Stepped …, Finished or Failed for each.
 
     `lanes` is read lazily, as places become free. Lanes with the same prompt share one prefill while any of them is at
     work; `prefixes` may bring prefills made before. `interrupted` is asked once per step: a non-empty answer ends every
-    live row with that reason, and no further lane begins.
+    live row with that reason, and no further lane begins. With `watch` the cache is told of after every pass
+    (CacheRead). `saved` is a prompt read before, with its whole cache: what a lane's prompt has in common with it is not read again.
     """
     waiting = iter(lanes)
-    shelf = Shelf(forward, prefixes or {})
+    shelf = Shelf(forward, prefixes or {}, saved)
+    watcher = Watcher(forward) if watch else None
     batches: list[Batch] = []
     exhausted = False
     try:
@@ -53,7 +59,7 @@ def decode(
                 if lane is None:
                     exhausted = True
                     break
-                yield from _admit(lane, forward, shelf, batches, clock, reason)
+                yield from _admit(lane, forward, shelf, batches, clock, reason, watcher)
             if not batches and (exhausted or reason):
                 return
             for batch in batches:
@@ -64,10 +70,18 @@ def decode(
         for batch in batches:
             for run in (*batch.runs, *batch.joining):
                 run.close()
+        if watcher is not None:
+            watcher.close()
 
 
 def _admit(
-    lane: Lane, forward: Forward, shelf: Shelf, batches: list[Batch], clock: Callable[[], float], interrupted: str
+    lane: Lane,
+    forward: Forward,
+    shelf: Shelf,
+    batches: list[Batch],
+    clock: Callable[[], float],
+    interrupted: str,
+    watcher: Watcher | None,
 ) -> Iterator[events.Event]:
     began = clock()
     try:
@@ -77,13 +91,15 @@ def _admit(
         return
     run = Run(lane, prefix, forward, clock, began, passes=0 if known else 1)
     prompt = len(lane.source) if lane.source is not None else len(lane.tokens)
-    yield events.Prefilled(lane.name, prompt, run.decoding - began, known)
+    if watcher is not None and not known:
+        yield watcher.read([lane.name], 0)
+    yield events.Prefilled(lane.name, prompt, run.decoding - began, known, 0 if known else shelf.reused)
     yield from run.first(interrupted)
     if not run.live:
         return
     batch = next((batch for batch in batches if batch.welcomes(run)), None)
     if batch is None:
-        batch = Batch(forward)
+        batch = Batch(forward, watcher)
         batches.append(batch)
     batch.join(run)
 
@@ -91,28 +107,45 @@ def _admit(
 class Shelf:
     """Prefills that are at hand, so that a prompt is read once however many lanes start from it."""
 
-    def __init__(self, forward: Forward, given: dict[Prompt, Prefix]) -> None:
+    def __init__(self, forward: Forward, given: dict[Prompt, Prefix], saved: Prefix | None = None) -> None:
         self.forward = forward
         self.given = given
-        self.made: dict[tuple[Prompt, bool, bool], Prefix] = {}
+        self.saved = saved
+        self.reused = 0  # tokens of the newest prefix that did not have to be read
+        self.made: dict[tuple[Prompt, str, bool], Prefix] = {}
         self.sources: dict[tuple[int, ...], Source] = {}
 
     def take(self, lane: Lane) -> tuple[Prefix, bool]:
         """The lane's prefix, and whether it was there already."""
         prompt, hidden = (lane.tokens, lane.source), lane.strategy.needs_hidden
+        form = lane.cache if lane.use_cache else "off"
         found = self.given.get(prompt)
         if found is None or (hidden and found.hidden is None):
-            found = self.made.get((prompt, lane.use_cache, True))
+            found = self.made.get((prompt, form, True))
             if found is None and not hidden:
-                found = self.made.get((prompt, lane.use_cache, False))
+                found = self.made.get((prompt, form, False))
         if found is not None:
             return found, True
+        saved = self.saved if lane.use_cache else None
         source = None
+        self.reused = 0
         if lane.source is not None:
-            source = self.sources.get(lane.source) or self.forward.encode(lane.source)
+            source = self.sources.get(lane.source)
+            held = None if saved is None else saved.source
+            if source is None and held is not None and tuple(held.ids[0].tolist()) == lane.source:
+                source = held
+                self.reused = len(lane.source)
+            source = source or self.forward.encode(lane.source)
             self.sources[lane.source] = source
-        prefix = self.forward.prefill(lane.tokens, source, use_cache=lane.use_cache, hidden=hidden)
-        self.made[prompt, lane.use_cache, hidden] = prefix
+        prefix = None
+        if saved is not None:
+            prefix, reused = self.forward.resume(saved, lane.tokens, source, hidden=hidden)
+            self.reused += reused
+        if prefix is None:
+            prefix = self.forward.prefill(lane.tokens, source, use_cache=lane.use_cache, hidden=hidden)
+        if prefix.cache is not None:
+            caches.kept_as(prefix.cache, lane.cache)
+        self.made[prompt, form, hidden] = prefix
         return prefix, False
 
     def release(self, lanes: list[Lane]) -> None:

@@ -185,6 +185,7 @@ class Lane:
     criteria: tuple[Criterion, ...] = ()
     seed: int = 0
     use_cache: bool = True
+    cache: str = "dynamic"  # how keys and values are kept: dynamic, static, quantized, offloaded
     top: int = 0  # alternatives reported for each token
     scores: bool = False  # whether rank and entropy are reported for each token
     trace: bool = False  # whether each processor's effect is reported

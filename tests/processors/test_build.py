@@ -29,11 +29,11 @@ def listed(*entries: dict[str, Any], allow: bool = True, **knobs: Any) -> Any:
 
 
 def test_every_field_of_generation_config_is_a_knob_or_refused_by_name() -> None:
-    said = [set(params.knobs()), set(params.REFUSED), set(params.LATER), set(params.METADATA)]
+    said = [set(params.knobs()), set(params.REFUSED), set(params.METADATA)]
     assert set(GenerationConfig().__dict__) <= set.union(*said)
     for place, these in enumerate(said):
         assert not these & set().union(*said[place + 1 :])
-    for reason in (*params.REFUSED.values(), *params.LATER.values()):
+    for reason in params.REFUSED.values():
         assert len(reason.split()) > 3
 
 

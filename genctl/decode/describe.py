@@ -1,0 +1,122 @@
+"""What a cache holds, layer by layer, as it lies in memory: kinds, shapes and bytes of real tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import (
+    Cache,
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+    LinearAttentionCacheLayerMixin,
+)
+
+from genctl.decode.layers import GrowingLayer, SlidingLayer
+
+CROSS, RECURRENT, SLIDING, FULL = "cross-attention", "recurrent state", "sliding window", "full"
+
+
+def describe(cache: Cache | None, cross: Cache | None = None) -> list[dict[str, Any]]:
+    """The parts of a cache in the order of the layers, each `{"layer", "kind", "shape", "dtype", "device", "bytes"}`.
+
+    `shape` is that of the keys, `[rows, heads, length, head_dim]` (a recurrent state has a shape of its own); values
+    of another shape add `value_shape`. `bytes` counts everything kept for the part, scales of quantised numbers
+    included, and nothing twice: rows that are views of one row are that row. A buffer's free columns count where the
+    layer is static, and for no other (see `reserved`). A static layer adds `filled`, its columns in use. A hybrid layer
+    has two parts. `cross` is an encoder-decoder's other part where the rows of several prompts were joined.
+    """
+    if cache is None:
+        return []
+    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    if cross is None and isinstance(cache, EncoderDecoderCache):
+        cross = cache.cross_attention_cache
+    found: list[dict[str, Any]] = []
+    for number, layer in enumerate(own.layers):
+        if isinstance(layer, DummyLayer):
+            continue
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            found += _recurrent(number, layer)
+        if isinstance(layer, DynamicLayer) and layer.is_initialized:
+            found.append(_attention(number, layer))
+    for number, layer in enumerate(cross.layers if cross is not None else ()):
+        if layer.is_initialized:
+            found.append({**_attention(number, layer), "kind": CROSS})
+    return found
+
+
+def reserved(cache: Cache | None) -> int:
+    """Bytes of the growing layers' buffers, free columns included; what other layers keep counts as it is."""
+    if cache is None:
+        return 0
+    total = 0
+    parts = (
+        [cache.self_attention_cache, cache.cross_attention_cache] if isinstance(cache, EncoderDecoderCache) else [cache]
+    )
+    for part in parts:
+        for number, layer in enumerate(part.layers):
+            if isinstance(layer, GrowingLayer):
+                total += sum(_bytes(buffer) for buffer in layer.buffers)
+            elif not isinstance(layer, DummyLayer):
+                if isinstance(layer, LinearAttentionCacheLayerMixin):
+                    total += sum(entry["bytes"] for entry in _recurrent(number, layer))
+                if isinstance(layer, DynamicLayer) and layer.is_initialized:
+                    total += _attention(number, layer)["bytes"]
+    return total
+
+
+def _attention(number: int, layer: Any) -> dict[str, Any]:
+    own = isinstance(layer, GrowingLayer)
+    tensors = layer.stored() if own else (layer.keys, layer.values)
+    theirs = SLIDING if isinstance(layer, DynamicSlidingWindowLayer) else FULL
+    keys, values = tensors[0], tensors[len(tensors) // 2]
+    entry: dict[str, Any] = {
+        "layer": number,
+        "kind": layer.kind if own else theirs,
+        "shape": _held(keys),
+        "dtype": str(keys.dtype).removeprefix("torch."),
+        "device": str(keys.device),
+        "bytes": sum(_bytes(tensor) for tensor in tensors),
+    }
+    if _held(values) != entry["shape"]:
+        entry["value_shape"] = _held(values)
+    if own and layer.fixed:
+        entry["filled"] = layer.length
+    if isinstance(layer, (SlidingLayer, DynamicSlidingWindowLayer)):
+        entry["window"] = layer.sliding_window
+    return entry
+
+
+def _recurrent(number: int, layer: LinearAttentionCacheLayerMixin) -> list[dict[str, Any]]:
+    states = {
+        f"{name}{index or ''}": state
+        for name in ("conv", "recurrent")
+        for index, state in getattr(layer, f"{name}_states").items()
+        if state is not None
+    }
+    if not states:
+        return []
+    shown = states.get("recurrent", next(iter(states.values())))
+    return [
+        {
+            "layer": number,
+            "kind": RECURRENT,
+            "shape": _held(shown),
+            "dtype": str(shown.dtype).removeprefix("torch."),
+            "device": str(shown.device),
+            "bytes": sum(_bytes(state) for state in states.values()),
+            "states": {name: _held(state) for name, state in states.items()},
+        }
+    ]
+
+
+def _held(tensor: Tensor) -> list[int]:
+    """The shape in memory: a dimension along which every row is the same one counts once."""
+    return [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+
+
+def _bytes(tensor: Tensor) -> int:
+    return math.prod(_held(tensor)) * tensor.element_size()

@@ -1,0 +1,332 @@
+"""Cache layers that genctl owns: one layer's keys and values in buffers with room to grow.
+
+Keys and values are `[rows, heads, length, head_dim]`. A layer stores them as columns of one or more buffers: as they
+are (`GrowingLayer`), in a buffer that is allocated once (`StaticLayer`), or as 8-bit codes (`QuantizedLayer`). Appending
+copies only what is new; selecting rows, merging lanes and cropping work on the stored columns, whatever they hold.
+They are subclasses of transformers' layers, so that every model takes them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer
+
+STEP = 64  # a buffer that is full grows by half, and by at least this many columns
+
+
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped here
+    """A full-attention layer whose buffers have room: appending copies only what is new."""
+
+    keys: Tensor
+    values: Tensor
+    kind = "full"
+    fixed = False  # whether the room is exactly what will be needed
+
+    def __init__(self, room: int = 0) -> None:
+        super().__init__()
+        self.room = room  # columns to keep free beyond the first write, where the final length is known
+        self.length = 0  # columns stored
+        self.begin = 0  # where they begin in the buffers
+        self.buffers: tuple[Tensor, ...] = ()  # each [rows, heads, capacity, size]
+
+    # -- what transformers' models call --------------------------------------------------------------------------------
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append columns; returns all keys and values, `[rows, heads, length, head_dim]`."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.prefetch()
+        first = self.length == 0
+        self._append(self._encode(key_states, value_states))
+        self._refresh()
+        # what was just computed is exact, whatever is kept of it
+        return (key_states, value_states) if first else self.content()
+
+    def get_seq_length(self) -> int:
+        """Columns stored."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns that a query meets, and how many came before them."""
+        return self.length + query_length, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the newest columns. The buffers stay."""
+        if tokens_to_remove and self.is_initialized:
+            self.length -= abs(tokens_to_remove)
+            self._refresh()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.length, self.begin, self.buffers, self.is_initialized = 0, 0, (), False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Select rows in place."""
+        self._take(self.select(beam_idx))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row, in place."""
+        if self.length:
+            rows = torch.arange(self.buffers[0].shape[0], device=self.buffers[0].device)
+            self._take(self.select(rows.repeat_interleave(repeats)))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some rows, in place."""
+        self._take(self.select(indices))
+
+    def offload(self) -> None:
+        """Move the columns to the CPU."""
+        self._move("cpu")
+
+    def prefetch(self) -> None:
+        """Bring the columns back to the layer's device."""
+        if self.is_initialized:
+            self._move(self.device)
+
+    # -- what the loop calls -------------------------------------------------------------------------------------------
+
+    def hold(self, keys: Tensor, values: Tensor, room: int = 0) -> None:
+        """Take `keys` and `values` as the content. They are copied only into a buffer with room or of another form."""
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self.length, self.room = keys.shape[-2], 0
+        self.buffers = self._encode(keys, values)
+        if room:
+            self._grow(self.length + room)
+        self._refresh()
+
+    def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> GrowingLayer:
+        """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one stays."""
+        new = copy.copy(self)
+        new.length, new.begin = self.length - drop, 0
+        rows = rows.to(self.buffers[0].device)
+        held = []
+        for old in self._columns():
+            buffer = old.new_empty(len(rows), old.shape[1], new.length + room, old.shape[3])
+            torch.index_select(old[:, :, drop:], 0, rows, out=buffer[:, :, : new.length])
+            held.append(buffer)
+        new.buffers = tuple(held)
+        new._refresh()
+        return new
+
+    def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> GrowingLayer:
+        """A new layer with the rows of this one and of others, aligned to the right over zeros."""
+        layers = (self, *others)
+        new = copy.copy(self)
+        new.length, new.begin = max(layer.length for layer in layers), 0
+        rows = sum(layer.buffers[0].shape[0] for layer in layers)
+        held = []
+        for number, like in enumerate(self.buffers):
+            # zeros, not empty: a masked column still meets the values, and 0 x NaN is NaN
+            buffer = like.new_zeros(rows, like.shape[1], new.length + room, like.shape[3])
+            at = 0
+            for layer in layers:
+                part = layer._columns()[number]
+                buffer[at : at + part.shape[0], :, new.length - layer.length : new.length] = part
+                at += part.shape[0]
+            held.append(buffer)
+        new.buffers = tuple(held)
+        new._refresh()
+        return new
+
+    def content(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all columns, `[rows, heads, length, head_dim]`, as a query would meet them."""
+        return self._decode(self._columns())
+
+    def stored(self) -> tuple[Tensor, ...]:
+        """The columns as they are kept; of a fixed layer the free ones too."""
+        return self.buffers if self.fixed else self._columns()
+
+    # -- how columns are stored ----------------------------------------------------------------------------------------
+
+    def _encode(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        return keys, values
+
+    def _decode(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        keys, values = columns
+        return keys, values
+
+    def _columns(self) -> tuple[Tensor, ...]:
+        end = self.begin + self.length
+        return tuple(buffer[:, :, self.begin : end] for buffer in self.buffers)
+
+    def _refresh(self) -> None:
+        """`keys` and `values` are what transformers' code expects to find."""
+        self.keys, self.values = self._columns()
+
+    def _append(self, columns: tuple[Tensor, ...]) -> None:
+        end = self.begin + self.length
+        new = end + columns[0].shape[-2]
+        if not self.buffers:
+            self.buffers = tuple(
+                column.new_empty(*column.shape[:2], new + self.room, column.shape[3]) for column in columns
+            )
+            self.room = 0
+        elif self.buffers[0].shape[-2] < new:
+            wanted = new - self.begin
+            self._grow(wanted + max(STEP, self.length // 2))
+            end, new = self.length, wanted
+        for buffer, column in zip(self.buffers, columns, strict=True):
+            buffer[:, :, end:new] = column
+        self.length = new - self.begin
+
+    def _grow(self, capacity: int) -> None:
+        grown = []
+        for old in self._columns():
+            buffer = old.new_empty(*old.shape[:2], capacity, old.shape[3])
+            buffer[:, :, : self.length] = old
+            grown.append(buffer)
+        self.buffers, self.begin = tuple(grown), 0
+
+    def _move(self, device: torch.device | str) -> None:
+        if self.buffers and self.buffers[0].device != torch.device(device):
+            self.buffers = tuple(buffer.to(device, non_blocking=True) for buffer in self.buffers)
+            self._refresh()
+
+    def _take(self, other: GrowingLayer) -> None:
+        self.length, self.begin, self.buffers = other.length, other.begin, other.buffers
+        self._refresh()
+
+
+class SlidingLayer(GrowingLayer):
+    """A layer that looks back a window only: columns that no later token can see are let go.
+
+    The newest `window - 1` columns stay, at the end of a buffer with room; when it is full they move to its front.
+    """
+
+    kind = "sliding window"
+    is_sliding = True
+
+    def __init__(self, sliding_window: int, room: int = 0) -> None:
+        super().__init__(room)
+        self.sliding_window = sliding_window
+        self.seen = 0  # columns ever appended
+        self.record_past = False
+
+    def activate_past_recording(self) -> None:
+        """Let nothing go until the next `crop`, so that tokens can be taken back."""
+        self.record_past = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append columns; returns what they may see, `[rows, heads, at most window - 1 + new, head_dim]`."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        new = key_states.shape[-2]
+        first, self.seen = self.seen == 0, self.seen + new
+        if first and not self.record_past:  # a long prompt: what is let go is not even stored
+            start = max(new - (self.sliding_window - 1), 0)
+            self._append((key_states[:, :, start:], value_states[:, :, start:]))
+            self._refresh()
+            return key_states, value_states
+        self._append((key_states, value_states))
+        keys, values = self._columns()
+        if self.record_past:
+            visible = self.sliding_window - 1 + new
+            keys, values = keys[:, :, -visible:], values[:, :, -visible:]
+            self._refresh()
+        else:
+            self._let_go()
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Columns ever appended."""
+        return self.seen
+
+    def get_max_length(self) -> int:
+        """The window."""
+        return self.sliding_window
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns that a query meets, and how many came before them."""
+        before = self.sliding_window - 1
+        return min(self.seen, before) + query_length, max(self.seen - before, 0)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the newest columns, and let go of what is older than the window.
+
+        Raises ValueError if columns that are needed then have been let go.
+        """
+        removed = abs(tokens_to_remove)
+        if self.is_initialized:
+            if self.length - removed < min(self.seen - removed, self.sliding_window - 1):
+                raise ValueError(f"a window of {self.sliding_window} has let go of what is behind {removed} tokens")
+            self.length -= removed
+            self.seen -= removed
+            self._let_go()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self.seen = 0
+
+    def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> SlidingLayer:
+        """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one stays."""
+        seen = self.seen - drop
+        new = super().select(rows, room=min(room, STEP), drop=max(self.length - seen, 0))
+        assert isinstance(new, SlidingLayer)
+        new.seen = seen
+        return new
+
+    def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> SlidingLayer:
+        """A new layer with the rows of this one and of others, aligned to the right over zeros."""
+        new = super().merge(others, min(room, STEP))
+        assert isinstance(new, SlidingLayer)
+        new.seen = max(self.seen, *(other.seen for other in others if isinstance(other, SlidingLayer)))
+        return new
+
+    def hold(self, keys: Tensor, values: Tensor, room: int = 0) -> None:
+        """Take `keys` and `values` of a whole text as the content."""
+        super().hold(keys, values, min(room, STEP))
+        self.seen = self.length
+        self._let_go()
+
+    def _let_go(self) -> None:
+        surplus = self.length - (self.sliding_window - 1)
+        if surplus > 0:
+            self.begin += surplus
+            self.length -= surplus
+        self._refresh()
+
+    def _take(self, other: GrowingLayer) -> None:
+        assert isinstance(other, SlidingLayer)
+        self.seen = other.seen
+        super()._take(other)
+
+
+class StaticLayer(GrowingLayer):
+    """A full-attention layer that is allocated once, at the longest that its rows can become."""
+
+    kind = "static"
+    fixed = True
+
+
+class QuantizedLayer(GrowingLayer):
+    """A full-attention layer in 8 bits: each token's key and value of each head is scaled by its own largest number.
+
+    Symmetric absmax quantisation, one float32 scale per token and head (as in LLM.int8(), Dettmers et al. 2022, for
+    vectors): a token's codes never change, so rows can be appended, reordered, padded and cropped without a second
+    rounding. Lossy. The prompt itself is read with exact numbers; later steps meet the rounded ones.
+    """
+
+    kind = "quantised"
+
+    def _encode(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        return (*_quantize(keys), *_quantize(values))
+
+    def _decode(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        keys, key_scales, values, value_scales = columns
+        return (keys * key_scales).to(self.dtype), (values * value_scales).to(self.dtype)
+
+    def _refresh(self) -> None:  # nothing is kept unpacked
+        pass
+
+
+def _quantize(states: Tensor) -> tuple[Tensor, Tensor]:
+    """states [rows, heads, length, head_dim] -> int8 of that shape, float32 scales [rows, heads, length, 1]."""
+    scales = states.float().abs().amax(-1, keepdim=True) / 127
+    codes = (states.float() / scales.clamp(min=torch.finfo(torch.float32).tiny)).round().to(torch.int8)
+    return codes, scales

@@ -1,0 +1,155 @@
+"""A prompt that was read once, on disk: its keys and values, so that later runs need not read it again.
+
+One safetensors file. Tensors: `tokens` int64 [T]; `hidden` f32 [1, T, H]; for each layer `self.I.keys` and
+`self.I.values` `[1, heads, T, head_dim]` (windows whole, so that any beginning of the prompt can be reused), or
+`self.I.conv.J` and `self.I.recurrent.J`; of an encoder-decoder also `source.tokens`, `source.states` and `cross.I.*`.
+Metadata: one JSON object (`genctl`) with what the file was made from and a digest of every tensor, because safetensors
+itself notices a truncated file but not a changed number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, LinearAttentionCacheLayerMixin
+
+from genctl.decode import cache as caches
+from genctl.decode.types import Prefix, Source
+from genctl.errors import InputError, ModelError
+
+SCHEMA = "genctl-prompt-cache/1"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a saved prompt belongs to: it serves nothing else."""
+
+    checkpoint: str  # `Loaded.fingerprint`
+    model: str  # as it was named; only told, never compared
+    dtype: str
+    transformers: str
+
+
+def packed(prefix: Prefix, identity: Identity) -> bytes:
+    """The file of a prefix that was made `whole`. Raises ModelError if the model keeps no cache."""
+    from safetensors.torch import save as serialize
+
+    if prefix.cache is None:
+        raise ModelError("the model keeps no cache, so there is none to save")
+    tensors: dict[str, Tensor] = {"tokens": prefix.tokens[0]}
+    if prefix.hidden is not None:
+        tensors["hidden"] = prefix.hidden
+    tensors |= _tensors("self", caches.self_part(prefix.cache))
+    if prefix.source is not None:
+        tensors |= {"source.tokens": prefix.source.ids[0], "source.states": prefix.source.states}
+        assert isinstance(prefix.cache, EncoderDecoderCache)
+        tensors |= _tensors("cross", prefix.cache.cross_attention_cache)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    told = {"schema": SCHEMA, **asdict(identity), "digest": _digest(tensors)}
+    return bytes(serialize(tensors, metadata={"genctl": json.dumps(told)}))
+
+
+def load(path: Path, identity: Identity, config: Any, device: Any) -> Prefix:
+    """The prefix that `packed` has written. Raises InputError if it is damaged, or of another checkpoint or dtype."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            told = json.loads((file.metadata() or {}).get("genctl", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — a handle, not a dict
+    except OSError as error:
+        raise InputError(f"cannot read the prompt cache {path}: {error.strerror or error}") from error
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged, or no prompt cache: {str(error).splitlines()[0]:.120}") from error
+    if not isinstance(told, dict) or told.get("schema") != SCHEMA:
+        raise InputError(f"{path} is no prompt cache: genctl inspect-cache --save-cache writes them")
+    _compare(path, told, identity)
+    if told.get("digest") != _digest(tensors):
+        raise InputError(f"{path} is damaged: its numbers are not those that were written")
+    try:
+        return _prefix({name: tensor.to(device) for name, tensor in tensors.items()}, config)
+    except (KeyError, ValueError, IndexError) as error:
+        raise InputError(f"{path} is damaged: it lacks {error}") from error
+
+
+def _compare(path: Path, told: dict[str, Any], identity: Identity) -> None:
+    wanted = asdict(identity)
+    differ = []
+    if told.get("checkpoint") != wanted["checkpoint"]:
+        name = str(told.get("model"))
+        named = f" ({name:.60})" if name != wanted["model"] else ", whose files have changed since"
+        differ.append(f"it was made with another checkpoint{named}")
+    for key in ("dtype", "transformers"):
+        if told.get(key) != wanted[key]:
+            differ.append(f"its {key} is {told.get(key)!s:.40}, here it is {wanted[key]}")
+    if differ:
+        raise InputError(
+            f"the prompt cache {path} does not fit: {'; '.join(differ)}", hint="write it anew with --save-cache"
+        )
+
+
+def _tensors(part: str, cache: Cache) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for number, layer in enumerate(cache.layers):
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            for name in ("conv", "recurrent"):
+                states = getattr(layer, f"{name}_states")
+                found |= {f"{part}.{number}.{name}.{i}": state for i, state in states.items() if state is not None}
+        if isinstance(layer, DynamicLayer) and layer.is_initialized:
+            keys, values = layer.content() if isinstance(layer, caches.GrowingLayer) else (layer.keys, layer.values)
+            found |= {f"{part}.{number}.keys": keys, f"{part}.{number}.values": values}
+    return found
+
+
+def _prefix(tensors: dict[str, Tensor], config: Any) -> Prefix:
+    double = "source.tokens" in tensors
+    cache = caches.new_cache(config, encoder_decoder=double, whole=True)
+    _fill("self", caches.self_part(cache), tensors)
+    source = None
+    if double:
+        assert isinstance(cache, EncoderDecoderCache)
+        _fill("cross", cache.cross_attention_cache, tensors)
+        cache = EncoderDecoderCache(cache.self_attention_cache, cache.cross_attention_cache)  # it looks what is there
+        source = Source(tensors["source.tokens"][None], tensors["source.states"])
+    nothing = torch.empty(1, 0)  # what follows the prompt is said by reading its last token again
+    return Prefix(tensors["tokens"][None], cache, nothing, tensors.get("hidden"), None, source)
+
+
+def _fill(part: str, cache: Cache, tensors: dict[str, Tensor]) -> None:
+    for number, layer in enumerate(cache.layers):
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            for index in range(layer.number_of_states):
+                conv, recurrent = (tensors.get(f"{part}.{number}.{name}.{index}") for name in ("conv", "recurrent"))
+                if conv is not None:
+                    layer.lazy_initialization(conv_states=conv, state_idx=index)
+                    layer.conv_states[index] = conv
+                    layer.conv_kernel_size[index] = conv.shape[-1]
+                if recurrent is not None:
+                    layer.lazy_initialization(recurrent_states=recurrent, state_idx=index)
+                    layer.recurrent_states[index] = recurrent
+                layer.has_previous_state[index] = True
+        if f"{part}.{number}.keys" not in tensors:
+            continue
+        keys, values = tensors[f"{part}.{number}.keys"], tensors[f"{part}.{number}.values"]
+        if isinstance(layer, caches.GrowingLayer):
+            layer.hold(keys, values)
+        elif isinstance(layer, DynamicLayer):
+            DynamicLayer.lazy_initialization(layer, keys, values)
+            layer.keys, layer.values = keys, values
+            if hasattr(layer, "cumulative_length"):
+                layer.cumulative_length = int(tensors["tokens"].shape[0])
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
