@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache
 
 from genctl import events
 from genctl.decode import cache as caches
+from genctl.decode import shared
 from genctl.decode.forward import Forward, Output, Sources, join_sources
 from genctl.decode.lane import Run
 from genctl.decode.watch import Watcher
@@ -110,18 +111,22 @@ class Batch:
             assert self.cache is not None
             spare = min(self.pads[id(run)] for run in self.runs)
             self.reordered = [] if rows == list(range(at)) else rows
-            if spare or rows != list(range(at)):
+            if spare or self.reordered:
                 index = torch.tensor(rows, device=self.forward.device)
-                self.cache = caches.select(self.cache, index, room=0 if self.joining else room, drop=spare)
+                if spare or self.joining or [(run, run.rows) for run in self.runs] != self.held:
+                    self.cache = caches.select(self.cache, index, room=0 if self.joining else room, drop=spare)
+                else:  # rows move within their lanes, whose prompts are the same for all their rows
+                    since = min(self.pads[id(run)] + run.prefix.tokens.shape[1] for run in self.runs)
+                    self.cache = caches.reorder(self.cache, index, since)
             rejected = self._rejected()
             caches.crop(self.cache, rejected)
             self.columns -= spare + rejected
             parts.append(self.cache)
-        for run in self.joining:
-            index = torch.zeros(run.rows, dtype=torch.long, device=self.forward.device)
-            part = caches.select(caches.self_part(run.prefix.cache), index, room=room)
-            parts.append(caches.rewindable(part) if drafts(run) else part)
         if self.joining:
+            together = self._together()
+            if parts and not together:
+                parts = [shared.unshared(parts[0])]
+            parts += [self._fork(run, room, together) for run in self.joining]
             self.cache = caches.merge(parts, room=room)
             lengths = {id(run): run.prefix.tokens.shape[1] for run in self.joining}
             lengths |= {id(run): self.columns - (self.pads[id(run)] - spare) for run in self.runs}
@@ -130,6 +135,27 @@ class Batch:
         elif spare:
             self.pads = {id(run): self.pads[id(run)] - spare for run in self.runs}
         self.held = [(run, run.rows) for run in everyone]
+
+    def _together(self) -> bool:
+        """Whether all rows continue one prompt, whose keys and values they may then share."""
+        everyone = (*self.runs, *self.joining)
+        prefix = everyone[0].prefix
+        return (
+            sum(run.rows for run in everyone) > 1
+            and (self.cache is None or not self.runs or shared.is_shared(self.cache))
+            and all(run.prefix is prefix and not drafts(run) for run in everyone)
+            and shared.shareable(prefix.cache)
+            and self.forward.shares(prefix)
+        )
+
+    def _fork(self, run: Run, room: int, together: bool) -> Cache:
+        """The cache of a lane that joins: its prompt's, for as many rows as it has."""
+        part = caches.self_part(run.prefix.cache)
+        if together:
+            return shared.share(part, run.rows, room)
+        index = torch.zeros(run.rows, dtype=torch.long, device=self.forward.device)
+        part = caches.select(part, index, room=room)
+        return caches.rewindable(part) if drafts(run) else part
 
     def _rejected(self) -> int:
         """Draft columns to take back. A lane that drafts is alone in its batch."""

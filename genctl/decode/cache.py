@@ -126,14 +126,29 @@ def select(cache: Cache, rows: Tensor, *, room: int = 0, drop: int = 0) -> Cache
     The old cache is left as it was, so a prefix can be forked any number of times. Cross-attention is not touched:
     see `forward.Sources`.
     """
-    return _with_layers(cache, [_select_layer(layer, rows, room, drop) for layer in cache.layers])
+    return with_layers(cache, [select_layer(layer, rows, room, drop) for layer in cache.layers])
+
+
+def reorder(cache: Cache, rows: Tensor, since: int) -> Cache:
+    """Row i becomes row `rows[i]` (int64 [N], as many as there are), where rows are equal before column `since`.
+
+    Layers that hold every column move what is behind it, in place; the others are selected as a whole.
+    """
+    layers = []
+    for layer in cache.layers:
+        if isinstance(layer, GrowingLayer) and not isinstance(layer, SlidingLayer) and layer.is_initialized:
+            layer.reorder(rows, since)
+            layers.append(layer)
+        else:
+            layers.append(select_layer(layer, rows, 0, 0))
+    return with_layers(cache, layers)
 
 
 def merge(caches: Sequence[Cache], *, room: int = 0) -> Cache:
     """One cache with the rows of all, aligned to the right; shorter ones are padded with zeros on the left."""
     if len(caches) == 1:
         return caches[0]
-    return _with_layers(
+    return with_layers(
         caches[0], [_merge_layers(layers, room) for layers in zip(*(c.layers for c in caches), strict=True)]
     )
 
@@ -165,13 +180,15 @@ def croppable(cache: Cache) -> bool:
     )
 
 
-def _with_layers(cache: Cache, layers: list[Any]) -> Cache:
+def with_layers(cache: Cache, layers: list[Any]) -> Cache:
+    """A cache of the same class with other layers."""
     new = copy.copy(cache)
     new.layers = layers
     return new
 
 
-def _select_layer(layer: Any, rows: Tensor, room: int, drop: int) -> Any:
+def select_layer(layer: Any, rows: Tensor, room: int, drop: int) -> Any:
+    """One layer's part of `select`."""
     if isinstance(layer, DummyLayer):
         return layer
     if isinstance(layer, GrowingLayer):

@@ -16,6 +16,7 @@ from transformers.cache_utils import (
 )
 
 from genctl.decode.layers import GrowingLayer, SlidingLayer
+from genctl.decode.shared import SharedLayer
 
 CROSS, RECURRENT, SLIDING, FULL = "cross-attention", "recurrent state", "sliding window", "full"
 
@@ -25,9 +26,11 @@ def describe(cache: Cache | None, cross: Cache | None = None) -> list[dict[str, 
 
     `shape` is that of the keys, `[rows, heads, length, head_dim]` (a recurrent state has a shape of its own); values
     of another shape add `value_shape`. `bytes` counts everything kept for the part, scales of quantised numbers
-    included, and nothing twice: rows that are views of one row are that row. A buffer's free columns count where the
-    layer is static, and for no other (see `reserved`). A static layer adds `filled`, its columns in use. A hybrid layer
-    has two parts. `cross` is an encoder-decoder's other part where the rows of several prompts were joined.
+    included, and nothing twice: rows that are views of one row are that row. Where rows share a prompt of 64 tokens or
+    more, `shape` has all columns, `bytes` counts the prompt's once, and `shared` says how many they are. A buffer's
+    free columns count where the layer is static, and for no other (see `reserved`); a static layer adds `filled`, its
+    columns in use. A hybrid layer has two parts. `cross` is an encoder-decoder's other part where the rows of several
+    prompts were joined.
     """
     if cache is None:
         return []
@@ -60,6 +63,7 @@ def reserved(cache: Cache | None) -> int:
         for number, layer in enumerate(part.layers):
             if isinstance(layer, GrowingLayer):
                 total += sum(_bytes(buffer) for buffer in layer.buffers)
+                total += sum(_bytes(part) for part in layer.prompt) if isinstance(layer, SharedLayer) else 0
             elif not isinstance(layer, DummyLayer):
                 if isinstance(layer, LinearAttentionCacheLayerMixin):
                     total += sum(entry["bytes"] for entry in _recurrent(number, layer))
@@ -83,6 +87,10 @@ def _attention(number: int, layer: Any) -> dict[str, Any]:
     }
     if _held(values) != entry["shape"]:
         entry["value_shape"] = _held(values)
+    if isinstance(layer, SharedLayer):  # the prompt is stored once, whatever the number of rows
+        entry["shape"][2] += layer.columns
+        entry["bytes"] += sum(_bytes(part) for part in layer.prompt)
+        entry["shared"] = layer.columns
     if own and layer.fixed:
         entry["filled"] = layer.length
     if isinstance(layer, (SlidingLayer, DynamicSlidingWindowLayer)):

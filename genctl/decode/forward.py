@@ -19,6 +19,7 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
 from genctl.decode import cache as caches
+from genctl.decode.shared import attending, share
 from genctl.decode.types import Prefix, Source
 from genctl.errors import ModelError
 
@@ -73,6 +74,7 @@ class Forward:
         self.relative = not self.is_encoder_decoder or self.config.model_type in RELATIVE_DECODERS
         self.supports_cache = bool(model._supports_default_dynamic_cache())
         self.forwards = 0
+        self._shares: bool | None = None
         self.watch: Callable[[Passed], None] | None = None
 
     @property
@@ -203,7 +205,7 @@ class Forward:
         if hidden:
             inputs["output_hidden_states"] = True
         before = 0 if self.watch is None or cache is None else caches.length_of(cache)
-        with torch.no_grad():
+        with torch.no_grad(), attending(cache):
             output = self.model(**inputs, return_dict=True)
         self.forwards += 1
         if self.watch is not None:
@@ -221,6 +223,27 @@ class Forward:
         return Output(
             logits.float(), cache, None if states is None else states[-1], None if states is None else tuple(states)
         )
+
+    def shares(self, prefix: Prefix) -> bool:
+        """Whether rows that continue a prompt may share its keys and values (see `shared`).
+
+        Tried once with a pass of its own, because a model that computes attention by itself would not see them.
+        """
+        if self._shares is None:
+            config = self.config.get_text_config(decoder=True)
+            usual = self.device.type == "cpu" and getattr(config, "_attn_implementation", "") == "sdpa"
+            self._shares = usual and not self.is_encoder_decoder and self._tries(prefix)
+        return self._shares
+
+    def _tries(self, prefix: Prefix) -> bool:
+        cache = share(prefix.cache, 1, 1)
+        inputs = {"input_ids": prefix.tokens[:, -1:], self.cache_name: cache, "use_cache": True}
+        try:
+            with torch.no_grad(), attending(cache) as attention:
+                self.model(**inputs, return_dict=True)
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            return False
+        return attention is not None and attention.reached == attention.wanted
 
     def _prepare(self, feed: Tensor, inputs: dict[str, Any], first: bool) -> dict[str, Any]:
         """Let an architecture that overrides input preparation have its say."""
@@ -265,7 +288,7 @@ def _expand(cross: Cache, count: int) -> Cache:
         new = caches.GrowingLayer()
         new.hold(layer.keys.expand(count, -1, -1, -1), layer.values.expand(count, -1, -1, -1))
         layers.append(new)
-    return caches._with_layers(cross, layers)
+    return caches.with_layers(cross, layers)
 
 
 def _join_cross(cross: Sequence[Cache], counts: Sequence[int], longest: int) -> Cache:
@@ -284,4 +307,4 @@ def _join_cross(cross: Sequence[Cache], counts: Sequence[int], longest: int) -> 
         new = caches.GrowingLayer()
         new.hold(held[0], held[1])
         layers.append(new)
-    return caches._with_layers(cross[0], layers)
+    return caches.with_layers(cross[0], layers)

@@ -1,7 +1,7 @@
 """Cache layers that genctl owns: one layer's keys and values in buffers with room to grow.
 
 Keys and values are `[rows, heads, length, head_dim]`. A layer stores them as columns of one or more buffers: as they
-are (`GrowingLayer`), in a buffer that is allocated once (`StaticLayer`), or as 8-bit codes (`QuantizedLayer`). Appending
+are (`GrowingLayer`), in a buffer that is allocated once (`StaticLayer`), or in 8 bits (`QuantizedLayer`). Appending
 copies only what is new; selecting rows, merging lanes and cropping work on the stored columns, whatever they hold.
 They are subclasses of transformers' layers, so that every model takes them.
 """
@@ -112,6 +112,13 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         new.buffers = tuple(held)
         new._refresh()
         return new
+
+    def reorder(self, rows: Tensor, since: int) -> None:
+        """Row i becomes row `rows[i]` (int64 [N], as many as there are), in place, from column `since` on."""
+        if since < self.length:
+            rows = rows.to(self.buffers[0].device)
+            for part in self._columns():
+                part[:, :, since:] = part[:, :, since:].index_select(0, rows)
 
     def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> GrowingLayer:
         """A new layer with the rows of this one and of others, aligned to the right over zeros."""

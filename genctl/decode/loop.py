@@ -42,7 +42,8 @@ def decode(
     `lanes` is read lazily, as places become free. Lanes with the same prompt share one prefill while any of them is at
     work; `prefixes` may bring prefills made before. `interrupted` is asked once per step: a non-empty answer ends every
     live row with that reason, and no further lane begins. With `watch` the cache is told of after every pass
-    (CacheRead). `saved` is a prompt read before, with its whole cache: what a lane's prompt has in common with it is not read again.
+    (CacheRead). `saved` is a prompt read before, with its whole cache: what a lane's prompt has in common with it is
+    not read again.
     """
     waiting = iter(lanes)
     shelf = Shelf(forward, prefixes or {}, saved)

@@ -1,0 +1,187 @@
+"""A prompt whose keys and values are kept once for all rows that continue it.
+
+Beams of one prompt, samples of it, and strategies compared on it share the prompt's columns: these are neither copied
+nor reordered, and attention reads them once for all rows. It is computed in two parts, over the prompt with all rows as
+queries and over each row's own columns, which are merged by their log-sum-exps (the merge of FlashAttention, Dao et al.
+2022; shared prefixes as in Hydragen, Juravsky et al. 2024).
+
+R rows, G query heads for each of H key heads, P prompt columns, S own columns, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from genctl.decode import cache as caches
+from genctl.decode.layers import GrowingLayer
+
+LEAST = 64  # columns of a prompt that are worth sharing
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # returns (output, log-sum-exp)
+
+
+class SharedLayer(GrowingLayer):
+    """A full-attention layer of which the first columns are the same for all rows, and stored once."""
+
+    def __init__(self, prompt: GrowingLayer, rows: int, room: int) -> None:
+        super().__init__(room)
+        keys, values = prompt.content()
+        self.prompt = keys, values  # [1, H, P, D]
+        self.columns = keys.shape[-2]
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self.buffers = tuple(part.new_empty(rows, part.shape[1], room, part.shape[3]) for part in (keys, values))
+        self._refresh()
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append columns; returns each row's own, `[R, H, S, D]`: `attention` knows of the others."""
+        self._append((key_states, value_states))
+        self._refresh()
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        """Columns of a row, the shared ones included."""
+        return self.columns + self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns that a query meets, and how many came before them."""
+        return self.columns + self.length + query_length, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the newest columns. Raises ValueError if they are the prompt's."""
+        if abs(tokens_to_remove) > self.length:
+            raise ValueError("a shared prompt cannot be cropped")
+        super().crop(tokens_to_remove)
+
+    def reorder(self, rows: Tensor, since: int) -> None:
+        """Row i becomes row `rows[i]`, in place; the shared columns have no rows to move."""
+        super().reorder(rows, max(since - self.columns, 0))
+
+    def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> GrowingLayer:
+        """A layer with the rows of all; the prompt stays shared if it is the same, and the rows are equally long."""
+        together = all(
+            isinstance(other, SharedLayer) and other._where() == self._where() and other.length == self.length
+            for other in others
+        )
+        if together:
+            return super().merge(others, room)
+        return self.whole().merge(
+            [other.whole() if isinstance(other, SharedLayer) else other for other in others], room
+        )
+
+    def _where(self) -> tuple[int, int]:
+        return self.prompt[0].data_ptr(), self.columns
+
+    def whole(self) -> GrowingLayer:
+        """A plain layer with all columns in every row."""
+        new = GrowingLayer()
+        rows = self.buffers[0].shape[0]
+        keys, values = (
+            torch.cat([prompt.expand(rows, -1, -1, -1), own], 2)
+            for prompt, own in zip(self.prompt, self._columns(), strict=True)
+        )
+        new.hold(keys, values)
+        return new
+
+    def content(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all columns, `[R, H, P + S, D]`."""
+        return self.whole().content()
+
+
+def share(cache: Cache, rows: int, room: int) -> Cache:
+    """A cache for `rows` continuations of the prompt that `cache` holds; its growing layers are shared, not copied."""
+    index = torch.zeros(rows, dtype=torch.long)
+    layers = [
+        SharedLayer(layer, rows, room) if _shareable(layer) else caches.select_layer(layer, index, room, 0)
+        for layer in cache.layers
+    ]
+    return caches.with_layers(cache, layers)
+
+
+def is_shared(cache: Cache) -> bool:
+    """Whether any layer's first columns are stored once for all rows."""
+    return any(isinstance(layer, SharedLayer) for layer in getattr(cache, "layers", ()))
+
+
+def unshared(cache: Cache) -> Cache:
+    """The cache with plain layers."""
+    if not is_shared(cache):
+        return cache
+    return caches.with_layers(
+        cache, [layer.whole() if isinstance(layer, SharedLayer) else layer for layer in cache.layers]
+    )
+
+
+def _shareable(layer: Any) -> bool:
+    return type(layer) is GrowingLayer and layer.is_initialized and layer.length >= LEAST
+
+
+def shareable(cache: Any) -> bool:
+    """Whether any layer holds a prompt that is worth sharing."""
+    return isinstance(cache, Cache) and hasattr(cache, "layers") and any(map(_shareable, cache.layers))
+
+
+class Attention:
+    """Stands in for transformers' "sdpa" during a pass over a cache with shared layers.
+
+    `reached` counts the shared layers whose attention went through here: a model that computes attention by itself
+    would see the own columns only.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.wanted = sum(isinstance(layer, SharedLayer) for layer in cache.layers)
+        self.reached = 0
+        self.plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def __call__(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        """query [R, H·G, 1, D]; key and value [R, H, S, D]. Returns [R, 1, H·G, D]."""
+        layer = self.cache.layers[module.layer_idx] if getattr(module, "layer_idx", None) is not None else None
+        if not isinstance(layer, SharedLayer) or key.data_ptr() != layer.keys.data_ptr():
+            return self.plain(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
+        self.reached += 1
+        unusual = any(kwargs.get(name) is not None for name in _BENDS)
+        if attention_mask is not None or query.shape[2] > 1 or unusual or key.shape != value.shape:
+            keys, values = layer.content()
+            return self.plain(module, query, keys, values, attention_mask, **kwargs)  # type: ignore[no-any-return]
+        return attend(query, layer, kwargs.get("scaling")), None
+
+
+_BENDS = ("softcap", "s_aux", "sliding_window", "position_bias")  # arguments that change the scores of attention
+
+
+def attend(query: Tensor, layer: SharedLayer, scaling: float | None = None) -> Tensor:
+    """Attention of one new token a row: query [R, H·G, 1, D] -> [R, 1, H·G, D]."""
+    rows, heads, _, size = query.shape
+    groups = heads // layer.keys.shape[1]
+    # every row and every head of a group is one more query on the prompt, which is read once
+    asked = query.view(rows, heads // groups, groups, size)
+    merged = asked.permute(1, 0, 2, 3).reshape(1, heads // groups, rows * groups, size)
+    far, far_sum = _flash(merged, layer.prompt[0], layer.prompt[1], scale=scaling)
+    near, near_sum = _flash(asked, layer.keys, layer.values, scale=scaling)
+    far = far.view(heads // groups, rows, groups, size).transpose(0, 1)
+    far_sum = far_sum.view(heads // groups, rows, groups).transpose(0, 1)
+    weight = torch.sigmoid(far_sum - near_sum)[..., None].to(near.dtype)
+    return torch.lerp(near, far, weight).reshape(rows, 1, heads, size)
+
+
+@contextmanager
+def attending(cache: Any) -> Iterator[Attention | None]:
+    """For one pass: attention that knows the shared columns of `cache`. Nothing is changed for other caches."""
+    if not isinstance(cache, Cache) or not is_shared(cache):
+        yield None
+        return
+    attention = Attention(cache)
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = attention  # of this instance only: the library's own table stays
+    try:
+        yield attention
+    finally:
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]
