@@ -24,7 +24,7 @@ class Batch:
     def __init__(self, forward: Forward, watcher: Watcher | None = None) -> None:
         self.forward = forward
         self.watcher = watcher
-        self.passes = 0
+        self.advancing: Run | None = None  # whose search is choosing
         self.reordered: list[int] = []  # where the rows were before the pass, if any was moved or copied
         self.runs: list[Run] = []
         self.joining: list[Run] = []
@@ -55,13 +55,17 @@ class Batch:
         return True
 
     def join(self, run: Run) -> None:
+        """Take a lane in, from the next step on."""
         self.joining.append(run)
+
+    def clear(self) -> None:
+        """Forget everything: the lanes go on elsewhere."""
+        self.__init__(self.forward, self.watcher)  # type: ignore[misc]
 
     def step(self, interrupted: str) -> Iterator[events.Event]:
         """Bring the cache into the order that the last choices ask for, feed, and let every lane advance."""
         self._arrange()
         output = self._feed()
-        self.passes += 1
         if self.watcher is not None:
             lanes = [run.lane.name for run in self.runs for _ in range(run.rows)]
             yield self.watcher.read(lanes, max(run.step for run in self.runs), self.reordered)
@@ -76,7 +80,9 @@ class Batch:
             said = normalizer[part]
             if self.cache is None:  # everything was read again: only what follows the newest token is news
                 mine, said = _last(mine, 1 + run.drafted), said[:, -1 - run.drafted :]
+            self.advancing = run
             yield from run.advance(mine, said, interrupted)
+            self.advancing = None
         self.runs = [run for run in self.runs if run.live]
 
     # -- the cache -----------------------------------------------------------------------------------------------------
@@ -126,9 +132,9 @@ class Batch:
             together = self._together()
             if parts and not together:
                 parts = [shared.unshared(parts[0])]
+            lengths = {id(run): run.read for run in self.joining}
             parts += [self._fork(run, room, together) for run in self.joining]
             self.cache = caches.merge(parts, room=room)
-            lengths = {id(run): run.prefix.tokens.shape[1] for run in self.joining}
             lengths |= {id(run): self.columns - (self.pads[id(run)] - spare) for run in self.runs}
             self.columns = max(lengths.values())
             self.pads = {key: self.columns - length for key, length in lengths.items()}
@@ -143,18 +149,21 @@ class Batch:
         return (
             sum(run.rows for run in everyone) > 1
             and (self.cache is None or not self.runs or shared.is_shared(self.cache))
-            and all(run.prefix is prefix and not drafts(run) for run in everyone)
+            and all(run.prefix is prefix and run.own is None and not drafts(run) for run in everyone)
             and shared.shareable(prefix.cache)
             and self.forward.shares(prefix)
         )
 
     def _fork(self, run: Run, room: int, together: bool) -> Cache:
         """The cache of a lane that joins: its prompt's, for as many rows as it has."""
+        device = self.forward.device
+        if run.own is not None:  # its rows were read again: they differ, and there are as many as it needs
+            part, run.own = run.own, None
+            return caches.select(part, torch.arange(run.rows, device=device), room=room)
         part = caches.self_part(run.prefix.cache)
         if together:
             return shared.share(part, run.rows, room)
-        index = torch.zeros(run.rows, dtype=torch.long, device=self.forward.device)
-        part = caches.select(part, index, room=room)
+        part = caches.select(part, torch.zeros(run.rows, dtype=torch.long, device=device), room=room)
         return caches.rewindable(part) if drafts(run) else part
 
     def _rejected(self) -> int:

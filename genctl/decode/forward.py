@@ -224,6 +224,15 @@ class Forward:
             logits.float(), cache, None if states is None else states[-1], None if states is None else tuple(states)
         )
 
+    def reread(self, tokens: Tensor, prefix: Prefix) -> Cache:
+        """The self-attention cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
+        cache = caches.new_cache(self.config)
+        sources = None
+        if prefix.source is not None:
+            sources = join_sources([prefix.source], [prefix.cache.cross_attention_cache], [len(tokens)])
+        self(tokens, cache, sources=sources, first=True, keep=1)
+        return cache
+
     def shares(self, prefix: Prefix) -> bool:
         """Whether rows that continue a prompt may share its keys and values (see `shared`).
 

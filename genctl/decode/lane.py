@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ class Run:
     fed_draft: int = 0  # draft tokens in the last pass
     stages: list[list[Stage]] = field(default_factory=list)  # what each processor did at this step, if traced
     front: tuple[Tensor, Tensor | None] | None = None  # what is already known of the newest token, if nothing is unfed
+    own: Any = None  # a cache of its rows, made by `reread`
 
     def __post_init__(self) -> None:
         tokens = self.prefix.tokens
@@ -77,6 +79,22 @@ class Run:
     def rows(self) -> int:
         """Rows that the next pass has for this lane."""
         return len(self.survivors) * self.branches
+
+    @property
+    def read(self) -> int:
+        """Tokens of each row that the cache which the lane brings has: the prompt's, or all but the newest."""
+        return self.length - (self.front is None) if self.own is not None else int(self.prefix.tokens.shape[1])
+
+    def reread(self) -> None:
+        """Make a cache of the lane's own by reading all rows again, where the one that held them was given up."""
+        self.fed_draft = 0
+        if self.prefix.cache is None or self.pending.rows.written <= 1:
+            return  # nothing is cached, or all rows still begin at the prompt's end
+        tokens = self.pending.rows.tokens
+        known = tokens if self.front is not None else tokens[:, :-1]
+        cache = self.forward.reread(known, self.prefix)
+        branches = torch.arange(len(known), device=known.device).repeat_interleave(self.branches)
+        self.own = caches.kept_as(caches.select(cache, branches), self.lane.cache)
 
     def first(self, interrupted: str) -> Iterator[events.Event]:
         """The first choice, from what the prefill said."""

@@ -1,0 +1,251 @@
+"""Who is at work: prompts are read and join as places become free; where memory runs out, some step back.
+
+A lane that steps back loses nothing but its keys and values: its tokens are read again when there is room.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+import torch
+
+from genctl import events
+from genctl.decode import cache as caches
+from genctl.decode.batch import Batch
+from genctl.decode.forward import Forward
+from genctl.decode.lane import Run
+from genctl.decode.types import Lane, Prefix, Source
+from genctl.decode.watch import Watcher
+from genctl.errors import GenctlError
+
+Prompt: TypeAlias = tuple[tuple[int, ...], tuple[int, ...] | None]  # the decoder's tokens, the encoder's
+
+
+class Admission:
+    """The lanes at work, in batches, at most `width` at once, and those that wait."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        lanes: Iterable[Lane],
+        width: int,
+        shelf: Shelf,
+        clock: Callable[[], float],
+        watcher: Watcher | None,
+        on_shortage: Callable[[int], None],
+    ) -> None:
+        self.forward = forward
+        self.waiting = iter(lanes)
+        self.width = width
+        self.shelf = shelf
+        self.clock = clock
+        self.watcher = watcher
+        self.on_shortage = on_shortage
+        self.batches: list[Batch] = []
+        self.stepped_back: deque[Run] = deque()  # at work before, and to go on
+        self.postponed: deque[Lane] = deque()  # whose prompts did not fit beside the others
+        self.exhausted = False
+
+    @property
+    def live(self) -> int:
+        """Lanes in batches."""
+        return sum(map(len, self.batches))
+
+    def done(self, interrupted: str) -> bool:
+        """Whether nothing is left to do."""
+        nothing_new = (self.exhausted and not self.postponed) or bool(interrupted)
+        return not self.batches and not self.stepped_back and nothing_new
+
+    def admit(self, interrupted: str) -> Iterator[events.Event]:
+        """Fill the free places."""
+        # rows with absolute positions in the decoder move in step: newcomers wait until the batch is done
+        closed = not self.forward.relative and any(batch.runs for batch in self.batches)
+        while self.live < self.width and not closed:
+            if self.stepped_back:
+                yield from self._readmit(self.stepped_back.popleft())
+            elif interrupted or (lane := self._next()) is None:
+                return
+            else:
+                yield from self._admit(lane, interrupted)
+
+    def step(self, interrupted: str) -> Iterator[events.Event]:
+        """One pass for every batch."""
+        for batch in self.batches:
+            try:
+                yield from batch.step(interrupted)
+            except (MemoryError, RuntimeError) as error:
+                if not is_shortage(error):
+                    raise
+                yield from self._relieve(batch, error)
+        self.batches = [batch for batch in self.batches if len(batch)]
+        self.shelf.release([run.lane for batch in self.batches for run in batch.runs])
+
+    def close(self) -> None:
+        """End every search."""
+        for batch in self.batches:
+            for run in (*batch.runs, *batch.joining):
+                run.close()
+        for run in self.stepped_back:
+            run.close()
+
+    def _next(self) -> Lane | None:
+        if self.postponed:
+            return self.postponed.popleft()
+        if self.exhausted:
+            return None
+        lane = next(self.waiting, None)
+        self.exhausted = lane is None
+        return lane
+
+    def _admit(self, lane: Lane, interrupted: str) -> Iterator[events.Event]:
+        began = self.clock()
+        try:
+            prefix, known = self.shelf.take(lane)
+        except GenctlError as error:
+            yield events.Failed(lane.name, error.code, error.message)
+            return
+        except (MemoryError, RuntimeError) as error:
+            if not is_shortage(error):
+                raise
+            release()
+            if not self.live:
+                yield _too_large(lane, 1, error)
+                return
+            self.postponed.appendleft(lane)
+            self._narrow(self.live)
+            return
+        run = Run(lane, prefix, self.forward, self.clock, began, passes=0 if known else 1)
+        prompt = len(lane.source) if lane.source is not None else len(lane.tokens)
+        if self.watcher is not None and not known:
+            yield self.watcher.read([lane.name], 0)
+        reused = 0 if known else self.shelf.reused
+        yield events.Prefilled(lane.name, prompt, run.decoding - began, known, reused)
+        yield from run.first(interrupted)
+        if run.live:
+            self._join(run)
+
+    def _join(self, run: Run) -> None:
+        batch = next((batch for batch in self.batches if batch.welcomes(run)), None)
+        if batch is None:
+            batch = Batch(self.forward, self.watcher)
+            self.batches.append(batch)
+        batch.join(run)
+
+    # -- where memory runs out -----------------------------------------------------------------------------------------
+
+    def _relieve(self, batch: Batch, error: BaseException) -> Iterator[events.Event]:
+        """Take a batch apart that did not fit. Half of its lanes go on at once, the others when there is room."""
+        runs = [run for run in (*batch.runs, *batch.joining) if run.live]
+        torn = batch.advancing  # a search that was interrupted in its choice cannot be asked again
+        batch.clear()
+        error.__traceback__ = None  # its frames hold the tensors of the pass
+        release()
+        if torn is None and len(runs) == 1:
+            torn = runs[0]
+        if torn is not None and torn.live:
+            torn.close()
+            yield _too_large(torn.lane, torn.rows, error)
+        self.stepped_back.extend(run for run in runs if run.live)
+        if len(runs) > 1:
+            self._narrow(max(1, len(runs) // 2))
+
+    def _readmit(self, run: Run) -> Iterator[events.Event]:
+        try:
+            run.reread()
+        except (MemoryError, RuntimeError) as error:
+            if not is_shortage(error):
+                raise
+            release()
+            if self.live:
+                self.stepped_back.appendleft(run)
+                self._narrow(self.live)
+            else:
+                run.close()
+                yield _too_large(run.lane, run.rows, error)
+            return
+        self._join(run)
+
+    def _narrow(self, width: int) -> None:
+        if width < self.width:
+            self.width = width
+            self.on_shortage(width)
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on the CPU or on an accelerator."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    words = str(error)
+    return "out of memory" in words or "can't allocate memory" in words or "not enough memory" in words
+
+
+def release() -> None:
+    """Give back what nobody holds any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _too_large(lane: Lane, rows: int, error: BaseException) -> events.Failed:
+    tokens = len(lane.tokens) + len(lane.source or ())
+    many = f"{rows} rows of it" if rows > 1 else "it alone"
+    why = (str(error).splitlines() or [""])[0][:120]
+    return events.Failed(
+        lane.name, "memory", f"not enough memory for a prompt of {tokens} tokens, {many}" + (f" ({why})" if why else "")
+    )
+
+
+class Shelf:
+    """Prefills that are at hand, so that a prompt is read once however many lanes start from it."""
+
+    def __init__(self, forward: Forward, given: dict[Prompt, Prefix], saved: Prefix | None = None) -> None:
+        self.forward = forward
+        self.given = given
+        self.saved = saved
+        self.reused = 0  # tokens of the newest prefix that did not have to be read
+        self.made: dict[tuple[Prompt, str, bool], Prefix] = {}
+        self.sources: dict[tuple[int, ...], Source] = {}
+
+    def take(self, lane: Lane) -> tuple[Prefix, bool]:
+        """The lane's prefix, and whether it was there already."""
+        prompt, hidden = (lane.tokens, lane.source), lane.strategy.needs_hidden
+        form = lane.cache if lane.use_cache else "off"
+        found = self.given.get(prompt)
+        if found is None or (hidden and found.hidden is None):
+            found = self.made.get((prompt, form, True))
+            if found is None and not hidden:
+                found = self.made.get((prompt, form, False))
+        if found is not None:
+            return found, True
+        saved = self.saved if lane.use_cache else None
+        source = None
+        self.reused = 0
+        if lane.source is not None:
+            source = self.sources.get(lane.source)
+            held = None if saved is None else saved.source
+            if source is None and held is not None and tuple(held.ids[0].tolist()) == lane.source:
+                source = held
+                self.reused = len(lane.source)
+            source = source or self.forward.encode(lane.source)
+            self.sources[lane.source] = source
+        prefix = None
+        if saved is not None:
+            prefix, reused = self.forward.resume(saved, lane.tokens, source, hidden=hidden)
+            self.reused += reused
+        if prefix is None:
+            prefix = self.forward.prefill(lane.tokens, source, use_cache=lane.use_cache, hidden=hidden)
+        if prefix.cache is not None:
+            caches.kept_as(prefix.cache, lane.cache)
+        self.made[prompt, form, hidden] = prefix
+        return prefix, False
+
+    def release(self, lanes: list[Lane]) -> None:
+        """Forget what no live lane began from: memory must not grow with the number of prompts."""
+        if self.made or self.sources:
+            wanted = {(lane.tokens, lane.source) for lane in lanes}
+            self.made = {key: prefix for key, prefix in self.made.items() if key[0] in wanted}
+            sources = {lane.source for lane in lanes}
+            self.sources = {key: source for key, source in self.sources.items() if key in sources}

@@ -1,0 +1,118 @@
+"""Where memory runs out: fewer lanes at once, the same results, and only what does not fit alone fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from genctl import events
+from genctl.decode.admission import is_shortage
+from genctl.decode.forward import Forward
+from genctl.decode.loop import decode
+from genctl.decode.types import Lane
+from genctl.strategies.beam import Beam
+from genctl.strategies.contrastive import Contrastive
+from genctl.strategies.sample import Sample
+from tests.tiny import SEQ2SEQ, tiny
+
+
+class Small(Forward):
+    """A model on a device that holds so many numbers at once: rows times tokens of one pass."""
+
+    def __init__(self, model: Any, rows: int, *, tokens: int = 10**9, error: str = "") -> None:
+        super().__init__(model)
+        self.most, self.tokens = rows, tokens
+        self.error = error
+
+    def __call__(self, feed: Tensor, cache: Any, **given: Any) -> Any:
+        if len(feed) > self.most or feed.numel() > self.tokens:
+            super().__call__(feed, cache, **given)  # half done: some layers have appended already
+            raise RuntimeError(self.error) if self.error else torch.OutOfMemoryError("CUDA out of memory. Tried to …")
+        return super().__call__(feed, cache, **given)
+
+
+def lanes(double: bool) -> list[Lane]:
+    strategies = [Sample(), Beam(2), Sample(True, 2), Sample(), Beam(3), Sample(True)]
+    found = []
+    for number, strategy in enumerate(strategies):
+        ids = tuple(range(5 + number, 12 + 3 * number))
+        tokens, source = ((2,), ids) if double else (ids, None)
+        found.append(
+            Lane(str(number), tokens, strategy, 9 + number, source=source, seed=number, returned=strategy.rows)
+        )
+    return found
+
+
+def results(forward: Forward, width: int, given: list[Lane]) -> tuple[dict[str, Any], list[int]]:
+    told: list[int] = []
+    found: dict[str, Any] = {}
+    steps: dict[str, list[int]] = {}
+    for event in decode(forward, given, width=width, on_shortage=told.append):
+        if isinstance(event, events.Finished):
+            found[event.lane] = [h.tokens for h in event.hypotheses]
+        elif isinstance(event, events.Failed):
+            found[event.lane] = (event.code, event.message)
+        elif isinstance(event, events.Stepped):
+            steps.setdefault(event.lane, []).append(event.step)
+    for made in steps.values():
+        assert made == list(range(len(made)))  # no step was told twice, and none left out
+    return found, told
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "llama", "mistral", "mamba", "jamba", *SEQ2SEQ])
+def test_lanes_step_back_and_go_on_with_the_same_tokens(arch: str) -> None:
+    model = tiny(arch)
+    given = lanes(arch in SEQ2SEQ)
+    wanted, told = results(Forward(model), 6, given)
+    assert not told
+    found, told = results(Small(model, 5), 6, given)
+    assert found == wanted
+    assert told
+    assert all(width < 6 for width in told)
+
+
+def test_only_what_does_not_fit_alone_fails() -> None:
+    model = tiny("gpt2")
+    given = lanes(False)
+    wanted, _ = results(Forward(model), 1, given)
+    found, told = results(Small(model, 2), 6, given)
+    code, message = found.pop("4")  # a beam of three rows
+    assert code == "memory"
+    assert "3 rows" in message
+    assert found == {name: tokens for name, tokens in wanted.items() if name != "4"}
+    assert told[-1] == 1
+
+
+def test_a_prompt_that_does_not_fit_waits_for_the_others_before_it_fails() -> None:
+    model = tiny("llama")
+    given = [Lane(str(count), tuple(range(5, 5 + count)), Sample(), 5) for count in (4, 17, 9, 6)]
+    wanted, _ = results(Forward(model), 1, given)
+    found, told = results(Small(model, 100, tokens=16), 3, given)
+    assert list(found)[0] == "4"
+    assert told == [1]
+    assert found.pop("17")[0] == "memory"
+    wanted.pop("17")
+    assert found == wanted
+
+
+def test_a_drafting_search_fails_alone() -> None:
+    model = tiny("gpt2")
+    found, _ = results(
+        Small(model, 3), 2, [Lane("a", (5, 6, 7), Contrastive(0.6, 4), 5), Lane("b", (8, 9), Sample(), 5)]
+    )
+    assert found["a"][0] == "memory"
+    assert len(found["b"][0]) == 5
+
+
+def test_other_errors_are_not_taken_for_a_shortage() -> None:
+    assert is_shortage(MemoryError())
+    assert is_shortage(torch.OutOfMemoryError("x"))
+    assert is_shortage(
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8")
+    )
+    assert not is_shortage(RuntimeError("shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="broken"):
+        results(Small(tiny("gpt2"), 1, error="broken"), 4, lanes(False))
