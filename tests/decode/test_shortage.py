@@ -91,7 +91,7 @@ def test_a_prompt_that_does_not_fit_waits_for_the_others_before_it_fails() -> No
     given = [Lane(str(count), tuple(range(5, 5 + count)), Sample(), 5) for count in (4, 17, 9, 6)]
     wanted, _ = results(Forward(model), 1, given)
     found, told = results(Small(model, 100, tokens=16), 3, given)
-    assert list(found)[0] == "4"
+    assert next(iter(found)) == "4"
     assert told == [1]
     assert found.pop("17")[0] == "memory"
     wanted.pop("17")
@@ -101,7 +101,7 @@ def test_a_prompt_that_does_not_fit_waits_for_the_others_before_it_fails() -> No
 def test_a_drafting_search_fails_alone() -> None:
     model = tiny("gpt2")
     found, _ = results(
-        Small(model, 3), 2, [Lane("a", (5, 6, 7), Contrastive(0.6, 4), 5), Lane("b", (8, 9), Sample(), 5)]
+        Small(model, 3), 2, [Lane("a", (5, 6, 7), Contrastive(4, 0.6), 5), Lane("b", (8, 9), Sample(), 5)]
     )
     assert found["a"][0] == "memory"
     assert len(found["b"][0]) == 5
