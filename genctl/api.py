@@ -59,7 +59,7 @@ class Model:
             seed = random_seed()
         requests = self._requests(_several(prompts), resolved, seed)
         report = Report(top_logprobs, scores or top_logprobs > 0)
-        return self._session.stream(requests, report, width=resolved.runtime.batch_size or 16)
+        return self._session.stream(requests, report, width=self._session.width(resolved, 16))
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], *, top_logprobs: int = 0, scores: bool = False, **settings: Any

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from genctl.planning import Planned
 
 
+TYPICAL = 2048  # tokens that a row is taken to have at most, where a batch is sized by memory
+
+
 @dataclass(frozen=True)
 class Request:
     """One prompt with its own settings. Exactly one of `prompt`, `prompt_ids` and `messages` is set."""
@@ -135,6 +138,17 @@ class Session:
             chat.check_template(self.loaded.tokenizer, self.loaded.name)
         return self.planner.plan(Request("", resolved, 0, prompt_ids=(0,)), Report()).kind
 
+    def width(self, resolved: Resolved, default: int) -> int:
+        """How many prompts are decoded at once: as asked, or with batch_size "auto" as many as memory holds."""
+        asked = resolved.runtime.batch_size
+        if asked != "auto":
+            return default if asked is None else int(asked)
+        from genctl.decode.memory import fitting
+
+        lane = self.planner.plan(Request("", resolved, 0, prompt_ids=(0,)), Report()).lane
+        context = self.planner.context
+        return fitting(self.forward, lane, min(context or TYPICAL, TYPICAL))
+
     def reads_hidden(self, resolved: Resolved) -> bool:
         """Whether a job looks at hidden states: its prefill serves other jobs too, but not the other way round.
 
@@ -151,6 +165,7 @@ class Session:
         width: int = 1,
         interrupted: Callable[[], str] = lambda: "",
         watch: bool = False,
+        on_shortage: Callable[[int], None] = lambda width: None,
     ) -> Generator[events.Event, None, None]:
         """Decode requests, at most `width` at once: Began, Prefilled, Stepped …, Finished for each, or Failed.
 
@@ -190,7 +205,13 @@ class Session:
 
         def told() -> Iterator[events.Event]:
             for event in decode(
-                self.forward, lanes(), width=width, interrupted=interrupted, watch=watch, saved=self.saved
+                self.forward,
+                lanes(),
+                width=width,
+                interrupted=interrupted,
+                watch=watch,
+                saved=self.saved,
+                on_shortage=on_shortage,
             ):
                 while asides:
                     yield asides.popleft()

@@ -1,0 +1,50 @@
+"""How much memory there is, and how many prompts fit into it at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from genctl.decode.describe import describe
+from genctl.decode.forward import Forward
+from genctl.decode.types import Lane
+
+SHARE = 0.5  # of what is free: activations and buffers that grow need the rest
+MOST = {"cpu": 32, "cuda": 256}  # beyond this a pass takes as much longer as it has more rows
+
+
+def available(device: torch.device) -> int | None:
+    """Free bytes on a device; None where that cannot be known."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+
+
+def fitting(forward: Forward, lane: Lane, columns: int) -> int:
+    """How many lanes like this one are worth decoding at once, if each grows to `columns` tokens.
+
+    One token is read to see what a row's cache is made of.
+    """
+    most = MOST.get(forward.device.type, 16)
+    free = available(forward.device)
+    if free is None:
+        return min(16, most)
+    source = None if lane.source is None else forward.encode(lane.source[:1])
+    prefix = forward.prefill(lane.tokens[:1], source, use_cache=lane.use_cache)
+    bytes_of_row = sum(_grown(part, columns) for part in describe(prefix.cache))
+    if not bytes_of_row:  # without a cache everything is read again: as long as the rows are, so are the activations
+        width = int(getattr(forward.config.get_text_config(decoder=True), "hidden_size", 1024))
+        bytes_of_row = columns * width * 16
+    return max(1, min(most, int(free * SHARE / (bytes_of_row * max(lane.strategy.rows, 1)))))
+
+
+def _grown(part: dict[str, Any], columns: int) -> int:
+    if part["kind"] == "recurrent state":
+        return int(part["bytes"])
+    return int(part["bytes"]) * min(columns, part.get("window", columns))
