@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "api": {"config", "session", "batch", "params", "events", "results"},
     "session": {"config", "params", "models", "strategies", "decode", "events", "trimming", "rerank", "planning"},
-    "inspecting": {"session", "planning", "models", "decode", "events", "params", "config"},
+    "inspecting": {"session", "planning", "models", "decode", "events", "params", "config", "results"},
     "scoring": {"session", "planning", "models", "decode", "events"},
     "planning": {"params", "models", "strategies", "decode", "trimming", "rerank", "session"},
     "trimming": {"decode.stopping", "events"},

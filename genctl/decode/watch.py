@@ -22,13 +22,14 @@ class Watcher:
     passed: Passed | None = None
 
     def __post_init__(self) -> None:
-        self.forward.watch = self._note
+        self.forward.watch = self
 
     def close(self) -> None:
         """Watch no longer."""
         self.forward.watch = None
 
-    def _note(self, passed: Passed) -> None:
+    def __call__(self, passed: Passed) -> None:
+        """Take note of a pass."""
         self.passed = passed
 
     def read(self, lanes: Sequence[str], step: int, reordered: Sequence[int] = ()) -> events.CacheRead:

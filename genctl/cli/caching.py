@@ -1,0 +1,58 @@
+"""What a job says on standard error of the cache: its form, and what a saved prompt was good for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from genctl import events
+
+if TYPE_CHECKING:
+    from genctl.config.layers import Resolved
+    from genctl.session import Session
+
+
+def notes(session: Session, resolved: Resolved) -> list[str]:
+    """One sentence for each thing about the cache that was asked for and that its name does not say."""
+    from genctl.inspecting.notes import cache_notes
+
+    return cache_notes(session, resolved)
+
+
+@dataclass
+class Reuse:
+    """Counts what `--prompt-cache` was good for. Feed it a run's events; without `path` it says nothing."""
+
+    path: str | None
+    prompts: int = 0
+    tokens: int = 0
+    reused: int = 0
+    useless: int = 0  # prompts for which nothing could be reused
+    _seen: dict[str, int] = field(default_factory=dict)
+
+    def feed(self, event: events.Event) -> None:
+        """Take in one event."""
+        if self.path is None or not isinstance(event, events.Prefilled) or event.shared:
+            return
+        self.prompts += 1
+        self.tokens += event.prompt_tokens
+        self.reused += event.reused
+        self.useless += not event.reused
+
+    def notes(self, session: Session | None, *, verbose: bool) -> list[str]:
+        """What there is to say afterwards: always where it was of no use, else with `verbose`."""
+        said = []
+        if self.useless:
+            what = "nothing" if self.prompts == 1 else f"for {self.useless} of {self.prompts} prompts nothing"
+            said.append(f"{what} of the prompt cache {self.path} could be reused{_why(session)}")
+        if verbose and self.prompts:
+            said.append(f"reused {self.reused} of {self.tokens} prompt token{'' if self.tokens == 1 else 's'}")
+        return said
+
+
+def _why(session: Session | None) -> str:
+    if session is None or session.saved is None:
+        return ""
+    from genctl.inspecting.notes import reuse_limit
+
+    return f": {reuse_limit(session)}"

@@ -1,0 +1,96 @@
+"""Whether a batch changes what its prompts receive: each is decoded once more, alone, and compared.
+
+Sums of floating-point numbers depend on their order, and so on the shapes of a batch; in bfloat16 and float16 the best
+token of a close decision may change with them. Where it does, the first difference is told with its gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from genctl import events
+from genctl.results import Collector, Result, Sequence
+from genctl.session import Report, Request, Session
+
+COMPARED = 5  # alternatives looked at to find the probability of the other choice
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a sequence decoded in a batch parts from the one decoded alone."""
+
+    id: str
+    sequence: int
+    position: int  # the first new token that differs, from 0
+    batched: events.Token | None  # None: the sequence had ended
+    alone: events.Token | None
+    gap: float | None  # log-probability of the token chosen alone less that of the other, both alone, in nats
+
+    def __str__(self) -> str:
+        told = f"prompt {self.id}, sequence {self.sequence}, token {self.position}: "
+        told += f"{_named(self.batched)} in the batch, {_named(self.alone)} alone"
+        return told if self.gap is None else f"{told} (gap {self.gap:.2e} nats)"
+
+
+def checked(
+    session: Session,
+    requests: Iterable[Request],
+    report: Report,
+    *,
+    width: int,
+    told: Callable[[Divergence], None],
+    interrupted: Callable[[], str] = lambda: "",
+) -> Generator[events.Event, None, None]:
+    """`session.stream`, `width` prompts at a time; after each batch its prompts alone, differences going to `told`.
+
+    Yields the events of the batches only.
+    """
+    waiting = iter(requests)
+    wide = replace(report, top=max(report.top, COMPARED))
+    while chunk := list(islice(waiting, width)):
+        together: dict[str, Result] = {}
+        collector = Collector(tokens=True)
+        for event in session.stream(chunk, wide, width=width, interrupted=interrupted):
+            result = collector.feed(event)
+            if result is not None:
+                together[result.lane] = result
+            yield event
+        for request in chunk:
+            if interrupted():
+                return
+            batched = together.get(request.id)
+            if batched is None or batched.error is not None:
+                continue
+            again = Collector(tokens=True)
+            for event in session.stream([request], wide, interrupted=interrupted):
+                alone = again.feed(event)
+                if alone is not None and alone.error is None:
+                    for found in differences(batched, alone):
+                        told(found)
+
+
+def differences(batched: Result, alone: Result) -> Iterator[Divergence]:
+    """The first difference of each sequence, best first."""
+    pairs = zip(batched.sequences, alone.sequences, strict=False)
+    for number, (one, other) in enumerate(pairs):
+        if one.token_ids != other.token_ids:
+            yield _first(batched.lane, number, one, other)
+
+
+def _first(id: str, number: int, batched: Sequence, alone: Sequence) -> Divergence:
+    ids = zip(batched.token_ids, alone.token_ids, strict=False)
+    same = min(len(batched.token_ids), len(alone.token_ids))
+    position = next((place for place, (a, b) in enumerate(ids) if a != b), same)
+    theirs = batched.tokens[position] if position < len(batched.tokens) else None
+    ours = alone.tokens[position] if position < len(alone.tokens) else None
+    gap = None
+    if theirs is not None and ours is not None:
+        known = {ours.id: ours.logprob, **{token: logprob for token, _, logprob in ours.top}}
+        gap = known[ours.id] - known[theirs.id] if theirs.id in known else None
+    return Divergence(id, number, position, theirs, ours, gap)
+
+
+def _named(token: events.Token | None) -> str:
+    return "the end" if token is None else f"{token.id} {token.text!r}"

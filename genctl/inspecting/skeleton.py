@@ -1,0 +1,300 @@
+"""A model without its weights: built on the meta device from config.json alone, so that its sizes can be asked for.
+
+Nothing is read of a weight file but its header, and no tensor is allocated. What a cache will hold is found by running
+a few tokens through the same code that decodes, on tensors that have shapes and types but no numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from genctl.decode import cache as caches
+from genctl.decode.describe import describe
+from genctl.decode.forward import Forward
+from genctl.decode.types import Source
+from genctl.errors import ModelError, UsageError
+from genctl.models import check, hub, layout, packing, quantizing, resolve, weights
+from genctl.models.progress import quiet
+from genctl.params import Runtime
+
+PROBE = 8  # tokens that are tried
+MOST_LAYERS = 1024  # of which a module each is made
+MOST_EXPERTS = 1 << 17  # layers times experts
+
+_LAYERS = re.compile(r"(^|_)layers?$|^depth$|^num_blocks$")
+_EXPERTS = re.compile(r"^(num|n)_.*experts$")
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass
+class Skeleton:
+    """A model's shape: parameters on the meta device."""
+
+    name: str  # as the user typed it
+    model: Any
+    device: str  # where it would compute: cpu, cuda, cuda:1, …
+    generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json, if it is there
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @property
+    def dtype(self) -> str:
+        """The type of its weights, such as "bfloat16"."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        return bool(getattr(self.config, "is_encoder_decoder", False))
+
+
+def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> Skeleton:
+    """The model that `runtime` names, without its weights; of a Hub checkpoint only the configs are downloaded.
+
+    Raises ModelError for a config that is missing, damaged or absurd, or that no language model can be made of;
+    UsageError for options that contradict each other.
+    """
+    layout.check_options(runtime)
+    device = _device(runtime)
+    with quiet():
+        place = _locate(runtime, allow_pickle, trust_remote_code)
+        checkpoint = _checkpoint(place.folder, allow_pickle, trust_remote_code)
+        config = hub._config(checkpoint, trust_remote_code)
+        kind = hub._kind(checkpoint, config, trust_remote_code)
+        notes = list(place.notes)
+        dtype = _dtype(runtime, config, checkpoint, notes)
+        model = hub._guard(lambda: _made(kind, config, dtype, trust_remote_code), "config.json cannot be used")
+    if checkpoint.config.get("quantization_config"):
+        notes.append(
+            "config.json has a quantization_config, which a plan does not apply: weights count as "
+            f"{str(dtype).removeprefix('torch.')}, more than they will take"
+        )
+    return Skeleton(runtime.model, model, device, checkpoint.generation, notes)
+
+
+def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
+    """What a cache of the form (`cache_implementation`) holds after `PROBE` tokens in one row: see `describe`.
+
+    [] where nothing is kept. Where the architecture looks at numbers, the sizes are those that its config names. Raises
+    ModelError where the config does not name them either, or where the architecture cannot be run with it at all.
+    """
+    forward = Forward(skeleton.model)
+    if form == "off" or not forward.supports_cache:
+        return []
+    forward.device = torch.device("meta")
+    with quiet():
+        try:
+            cache = _tried(forward)
+        except Exception as error:  # code of any architecture, on tensors without numbers
+            if "meta" not in str(error).lower():
+                told = f"{skeleton.name} cannot be run as config.json has it"
+                raise ModelError(f"{told}: {resolve.brief(error)}") from error
+            cache = _from_fields(skeleton)
+            skeleton.notes.append("this architecture cannot be tried without weights: sizes are those in config.json")
+        return describe(caches.kept_as(cache, form))
+
+
+def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
+    """Bytes that the loaded model's parameters and buffers take, tied ones once, as laid out for where it computes.
+
+    On the CPU the weights of linear layers are repacked (`models.packing`): a tied one is then kept in both forms, and
+    with --quantize they take 8 bits.
+    """
+    model = skeleton.model
+    held = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
+    if not runtime.pack or runtime.device_map is not None or torch.device(skeleton.device).type != "cpu":
+        return int(sum(held.values()))
+    users: dict[int, int] = {}
+    packed: list[nn.Module] = []
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                users[id(parameter)] = users.get(id(parameter), 0) + 1
+        if _packs(module, runtime):
+            packed.append(module)
+    extra = 0
+    for module in packed:
+        weight: Any = module.weight
+        users[id(weight)] -= 1
+        if runtime.quantize is None:
+            extra += weight.nbytes
+        else:
+            outputs = weight.numel() // (getattr(module, "in_features", None) or weight.shape[0])
+            extra += weight.numel() + 2 * outputs  # int8 numbers, a bfloat16 scale for each output
+    return int(sum(size for key, size in held.items() if users.get(key, 1)) + extra)
+
+
+def _packs(module: nn.Module, runtime: Runtime) -> bool:
+    weight = getattr(module, "weight", None)
+    if not packing._is_linear(module) or not isinstance(weight, torch.Tensor) or weight.ndim != 2:
+        return False
+    bias = getattr(module, "bias", None)
+    smallest = packing.SMALLEST if runtime.quantize is None else packing.SMALLEST_INT8
+    if weight.numel() < smallest or (bias is not None and bias.dtype != weight.dtype):
+        return False
+    return quantizing.unfit(module) is None if runtime.quantize is not None else packing._supported(weight.dtype)
+
+
+# -- finding the config ------------------------------------------------------------------------------------------------
+
+
+class ConfigOnly(resolve._Hub):
+    """A Hub id of which only the configs are fetched, and read in the cache."""
+
+    @property
+    def _allow(self) -> list[str]:
+        return ["config.json", "generation_config.json", *(["*.py"] if self.trust_remote_code else [])]
+
+    def _check_listing(self, files: list[str]) -> None:
+        if "config.json" not in files:
+            raise ModelError(f"{self.model} on the Hub is not a checkpoint: it has no config.json")
+
+
+def _locate(runtime: Runtime, allow_pickle: bool, trust_remote_code: bool) -> resolve.Place:
+    if _is_local(runtime.model):
+        return resolve.resolve(runtime.model, revision=runtime.revision)
+    asked = (runtime.model, runtime.revision, runtime.offline, allow_pickle, trust_remote_code, None)
+    return ConfigOnly(*asked).fetch()
+
+
+def _is_local(model: str) -> bool:
+    """Whether `resolve` will answer without the Hub, be it with a refusal."""
+    if model.startswith("builtin:") or not resolve._HUB_ID.fullmatch(model):
+        return True
+    if "--" in model or ".." in model or model.endswith((".git", "/", ".safetensors")):
+        return True
+    try:
+        path = Path(model)
+        return path.exists() or path.is_symlink()
+    except OSError:
+        return True
+
+
+def _checkpoint(folder: Path, allow_pickle: bool, trust_remote_code: bool) -> check.Checkpoint:
+    """The folder, with every check that its files allow: weights are looked for, but need not be there."""
+    config = check.read_config(folder)
+    check.check_numbers(config)
+    _check_effort(config)
+    if _has_weights(folder, config):
+        return check.inspect(
+            folder, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, need_tokenizer=False
+        )
+    check._check_code(config, trust_remote_code)
+    told = folder / "generation_config.json"
+    generation = weights.read_json(told, told.name) if told.is_file() else {}
+    return check.Checkpoint(folder, config, generation, weights.Weights((), {}), has_tokenizer=False)
+
+
+def _has_weights(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether there are safetensors files, all of them: a half-filled cache folder still has a config to plan from."""
+    if isinstance(config.get("transformers_weights"), str):
+        return (folder / str(config["transformers_weights"])).is_file()
+    if (folder / weights.SINGLE).is_file():
+        return True
+    if not (folder / weights.INDEX).is_file():
+        return False
+    shards = weights.read_json(folder / weights.INDEX, weights.INDEX).get("weight_map")
+    return isinstance(shards, dict) and all((folder / str(shard)).is_file() for shard in shards.values())
+
+
+def _check_effort(config: dict[str, Any]) -> None:
+    """Refuse what takes long to build even without numbers: modules are made one by one. Raises ModelError."""
+    for part, where in check._parts(config):
+        layers = experts = 1
+        for name, value in part.items():
+            if type(value) is not int:
+                continue
+            if _LAYERS.search(name):
+                layers = max(layers, value)
+                if value > MOST_LAYERS:
+                    told = f"config.json says {where}{name} = {value:,}"
+                    raise ModelError(f"{told}, more than a plan takes ({MOST_LAYERS:,})")
+            elif _EXPERTS.search(name):
+                experts = max(experts, value)
+        if layers * experts > MOST_EXPERTS:
+            told = f"config.json says {experts:,} experts in each of {layers:,} layers"
+            raise ModelError(f"{told}, more than a plan takes ({MOST_EXPERTS:,} in all)")
+
+
+# -- building ----------------------------------------------------------------------------------------------------------
+
+
+def _device(runtime: Runtime) -> str:
+    """Where the model would compute. The device named need not be here: a plan may be for another machine."""
+    try:
+        device = hub._device("auto") if runtime.device == "auto" else torch.device(runtime.device)
+    except RuntimeError as error:
+        raise UsageError(f"--device {runtime.device!r} is no device that torch knows") from error
+    layout.check_device(runtime, device if runtime.device_map is None else None)
+    return str(device)
+
+
+def _dtype(runtime: Runtime, config: Any, checkpoint: check.Checkpoint, notes: list[str]) -> torch.dtype:
+    """The type that `load` gives the weights: with auto that of the config, else that of the files."""
+    if runtime.dtype != "auto":
+        named: torch.dtype = getattr(torch, runtime.dtype)
+        return named
+    said = getattr(config, "dtype", None)
+    if isinstance(said, torch.dtype) and said.is_floating_point:
+        return said
+    for tensor in checkpoint.weights.tensors.values():
+        if tensor.dtype in _DTYPES:
+            return _DTYPES[tensor.dtype]
+    notes.append("config.json names no dtype: float32 is taken; --dtype says otherwise")
+    return torch.float32
+
+
+def _made(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    # both kinds of code look at no number: the usual ones ask what a mask holds, and which experts are chosen
+    plain = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
+    with torch.device("meta"):
+        model = kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code, **plain)
+    for module in model.modules():
+        if hasattr(module, "warn_if_padding_and_no_attention_mask"):
+            module.warn_if_padding_and_no_attention_mask = lambda *args, **kwargs: None
+    # what an architecture keeps in float32 whatever is asked, as `from_pretrained` does it
+    for pattern, wanted in model._get_dtype_plan(dtype).items():
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if re.search(pattern.replace("*", ".*"), name):
+                tensor.data = tensor.data.to(wanted)
+    return model.eval()
+
+
+def _tried(forward: Forward) -> Any:
+    tokens = [0] * PROBE
+    source = None
+    if forward.is_encoder_decoder:
+        ids = torch.zeros(1, PROBE, dtype=torch.long, device="meta")
+        with torch.no_grad():  # not `forward.encode`: its mask would be looked at
+            states = forward.model.get_encoder()(input_ids=ids, return_dict=True).last_hidden_state
+        source = Source(ids, states)
+    return forward.prefill(tokens, source).cache
+
+
+def _from_fields(skeleton: Skeleton) -> Any:
+    """A cache with as many heads as the config names, each as wide as it says."""
+    config = skeleton.config.get_text_config(decoder=True)
+    cache = caches.new_cache(skeleton.config, encoder_decoder=skeleton.is_encoder_decoder)
+    latent = getattr(config, "kv_lora_rank", None) is not None  # then heads are kept together, in a form of its own
+    queries = None if latent else getattr(config, "num_attention_heads", None)
+    parts = [cache.self_attention_cache, cache.cross_attention_cache] if skeleton.is_encoder_decoder else [cache]
+    for part in parts:
+        grouped = None if latent or part is not parts[0] else getattr(config, "num_key_value_heads", None)
+        heads = grouped or queries
+        hidden = getattr(config, "hidden_size", None)
+        whole = type(hidden) is int and type(queries) is int and queries > 0
+        size = getattr(config, "head_dim", None) or (hidden // queries if whole else None)  # type: ignore[operator]
+        for layer in part.layers:
+            if type(heads) is not int or type(size) is not int or not isinstance(layer, caches.GrowingLayer):
+                raise ModelError(f"{skeleton.name}: what its layers keep cannot be told from config.json alone")
+            kept = torch.empty(1, heads, PROBE, size, dtype=skeleton.model.dtype, device="meta")
+            layer.update(kept, kept)
+    return cache

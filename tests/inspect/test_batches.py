@@ -1,0 +1,72 @@
+"""--check-batch: whether a batch changes what its prompts receive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genctl import events
+from genctl.inspecting.batches import differences
+from genctl.results import Result, Sequence
+from genctl.session import Session
+from tests.cli.tool import genctl
+
+
+def result(*ids: int, top: tuple[tuple[int, str, float], ...] = ()) -> Result:
+    tokens = tuple(events.Token(token, -0.5, f"<{token}>", top=top) for token in ids)
+    hypothesis = events.Hypothesis(ids, -1.0, -1.0, "length")
+    return Result("a", "p", "greedy", 0, "m", (Sequence(hypothesis, tokens),))
+
+
+def test_the_first_difference_is_told_with_its_gap() -> None:
+    (found,) = differences(result(5, 9, 3), result(5, 8, 4, top=((8, "x", -0.5), (9, "y", -0.75))))
+    assert (found.position, found.gap) == (1, 0.25)
+    assert str(found) == "prompt a, sequence 0, token 1: 9 '<9>' in the batch, 8 '<8>' alone (gap 2.50e-01 nats)"
+
+
+def test_an_end_is_a_difference_too() -> None:
+    (found,) = differences(result(5, 6), result(5, 6, 7))
+    assert "token 2: the end in the batch, 7 '<7>' alone" in str(found)
+    assert found.gap is None
+
+
+def test_equal_tokens_are_no_difference() -> None:
+    assert not list(differences(result(5, 6), result(5, 6)))
+
+
+PROMPTS = ["Once upon a time", "One day", "The old fox"]
+BATCH = ["run", "-i", "prompts.txt", "--check-batch", "--format", "jsonl", "-n", "6", "--seed", "3"]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+
+
+@pytest.mark.usefixtures("prompts")
+def test_equal_batches_pass_and_write_what_a_plain_run_writes() -> None:
+    done = genctl(*BATCH)
+    assert done.status == 0, done.err
+    assert done.out == genctl(*[option for option in BATCH if option != "--check-batch"]).out
+
+
+@pytest.mark.usefixtures("prompts")
+def test_a_difference_is_told_and_the_exit_status_is_4(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Session.stream
+
+    def changed(self: Session, requests: Any, report: Any = None, *, width: int = 1, **given: Any) -> Iterator[Any]:
+        requests = list(requests)
+        if width == 1 and requests[0].id == "1":  # alone: as if from another prompt
+            requests = [type(requests[0])("1", requests[0].resolved, requests[0].seed, "Far away there")]
+        return stream(self, requests, report, width=width, **given)
+
+    monkeypatch.setattr(Session, "stream", changed)
+    done = genctl(*BATCH)
+    assert done.status == 4
+    assert done.out.count("\n") == 3  # the batch's rows are written all the same
+    assert "check: prompt 1, sequence 0, token" in done.err
+    assert "--check-batch: 1 sequences differ" in done.err
