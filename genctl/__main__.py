@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -12,9 +13,24 @@ def main() -> None:
 
         print(f"genctl {__version__}")
         return
-    from genctl.cli.app import run
+    try:
+        from genctl.cli.app import run
 
-    sys.exit(run())
+        status = run()
+    except KeyboardInterrupt:
+        status = 130
+    except SystemExit as ending:
+        if not isinstance(ending.code, int):
+            raise
+        status = ending.code
+    if status in (130, 143):  # everything is written; taking down torch would keep a person waiting for a second
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError, AttributeError):
+                continue
+        os._exit(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

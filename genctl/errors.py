@@ -6,6 +6,8 @@ Exit codes: 0 done · 1 some rows failed · 2 usage, preset or input error · 3 
 
 from __future__ import annotations
 
+import os
+import re
 from enum import IntEnum
 
 
@@ -20,28 +22,49 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_TOKEN = re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}")
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+
+
+def without_secrets(text: str) -> str:
+    """`text` with Hub tokens and the credentials of addresses left out. What we say may end up in anybody's log."""
+    for name in SECRETS:
+        if len(token := os.environ.get(name, "").strip()) >= 4:
+            text = text.replace(token, "(token)")
+    return _CREDENTIALS.sub("(secret)", _TOKEN.sub("(token)", text))
+
+
 class GenctlError(Exception):
-    """Something a user can mend. `code` names the kind in error rows; `exit` is the exit status of a run it ends."""
+    """Something a user can mend. `code` names the kind in error rows; `exit` is the exit status of a run it ends.
+
+    No secret is in the message or the hint. Where a kind tells one thing only, its message is one line, whatever names
+    of files or models are in it.
+    """
 
     exit: Exit = Exit.USAGE
     code: str = "error"
+    several: bool = False  # whether a message may hold several mistakes, one on each line
 
     def __init__(self, message: str, *, hint: str = "") -> None:
+        message = without_secrets(message if self.several else message.replace("\n", "\\n"))
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = without_secrets(hint)
 
 
 class UsageError(GenctlError):
     """Flags or arguments that make no sense, alone or together."""
 
     code = "usage"
+    several = True
 
 
 class PresetError(GenctlError):
     """A preset, a settings file or `--set` that is wrong; all mistakes at once, one per line."""
 
     code = "preset"
+    several = True
 
 
 class InputError(GenctlError):

@@ -24,6 +24,7 @@ SEARCH = "Search"
 STRUCTURE = "Structure"
 
 Fraction: TypeAlias = Annotated[float, Ge(0.0), Lt(1.0)]
+Rows: TypeAlias = Annotated[int, Ge(1), Le(1 << 16)]  # held in memory all at once: more are a slip of the keyboard
 Bias: TypeAlias = tuple[Ids, float]  # a sequence of ids and what is added to the score of its last one
 
 
@@ -51,7 +52,7 @@ class Generation:
     max_length: Annotated[int, Ge(1)] | None = knob(None, "most tokens, prompt included", LENGTH)
     min_new_tokens: Annotated[int, Ge(0)] | None = knob(None, "no EOS before this many new tokens", LENGTH, neutral=0)
     min_length: Annotated[int, Ge(0)] = knob(0, "no EOS before this length, prompt included", LENGTH, neutral=0)
-    num_return_sequences: Annotated[int, Ge(1)] = knob(1, "sequences returned for each prompt", LENGTH, neutral=1)
+    num_return_sequences: Rows = knob(1, "sequences returned for each prompt", LENGTH, neutral=1)
 
     # -- sampling ----------------------------------------------------------------------------------------------------
     do_sample: bool = knob(False, "draw tokens instead of taking the most probable", SAMPLING)
@@ -118,6 +119,12 @@ class Generation:
         None, "mirostat 2: target surprise in bits (arXiv:2007.14966); set top_k = 0 with it", SAMPLING, sampling=True
     )
     mirostat_eta: Annotated[float, Gt(0.0), Le(1.0)] = knob(0.1, "mirostat 2: learning rate", SAMPLING, sampling=True)
+    sampler: Literal["multinomial", "inverse-cdf"] = knob(
+        "multinomial",
+        "how a token is drawn: multinomial as torch does, inverse-cdf faster with other luck",
+        SAMPLING,
+        sampling=True,
+    )
 
     # -- penalties ---------------------------------------------------------------------------------------------------
     repetition_penalty: Annotated[float, Gt(0.0)] = knob(
@@ -200,8 +207,8 @@ class Generation:
     )
 
     # -- search ------------------------------------------------------------------------------------------------------
-    num_beams: Annotated[int, Ge(1)] = knob(1, "hypotheses kept alive at each step; 1 is no beam search", SEARCH)
-    length_penalty: float = knob(
+    num_beams: Rows = knob(1, "hypotheses kept alive at each step; 1 is no beam search", SEARCH)
+    length_penalty: Annotated[float, Ge(-50.0), Le(50.0)] = knob(
         1.0, "score = total / length ** length_penalty: above 0 favours long hypotheses, below 0 short ones", SEARCH
     )
     early_stopping: bool | Literal["never"] = knob(
@@ -222,10 +229,10 @@ class Generation:
     force_words_ids: list[list[int | Ids]] | None = knob(
         None, "the same as ids: [[ids], …], or [[[ids], [ids]], …] where there are alternatives", SEARCH, flag=False
     )
-    best_of: Annotated[int, Ge(1)] | None = knob(
+    best_of: Rows | None = knob(
         None, "draw so many samples, return those with the highest log-probability / length ** length_penalty", SEARCH
     )
-    mbr_samples: Annotated[int, Ge(2)] | None = knob(
+    mbr_samples: Annotated[int, Ge(2), Le(1 << 16)] | None = knob(
         None, "draw so many samples, return those most like all of them (arXiv:2005.10283)", SEARCH
     )
     mbr_utility: Literal["chrf"] = knob("chrf", "how mbr_samples measures likeness: chrF (Popović 2015)", SEARCH)
@@ -324,11 +331,21 @@ class Runtime:
     device_map: str | None = knob(None, "auto spreads the weights over devices, memory and disk (accelerate)", MODEL)
     max_memory: str | None = knob(None, "with --device-map: 0=20GiB,cpu=64GiB", MODEL)
     offload_folder: str | None = knob(None, "with --device-map: where weights that fit nowhere else are kept", MODEL)
+    pack: bool = knob(True, "on the CPU, lay weights out for speed once, as they are read", MODEL)
+    quantize: Literal["int8"] | None = knob(
+        None, "on the CPU, hold the weights of linear layers in 8 bits: faster, a little less exact", MODEL
+    )
     seed: Annotated[int, Ge(0), Lt(2**64)] | None = knob(
         None, "seed of the first prompt (default: random, always recorded)", RUN
     )
-    batch_size: Annotated[int, Ge(1)] | None = knob(
-        None, "prompts decoded at once (default: 1 on a terminal, else 16)", RUN
+    batch_size: Rows | Literal["auto"] | None = knob(
+        None, "prompts decoded at once, or auto: what memory holds (default: 1 on a terminal, else 16)", RUN
+    )
+    truncate: Literal["left", "right", "middle"] | None = knob(
+        None, "take so much from a prompt, there, that it fits the context together with max_new_tokens", RUN
+    )
+    row_timeout: Annotated[float, Gt(0.0)] | None = knob(
+        None, "most seconds spent on a prompt, from its first token read to all its sequences", RUN
     )
     prompt_cache: str | None = knob(None, "reuse a prompt that genctl inspect-cache --save-cache has written", RUN)
     chat: bool = knob(False, "wrap each prompt in the checkpoint's chat template", RUN)

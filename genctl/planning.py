@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -116,9 +117,12 @@ class Planner:
         from genctl.decode.types import Lane
 
         generation = request.resolved.generation
+        began = time.monotonic()
+        self._check_special(generation)
         prompt = self.read(request)
         if not prompt.ids:
-            raise InputError("the prompt has no tokens, and there is nothing to continue")
+            raise InputError("the prompt tokenises to nothing, and there is nothing to continue")
+        prompt, truncated = self._truncated(request, prompt)
         source: tuple[int, ...] | None = None
         tokens = prompt.ids
         healed = self._heal(generation, tokens)
@@ -131,7 +135,7 @@ class Planner:
         strategy, ranking = self._strategy(generation)
         beneath = "" if healed is None else healed.text
         processors = self._processors(request, generation, tokens, source, most, eos, beneath)
-        criteria = self._criteria(request, generation)
+        criteria = self._criteria(request, generation, began)
         lane = Lane(
             request.id,
             tokens,
@@ -153,6 +157,8 @@ class Planner:
         settings = {"length_penalty": strategy.length_penalty}
         if generation.num_beams > 1:
             settings["num_beams"] = generation.num_beams
+        if truncated:
+            settings["truncated"] = truncated
         guard = Guard(criteria, generation.keep_stop, self.text)  # type: ignore[arg-type]
         return Planned(lane, prompt, ranking.kind if ranking else strategy.kind, settings, guard, healed, ranking)
 
@@ -175,7 +181,14 @@ class Planner:
         if not isinstance(made, Sample):
             name = "best_of" if generation.best_of else "mbr_samples"
             raise UsageError(f"{name} chooses among plain samples and contradicts {made.kind}")
-        return Sample(True, ranking.samples), ranking
+        return Sample(True, ranking.samples, sampler=generation.sampler), ranking
+
+    def _check_special(self, generation: Generation) -> None:
+        """Raises UsageError for a special id that the model does not have: it could never be written or read."""
+        for name in ("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "stop_token_ids"):
+            for token in _ids(getattr(generation, name)):
+                if not 0 <= token < self.loaded.vocab_size and (name, token) != ("pad_token_id", -1):  # -1: none
+                    raise UsageError(f"{name}: {token} is not one of the {self.loaded.vocab_size} ids of the model")
 
     def _heal(self, generation: Generation, tokens: tuple[int, ...]) -> Healed | None:
         """The prompt without its last tokens, whose text the continuation must begin with."""
@@ -197,6 +210,36 @@ class Planner:
             if start is not None:
                 return int(start)
         raise ModelError(f"{self.loaded.name} names no decoder_start_token_id, so its decoder cannot begin")
+
+    def _truncated(self, request: Request, prompt: Prompt) -> tuple[Prompt, int]:
+        """The prompt as `truncate` wants it, and how many tokens that took; its text stays as it was.
+
+        Room is kept for max_new_tokens, though for no more than half of what the context (or max_length) holds. What
+        the tokenizer puts around a prompt stays: its BOS, and an encoder's EOS.
+        """
+        side, generation = request.resolved.runtime.truncate, request.resolved.generation
+        if side is None:
+            return prompt, 0
+        bounds = [self.context]
+        room = 0
+        if not self.forward.is_encoder_decoder:  # else what is written has a context of its own
+            bounds.append(generation.max_length if generation.max_new_tokens is None else None)
+        bound = min((each for each in bounds if each is not None), default=None)
+        if bound is None:
+            return prompt, 0
+        if not self.forward.is_encoder_decoder:
+            room = min(generation.max_new_tokens or DEFAULT_NEW_TOKENS, bound // 2)
+        ids, keep = prompt.ids, bound - room
+        if len(ids) <= keep:
+            return prompt, 0
+        head = int(ids[0] == self.bos)
+        tail = int(self.forward.is_encoder_decoder and ids[-1] in self.eos)
+        inner, left = ids[head : len(ids) - tail], keep - head - tail
+        if left < 1:
+            raise InputError(f"the prompt has {len(ids)} tokens, and truncate would leave none of it in {bound}")
+        first = {"left": 0, "right": left, "middle": (left + 1) // 2}[side]
+        cut = (*ids[:head], *inner[:first], *inner[len(inner) - (left - first) :], *ids[len(ids) - tail :])
+        return replace(prompt, ids=cut), len(ids) - len(cut)
 
     def _most_new_tokens(self, generation: Generation, length: int, prompt: Prompt) -> tuple[int, str]:
         """How many tokens may be written, and what bounds them if it is the context."""
@@ -245,6 +288,7 @@ class Planner:
             allow_plugins=self.allow_plugins,
             unconditional=self._unconditional(generation, tokens),
             healed=healed,
+            half=getattr(self.loaded.model, "dtype", None) in (torch.float16, torch.bfloat16),
         )
         return build(material)
 
@@ -263,8 +307,8 @@ class Planner:
         ids = tokens[-1:] if negative is None else encode_prompt(self.loaded, negative)
         return Unconditional(self.forward, ids, len(tokens), use_cache=generation.use_cache)
 
-    def _criteria(self, request: Request, generation: Generation) -> tuple[Criterion, ...]:
-        from genctl.decode.stopping.build import Material, build
+    def _criteria(self, request: Request, generation: Generation, began: float) -> tuple[Criterion, ...]:
+        from genctl.decode.stopping.build import Material, Named, build
 
         material = Material(
             generation=generation,
@@ -273,7 +317,24 @@ class Planner:
             explicit=request.resolved.stopping,
             allow_plugins=self.allow_plugins,
         )
-        return build(material)
+        made = build(material)
+        seconds = request.resolved.runtime.row_timeout
+        if seconds is None:
+            return made
+        # whatever a preset lists: it belongs to the run, as the batch size does
+        return (*made, Named("row_timeout", Deadline(began + seconds, f"row_timeout {seconds:g} s")))
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Ends a row with the first token that is there after a moment of the monotonic clock."""
+
+    at: float
+    words: str
+    clock: Callable[[], float] = time.monotonic
+
+    def __call__(self, written: object) -> tuple[str, str] | None:
+        return ("time", self.words) if self.clock() > self.at else None
 
 
 # Architectures whose configs name a length that bounds nothing: positions are relative or recurrent.

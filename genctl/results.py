@@ -58,6 +58,7 @@ class Result:
     drafted: int = 0
     accepted: int = 0
     error: events.Failed | None = None
+    reused: int = 0  # tokens of the prompt that a prompt cache held
 
     @property
     def text(self) -> str:
@@ -73,6 +74,7 @@ class _Lane:
     ended: dict[tuple[tuple[int, ...], int | None], tuple[Link | None, Any]] = field(default_factory=dict)
     drafted: int = 0
     accepted: int = 0
+    reused: int = 0
 
 
 class Collector:
@@ -87,7 +89,8 @@ class Collector:
         if isinstance(event, events.Began):
             self._lanes[event.lane] = _Lane(event)
         elif isinstance(event, events.Prefilled):
-            self._lane(event.lane).prefill_s = event.seconds
+            lane = self._lane(event.lane)
+            lane.prefill_s, lane.reused = event.seconds, event.reused
         elif isinstance(event, events.Stepped):
             self._step(event)
         elif isinstance(event, events.Finished):
@@ -139,6 +142,7 @@ class Collector:
             event.forwards,
             lane.drafted,
             lane.accepted,
+            reused=lane.reused,
         )
 
 

@@ -8,17 +8,23 @@ import os
 import secrets
 import selectors
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol
 
 from genctl.batch.quoting import printable
 from genctl.errors import OutputError
 
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_STREAM = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
+NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC
+_STREAM = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOCTTY", 0) | CLOEXEC
 
 # Names in here stand for streams that are already open; a file behind one of them is nobody's to replace.
 _STREAM_FOLDERS = {Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd")}
+
+
+_PIECE = 2**20  # bytes read at once
 
 
 class Raw(Protocol):
@@ -31,11 +37,19 @@ class Sink:
     """Takes records whole. `owned` is the descriptor of a regular file that we made and may cut, else None.
 
     If a write fails, a file of ours is cut back to its last whole record, and every further write fails the same way.
-    If a signal's exception breaks into a write, `close` (or the next write) finishes that record.
+    If a signal's exception breaks into a write, `close` (or the next write) finishes that record. `whole` is how many
+    bytes of the file are good already.
     """
 
     def __init__(
-        self, raw: Raw, name: str, *, owned: int | None = None, path: Path | None = None, part: Path | None = None
+        self,
+        raw: Raw,
+        name: str,
+        *,
+        owned: int | None = None,
+        path: Path | None = None,
+        part: Path | None = None,
+        whole: int = 0,
     ) -> None:
         self.name = name
         self._failure: Exception | None = None
@@ -45,8 +59,14 @@ class Sink:
         self._part = part  # the file beside `path` that replaces it at the end
         self._pending = memoryview(b"")
         self._sent = 0  # bytes of `_pending`
-        self._whole = 0  # bytes of all records before `_pending`
+        self._whole = whole  # bytes of all records before `_pending`
         self._closed = False
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person reads what is written."""
+        isatty = getattr(self._raw, "isatty", None)
+        return isatty is not None and bool(isatty())
 
     def write(self, data: bytes) -> None:
         """Write one record. Raises OutputError, or BrokenPipeError if the reader of a pipe is gone."""
@@ -93,6 +113,45 @@ class Sink:
                 mine.unlink()
         with contextlib.suppress(OSError):
             self._close_raw()
+
+    def leave(self) -> None:
+        """Let go of the file as it is."""
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(OSError):
+                self._close_raw()
+
+    def cut_back(self) -> None:
+        """Cut a file of ours back to its whole records. Raises OutputError."""
+        try:
+            self._cut()
+        except OSError as error:
+            self._fail(error)
+
+    def sync(self) -> None:
+        """Make what was written to a file of ours last, even a power cut. Raises OutputError."""
+        if self._failure is not None:
+            raise self._failure
+        if self._owned is None:
+            return
+        try:
+            os.fsync(self._owned)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot promise it
+                self._fail(error)
+
+    def read(self, start: int, end: int) -> Iterator[bytes]:
+        """The bytes of a file of ours from `start` to `end`, in pieces; fewer if it is shorter."""
+        assert self._owned is not None
+        while start < end:
+            try:
+                piece = os.pread(self._owned, min(end - start, _PIECE), start)
+            except OSError as error:
+                self._fail(error)
+            if not piece:
+                return
+            start += len(piece)
+            yield piece
 
     def _finish_interrupted(self) -> None:
         if not self._pending:
@@ -183,7 +242,7 @@ def open_output(path: str | Path | None, stdout: IO[bytes] | IO[str] | None, *, 
                 or stat.S_ISFIFO(there.st_mode)
                 or target.absolute().parent in _STREAM_FOLDERS
             ):
-                return Sink(_unbuffered(os.open(target, _STREAM)), name, path=target)
+                return Sink(unbuffered(os.open(target, _STREAM)), name, path=target)
             if not stat.S_ISREG(there.st_mode):
                 raise _unwritable("it is not a regular file", name)
         try:
@@ -193,9 +252,7 @@ def open_output(path: str | Path | None, stdout: IO[bytes] | IO[str] | None, *, 
                 raise OutputError(f"the output exists already: {name}", hint="--force replaces it") from None
         return _replacement(target, name)
     except OSError as error:
-        if isinstance(error, FileNotFoundError):
-            raise _unwritable(f"there is no folder {printable(str(target.parent))}", name) from None
-        raise _unwritable(_reason(error), name) from None
+        raise unwritable(error, target) from None
 
 
 def _replacement(target: Path, name: str) -> Sink:
@@ -207,11 +264,53 @@ def _replacement(target: Path, name: str) -> Sink:
     return _owned(descriptor, name, target, part)
 
 
+def reopen(path: Path, whole: int | None) -> Sink:
+    """A regular file to go on with, its first `whole` bytes good; None: it must not be there yet, or be empty.
+
+    Nothing is changed yet; see `Sink.cut_back`. Links are not followed. Raises OutputError.
+    """
+    name = printable(str(path))
+    flags = os.O_RDWR | NOFOLLOW | CLOEXEC | getattr(os, "O_NONBLOCK", 0)
+    try:
+        descriptor = os.open(path, flags | (0 if whole is not None else os.O_CREAT), 0o666)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.EMLINK):
+            raise _unwritable("it is a link, and links are not followed", name) from None
+        raise unwritable(error, path) from None
+    state = os.fstat(descriptor)
+    wrong = "" if stat.S_ISREG(state.st_mode) else "it is not a regular file"
+    if whole is None and state.st_size and not wrong:
+        wrong = "the file exists already"
+    if wrong:
+        os.close(descriptor)
+        raise _unwritable(wrong, name)
+    return Sink(unbuffered(descriptor), name, owned=descriptor, path=path, whole=whole or 0)
+
+
+def sync_folder(path: Path) -> None:
+    """Make a file's name last, as far as the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path.absolute().parent, os.O_RDONLY | CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def unwritable(error: OSError | ValueError, path: Path) -> OutputError:
+    """The error to raise where a file cannot be opened for writing."""
+    name = printable(str(path))
+    if isinstance(error, FileNotFoundError):
+        return _unwritable(f"there is no folder {printable(str(path.parent))}", name)
+    return _unwritable(_reason(error), name)
+
+
 def _owned(descriptor: int, name: str, path: Path, part: Path | None = None) -> Sink:
-    return Sink(_unbuffered(descriptor), name, owned=descriptor, path=path, part=part)
+    return Sink(unbuffered(descriptor), name, owned=descriptor, path=path, part=part)
 
 
-def _unbuffered(descriptor: int) -> Raw:
+def unbuffered(descriptor: int) -> Raw:
+    """An open descriptor to write to."""
     raw: Raw = os.fdopen(descriptor, "wb", buffering=0)
     return raw
 

@@ -7,13 +7,12 @@ because a prompt seems to be missing there. A byte order mark at the start is dr
 
 from __future__ import annotations
 
-import bisect
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from genctl.batch import jsonl
+from genctl.batch.ids import Ids
 from genctl.batch.quoting import Refused, printable, quote
 from genctl.batch.rows import BadRow, InputRow
 from genctl.errors import InputError, UsageError
@@ -99,6 +98,11 @@ def open_prompts(
     return Prompts(read(file, format=format, name=name, fields=fields), file.close)
 
 
+def format_of(said: str | None, name: str) -> str:
+    """How an input is read: as said, else by its name."""
+    return said or ("jsonl" if name.lower().endswith((".jsonl", ".ndjson")) else "lines")
+
+
 def from_arguments(arguments: Sequence[str]) -> Rows:
     """One row for each command-line argument."""
     for index, prompt in enumerate(arguments):
@@ -129,20 +133,20 @@ def read(
     - `lines`: one prompt per line, `\\n` or `\\r\\n`; only these end a line.
     - `text`: the whole input is one prompt, its last newline included.
     - `jsonl`: one object per line (see `genctl.batch.jsonl`). A row without id goes by its index. To find an id that
-      is used twice, 16 bytes of hash are kept for each id that is said: a batch of rows without ids needs no memory.
+      is used twice, a hash is kept of each id that is said (see `genctl.batch.ids`): the only thing that grows.
     - `nul`: pieces ended by NUL, newlines and all, as from `find -print0`.
     - None: `jsonl` if the name ends in .jsonl or .ndjson, else `lines`.
 
     Raises nothing but InputError when the system cannot read on; whatever the bytes are, they become rows.
     """
-    kind = format or ("jsonl" if name.lower().endswith((".jsonl", ".ndjson")) else "lines")
+    kind = format_of(format, name)
     if kind not in get_args(Format):
         raise UsageError(f"unknown input format {quote(kind)}: expected one of {', '.join(get_args(Format))}")
     return _read(source, kind, printable(name), limit, fields)
 
 
 def _read(source: IO[bytes], kind: str, name: str, limit: int, fields: Fields) -> Rows:
-    ids = _Ids()
+    ids = Ids()
     for piece in _pieces(source, kind, name, limit):
         index = piece.number - 1
         place = f"{'record' if kind == 'nul' else 'line'} {piece.number}"
@@ -234,38 +238,3 @@ def _chunks(source: IO[bytes], name: str) -> Iterator[bytes]:
             yield chunk
     except OSError as error:
         raise InputError(f"the prompts could not be read: {error.strerror or error}: {name}") from None
-
-
-class _Ids:
-    """Which ids are taken. Ids that are said are kept as hashes; those that are the row's index need no memory."""
-
-    def __init__(self) -> None:
-        self._said: dict[bytes, int] = {}  # hash -> row index
-        self._first: list[int] = []  # runs of rows that do not go by their index: their first
-        self._last: list[int] = []  # and last index
-
-    def claim(self, own_id: str | None, index: int) -> None:
-        """Take an id (None: the index). Raises Refused if an earlier row has it."""
-        name = str(index) if own_id is None else own_id
-        digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
-        earlier = self._said.get(digest)
-        if own_id is not None:
-            if earlier is None and len(name) < 20 and name.isdecimal() and name.isascii() and str(int(name)) == name:
-                number = int(name)
-                earlier = number if number < index and self._goes_by_index(number) else None
-            self.not_by_index(index)
-            self._said.setdefault(digest, index)
-        if earlier is not None:
-            raise Refused(f"the id {quote(name)} is already used in line {earlier + 1}")
-
-    def not_by_index(self, index: int) -> None:
-        """Remember that the newest row has another id, or is bad."""
-        if self._last and self._last[-1] >= index - 1:
-            self._last[-1] = index
-        else:
-            self._first.append(index)
-            self._last.append(index)
-
-    def _goes_by_index(self, index: int) -> bool:
-        run = bisect.bisect_right(self._first, index) - 1
-        return run < 0 or self._last[run] < index

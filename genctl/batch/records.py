@@ -30,11 +30,13 @@ def record(
     tokens: Sequence[events.Token] | None = None,
     timing: Mapping[str, float] | None = None,
     extra: Mapping[str, Any] | None = None,
+    reused_tokens: int | None = None,
 ) -> dict[str, Any]:
     """One returned sequence of one row. `sequence` counts from 0; log-probabilities are in nats, `timing` in seconds.
 
     `tokens` adds the per-token entries; their processors' traces carry seconds only if there is a `timing`. `extra`
-    is appended at the end; ValueError if it would replace a key.
+    is appended at the end; ValueError if it would replace a key. `reused_tokens` of the prompt were in a prompt cache;
+    None: there is none.
     """
     made: dict[str, Any] = {
         "schema": SCHEMA,
@@ -51,6 +53,8 @@ def record(
         "model": model,
         "usage": {"prompt_tokens": prompt_tokens, "new_tokens": len(hypothesis.tokens)},
     }
+    if reused_tokens is not None:
+        made["usage"]["reused_tokens"] = reused_tokens
     if tokens is not None:
         made["tokens"] = [token_entry(token, timing=timing is not None) for token in tokens]
     if timing is not None:

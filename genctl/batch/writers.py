@@ -41,26 +41,39 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
-def open_writer(format: Format, sink: Binary, *, on_error: Callable[[Record], None]) -> Writer:
-    """The writer of a format. `on_error` gets the error records that the format has no place for (`text`)."""
+def open_writer(
+    format: Format,
+    sink: Binary,
+    *,
+    on_error: Callable[[Record], None],
+    begun: bool = False,
+    shown: Callable[[str], str] = str,
+) -> Writer:
+    """The writer of a format. `on_error` gets the error records that the format has no place for (`text`).
+
+    `begun`: there are records before these, and what stands above them (the header of `tsv`) is there. `shown` makes of
+    a text what may be written of it: a terminal must not be given control characters.
+    """
     if format == "text":
-        return TextWriter(sink, on_error)
-    writers: dict[str, Callable[[Binary], Writer]] = {"json": JsonWriter, "jsonl": JsonlWriter, "tsv": TsvWriter}
-    return writers[format](sink)
+        return TextWriter(sink, on_error, shown)
+    if format == "tsv":
+        return TsvWriter(sink, header=not begun)
+    return JsonlWriter(sink) if format == "jsonl" else JsonWriter(sink)
 
 
 class TextWriter:
     """The text of each sequence, verbatim, and one newline. Errors are handed to `on_error` instead."""
 
-    def __init__(self, sink: Binary, on_error: Callable[[Record], None]) -> None:
+    def __init__(self, sink: Binary, on_error: Callable[[Record], None], shown: Callable[[str], str] = str) -> None:
         self._sink = sink
         self._on_error = on_error
+        self._shown = shown
 
     def write(self, record: Record) -> None:
         if "error" in record:
             self._on_error(record)
         else:
-            self._sink.write(f"{record['text']}\n".encode("utf-8", "backslashreplace"))
+            self._sink.write(f"{self._shown(record['text'])}\n".encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
         self._sink.close()
@@ -102,9 +115,9 @@ class JsonWriter:
 class TsvWriter:
     """A header, then one line per record with always the same columns; see `COLUMNS`."""
 
-    def __init__(self, sink: Binary) -> None:
+    def __init__(self, sink: Binary, *, header: bool = True) -> None:
         self._sink = sink
-        self._header = "\t".join(COLUMNS) + "\n"
+        self._header = "\t".join(COLUMNS) + "\n" if header else ""
 
     def write(self, record: Record) -> None:
         fields = dict(record)
@@ -142,11 +155,20 @@ class Ordered:
 
     `unordered` writes them as they come. Each index from `start` on is put exactly once, with at least one record;
     anything else is a mistake of the caller (RuntimeError), since a row must never be lost or written twice.
+    `written` is told of each row once all its records are out.
     """
 
-    def __init__(self, writer: Writer, *, unordered: bool = False, start: int = 0) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        *,
+        unordered: bool = False,
+        start: int = 0,
+        written: Callable[[int, Sequence[Record]], object] = lambda index, records: None,
+    ) -> None:
         self._writer = writer
         self._unordered = unordered
+        self._written = written
         self._next = start  # the lowest index that has not come
         self._early: dict[int, Sequence[Record]] = {}  # those above it that have (empty: written already)
         self._due: deque[Record] = deque()  # to be written now, kept in case a signal breaks into a row of several
@@ -164,12 +186,19 @@ class Ordered:
             raise RuntimeError(f"row {index} has no record")
         if self._unordered:
             self._write(records)
+            self._written(index, records)
             records = ()
         self._early[index] = records
         while self._next in self._early:
             due = self._early.pop(self._next)
             self._next += 1
             self._write(due)
+            if due:
+                self._written(self._next - 1, due)
+
+    def drop(self) -> None:
+        """Forget the rows that are held back: those before them will not come."""
+        self._early.clear()
 
     def close(self, *, partial: bool = False) -> None:
         """Close the writer. Raises RuntimeError if a row is missing, unless the run was cut short (`partial`).
@@ -178,9 +207,11 @@ class Ordered:
         """
         if self._early and not partial:
             raise RuntimeError(f"row {self._next} is missing")
-        for index in sorted(self._early):
-            self._due.extend(self._early.pop(index))
         self._write(())
+        for index in sorted(self._early):
+            if due := self._early.pop(index):
+                self._write(due)
+                self._written(index, due)
         self._writer.close()
 
     def _write(self, records: Sequence[Record]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from genctl import __version__
-from genctl.errors import Exit, GenctlError
+from genctl.errors import Exit, GenctlError, without_secrets
 
 EPILOG = (
     "Exit status: 0 done; 1 some rows failed; 2 usage, preset or input error; 3 model not found or cannot do this; "
@@ -26,6 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "beam": ("genctl.cli.beam:beam", "Search for the best continuation, and watch the beams."),
     "score": ("genctl.cli.score:score", "Score texts: log-likelihood, perplexity, bits per byte, token by token."),
     "compare": ("genctl.cli.compare:compare", "Continue the same prompts in several ways, and see the difference."),
+    "inspect-cache": (
+        "genctl.cli.inspect_cache:inspect_cache",
+        "Show what is in the KV cache, pass by pass; save a prompt's cache.",
+    ),
     "replay": ("genctl.cli.replay:replay", "Show a recorded run again, as it was seen, or step by step."),
     "presets": ("genctl.cli.presets:app", "List, show and check presets: TOML files that hold any knob."),
 }
@@ -117,7 +122,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return int(result) if isinstance(result, int) else 0
     except GenctlError as error:
         if debug:
-            raise
+            return _traceback(error, int(error.exit))
         return _say(error.message, error.hint, int(error.exit))
     except typer.Exit as error:
         return error.exit_code
@@ -129,24 +134,37 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return int(Exit.USAGE)
         hint = "" if context is None else f"see {context.command_path} --help"
         return _say(error.format_message(), hint, int(Exit.USAGE))
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort) as error:
         if debug:
-            raise
+            return _traceback(error, int(Exit.INTERRUPTED))
         return _say("interrupted", "", int(Exit.INTERRUPTED))
     except (BrokenPipeError, ClosedPipe):
         return closed_pipe()
-    except RecursionError:
+    except RecursionError as error:
         if debug:
-            raise
+            return _traceback(error, int(Exit.USAGE))
         return _say("the input is nested too deeply", "", int(Exit.USAGE))
-    except MemoryError:
+    except MemoryError as error:
         if debug:
-            raise
+            return _traceback(error, int(Exit.MODEL))
         return _say("not enough memory", "a smaller --batch-size or --dtype bfloat16 needs less", int(Exit.MODEL))
     except Exception as error:
         if debug:
-            raise
+            return _traceback(error, 1)
         return _say(f"unexpected {type(error).__name__}: {_first_line(error)}", "this is a bug; --debug shows where", 1)
+    except BaseException as error:
+        return _gave_up(error, debug)
+
+
+def _gave_up(error: BaseException, debug: bool) -> int:
+    """A library written in Rust failed: in Python its panic is no `Exception`. Others pass through."""
+    if type(error).__name__ != "PanicException":
+        raise error
+    if debug:
+        return _traceback(error, int(Exit.MODEL))
+    return _say(
+        f"a library gave up: {_first_line(error)}", "the checkpoint's tokenizer is the usual reason", int(Exit.MODEL)
+    )
 
 
 def closed_pipe() -> int:
@@ -164,13 +182,24 @@ def _say(message: str, hint: str, status: int) -> int:
     from genctl.render.parts import visible
 
     try:
-        for line in message.splitlines() or [""]:
+        for line in without_secrets(message).split("\n"):
             print(f"error: {visible(line)}", file=sys.stderr)
         if hint:
-            print(f"hint: {visible(hint)}", file=sys.stderr)
+            print(f"hint: {visible(' '.join(hint.split()))}", file=sys.stderr)
         sys.stderr.flush()
     except BrokenPipeError:
         pass
+    return status
+
+
+def _traceback(error: BaseException, status: int) -> int:
+    """Where it happened, for `--debug`: what libraries put into their messages is no more trusted here than elsewhere."""
+    from traceback import format_exception
+
+    from genctl.render.parts import visible
+
+    with contextlib.suppress(BrokenPipeError):
+        print(visible(without_secrets("".join(format_exception(error)))), end="", file=sys.stderr, flush=True)
     return status
 
 

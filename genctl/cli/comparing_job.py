@@ -16,6 +16,7 @@ from genctl import events as told
 from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
+from genctl.cli import caching
 from genctl.cli.comparing import Asked, Naming, is_terminal, settled
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.recording import EventFile
@@ -24,7 +25,7 @@ from genctl.comparing.outputs import Cell, Failure, Prompt
 from genctl.comparing.runs import Run, checkpoint_of
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved, overlay, row_layer
-from genctl.errors import CheckError, Exit, GenctlError, InputError
+from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
 from genctl.results import Collector
 
 if TYPE_CHECKING:
@@ -133,8 +134,8 @@ class Job:
             session = self._load(members, view)
             before = session.forward.forwards
             lanes = len(members) * self.seeds
-            sizes = [size for place in members if (size := self.resolved[place].runtime.batch_size) is not None]
-            step = per or min(sizes, default=max(LANES // lanes, 1))
+            usual = max(LANES // lanes, 1)
+            step = per or min(session.width(self.resolved[place], usual) for place in members)
             self.interrupt.gentle = True
             for start in range(0, len(self.prompts), step):
                 chunk = self.prompts[start : start + step]
@@ -144,6 +145,8 @@ class Job:
                 if self.interrupt.status:
                     break
             self.saved.forwards += session.forward.forwards - before
+            for note in () if self.asked.quiet else self.reuse.notes(session, verbose=self.asked.verbose):
+                self.say(f"note: {note}")
             self.interrupt.gentle = False
             if self.interrupt.status:  # what earlier checkpoints wrote is not lost
                 self._settle([prompt for prompt in self.prompts if prompt.begun], view, output)
@@ -157,6 +160,7 @@ class Job:
         asked = self.asked
         began = time.perf_counter()
         runtime = self.resolved[members[0]].runtime
+        self._check_saved(members)
         offline = any(self.resolved[place].runtime.offline for place in members)
         session = Session.load(
             dataclasses.replace(runtime, offline=offline),
@@ -182,7 +186,23 @@ class Job:
             for place in members:
                 for note in self.resolved[place].notes:
                     self.say(f"note: run {self.runs[place].name}: {note}")
+        self.reuse = caching.Reuse(runtime.prompt_cache)
+        for place in () if asked.quiet else members:
+            for note in caching.notes(session, self.resolved[place]):
+                self.say(f"note: run {self.runs[place].name}: {note}")
         return session
+
+    def _check_saved(self, members: Sequence[int]) -> None:
+        """Raises UsageError where runs that read a prompt together name different prompt caches."""
+        first = members[0]
+        for place in members[1:]:
+            mine, other = (self.resolved[one].runtime.prompt_cache for one in (first, place))
+            if mine != other:
+                raise UsageError(
+                    f"run {self.runs[first].name}: prompt_cache = {mine or 'none'}, run {self.runs[place].name}: "
+                    f"prompt_cache = {other or 'none'}; runs of one checkpoint read a prompt once, for all of them",
+                    hint="give --prompt-cache on the command line: it holds for every run",
+                )
 
     def _stream(
         self,
@@ -206,6 +226,7 @@ class Job:
                 if trace is not None:
                     trace.write(event)
                 self._count(event)
+                self.reuse.feed(event)
                 view.feed(event)
                 result = collector.feed(event)
                 if result is not None:

@@ -1,33 +1,69 @@
-"""SIGINT and SIGTERM: the first asks the loop to stop, the second ends at once."""
+"""SIGINT, SIGTERM and SIGTSTP: the first asks to stop, the second ends at once, and a stop leaves the terminal usable.
+
+Signals reach Python code only between two of its instructions, and a step of the model, the reading of a long prompt or
+the loading of weights can take longer than anybody wants to wait. So a thread listens too (`signal.set_wakeup_fd`): if
+the main one has not ended after a quarter of a second, the thread saves what there is and ends the process.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+GRACE_S = 0.25  # for the main thread to come to an end of its own
+TURN_S = 0.1  # then: for it to finish what it is writing
+SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Interrupt:
     """While decoding, a signal becomes a reason that the loop asks for; before that it raises SystemExit.
 
     Use as a context manager. `status` is what the process should exit with: 130 after SIGINT, 143 after SIGTERM.
+    `hide` takes away what is drawn on the terminal while the process is stopped.
     """
 
     def __init__(self) -> None:
         self.status = 0
         self.gentle = False
+        self.hide: Callable[[], object] = lambda: None
+        self._rescue: Callable[[], object] | None = None
+        self._bounded = False  # whether the deadline holds to the end, because what there is has been saved
+        self._turn = threading.RLock()  # held by whoever writes or draws
+        self._depth = 0  # how often the main thread holds it
+        self._pause_due = False
         self._before: dict[int, Any] = {}
+        self._ears: tuple[socket.socket, socket.socket] | None = None
+        self._listener: threading.Thread | None = None
 
     def __enter__(self) -> Interrupt:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        wanted: dict[int, Any] = {signal.SIGINT: self._take, signal.SIGTERM: self._take}
+        if hasattr(signal, "SIGTSTP"):
+            wanted[signal.SIGTSTP] = self._pause
+        for number, handler in wanted.items():
             try:
-                self._before[number] = signal.signal(number, self._take)
+                before = signal.getsignal(number)
+                if number in (signal.SIGINT, signal.SIGTERM) or before is signal.SIG_DFL:
+                    self._before[number] = signal.signal(number, handler)
             except ValueError:  # not the main thread: somebody else looks after signals
-                break
+                return self
+        self._listen()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._ears is not None and self._listener is not None:
+            signal.set_wakeup_fd(self._woken_before)
+            self._ears[1].close()
+            self._listener.join()
+            self._ears[0].close()
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -35,9 +71,104 @@ class Interrupt:
         """The reason for every live row to end now, or an empty string."""
         return "interrupted" if self.status else ""
 
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """While the main thread writes or draws: nobody else does, and the process is not stopped in between."""
+        with self._turn:
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+        if self._pause_due and not self._depth:
+            self._stop()
+
+    @contextmanager
+    def rescued_by(self, rescue: Callable[[], object]) -> Iterator[None]:
+        """While the model is at work: `rescue` saves what there is, from another thread, if it does not come back."""
+        self._rescue, self.gentle, self._bounded = rescue, True, True
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._rescue = None
+
+    # -- in the main thread --------------------------------------------------------------------------------------------
+
     def _take(self, number: int, frame: FrameType | None) -> None:
         again, self.status = bool(self.status), 128 + number
         if again:
-            os._exit(self.status)
+            _leave(self.status)
         if not self.gentle:
             raise SystemExit(self.status)
+
+    def _pause(self, number: int, frame: FrameType | None) -> None:
+        if self._depth:
+            self._pause_due = True
+        else:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Let the terminal be as it was, stop, and go on when we are told to."""
+        self._pause_due = False
+        with contextlib.suppress(OSError):
+            self.hide()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, self._pause)
+
+    # -- in the listening thread ---------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        self._ears = socket.socketpair()
+        for end in self._ears:
+            end.setblocking(False)
+        self._woken_before = signal.set_wakeup_fd(self._ears[1].fileno(), warn_on_full_buffer=False)
+        self._listener = threading.Thread(target=self._watch, args=(self._ears[0],), name="signals", daemon=True)
+        self._listener.start()
+
+    def _watch(self, ears: socket.socket) -> None:
+        deadline: float | None = None
+        count = 0
+        while True:
+            ears.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))
+            try:
+                heard = ears.recv(64)
+            except TimeoutError:
+                deadline = None
+                self._too_late()
+                continue
+            if not heard:
+                return
+            for number in heard:
+                if number in (signal.SIGINT, signal.SIGTERM):
+                    count += 1
+                    if count > 1:
+                        _leave(128 + number)
+                    self._number = number
+                    deadline = time.monotonic() + GRACE_S
+
+    def _too_late(self) -> None:
+        """The main thread is stuck in a library: the model's, the system's, an import's."""
+        status = self.status or 128 + self._number
+        if self.gentle and not self._bounded:
+            return  # nobody else can save what it has: it ends with its step
+        if self.gentle and self._turn.acquire(timeout=TURN_S):
+            self.status = status
+            if self._rescue is None:
+                self._turn.release()
+                time.sleep(TURN_S)  # it is closing its files
+            else:
+                with contextlib.suppress(Exception):
+                    self._rescue()
+        _leave(status)
+
+
+def _leave(status: int) -> None:
+    """End now; what is written stays written, and the terminal has its cursor."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            if os.isatty(stream.fileno()):
+                os.write(stream.fileno(), SHOW_CURSOR)
+                break
+    os._exit(status)

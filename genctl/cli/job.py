@@ -2,103 +2,68 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from genctl import events as told
-from genctl.batch import readers, writers
-from genctl.batch.records import error_record, record
+from genctl.batch import readers
+from genctl.batch.counting import Looked, look_over
+from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import searching, strategy
+from genctl.cli import caching, resuming, searching, strategy
+from genctl.cli.asked import Asked as Asked
+from genctl.cli.asked import check
+from genctl.cli.emitting import Nowhere as Nowhere
+from genctl.cli.emitting import Output, open_output, opened
 from genctl.cli.interrupt import Interrupt
+from genctl.cli.making import ends_to_tell, is_terminal, make_bar, make_view, records_of, wants_bar
 from genctl.cli.recording import EventFile
+from genctl.cli.tally import Tally
+from genctl.cli.unfinished import Unfinished
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
-from genctl.errors import CheckError, Exit, GenctlError, UsageError
+from genctl.errors import CheckError, Exit, GenctlError
 from genctl.results import Collector, Result
 
 if TYPE_CHECKING:
+    from genctl.inspecting.batches import Divergence
     from genctl.render.live import RunView
+    from genctl.render.progress import RowsBar
     from genctl.session import Report, Request, Session
 
 WIDTH = 16  # prompts decoded at once where nobody watches
+SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
 SHOWN_TOP = 3  # alternatives shown with --scores on a terminal unless --top-logprobs says otherwise
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The command line of a generating command, parsed."""
-
-    arguments: tuple[str, ...] = ()
-    input: str | None = None
-    input_format: str | None = None
-    output: str | None = None
-    force: bool = False
-    format: str = "text"
-    presets: tuple[str, ...] = ()
-    flags: Sequence[Layer] = ()
-    echo: bool = False
-    scores: bool = False
-    top_logprobs: int | None = None
-    explain: bool = False
-    strategy: str = ""  # as named by --strategy
-    events: str | None = None
-    fail_on: tuple[str, ...] = ()
-    unordered: bool = False
-    timing: bool = False
-    dry: bool = False
-    quiet: bool = False
-    verbose: bool = False
-    color: str = "auto"
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
-    allow_plugins: bool = False
-    view: Literal["run", "beam"] = "run"
-    beneath: Sequence[Layer] = ()  # what the command itself sets, below everything else
-    stream: bool = False
-    tree: bool = False
-    tree_format: Literal["text", "dot", "json"] | None = None
 
 
 def perform(asked: Asked) -> int | None:
     """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
-    _check(asked)
-    layers = [*asked.beneath, *settings.standing_layers(asked.presets), *asked.flags]
-    early = resolve(layers, tentative=True)
-    if asked.view == "beam":
-        searching.check_search(early)
-    if asked.dry:
-        return _dry(asked, early, layers)
-    rows = readers.open_prompts(
-        asked.arguments,
-        asked.input,
-        sys.stdin,
-        stdin_is_terminal=sys.stdin is None or _is_terminal(sys.stdin),
-        format=asked.input_format,  # type: ignore[arg-type]
-    )
-    if rows is None:
-        return None
     with Interrupt() as interrupt, ExitStack() as stack:
+        check(asked)
+        layers = [*asked.beneath, *settings.standing_layers(asked.presets), *asked.flags]
+        early = resolve(layers, tentative=True)
+        if asked.view == "beam":
+            searching.check_search(early)
+        if asked.dry:
+            return _dry(asked, early, layers)
+        rows = readers.open_prompts(
+            asked.arguments,
+            asked.input,
+            sys.stdin,
+            stdin_is_terminal=sys.stdin is None or is_terminal(sys.stdin),
+            format=asked.input_format,  # type: ignore[arg-type]
+        )
+        if rows is None:
+            return None
         stack.enter_context(rows)
         return Job(asked, layers, early, interrupt).run(iter(rows))
-
-
-def _check(asked: Asked) -> None:
-    """Everything that flags alone can get wrong. Raises UsageError."""
-    if asked.top_logprobs is not None and asked.top_logprobs < 0:
-        raise UsageError(f"--top-logprobs {asked.top_logprobs}: must be at least 0")
-    if asked.force and asked.output is None:
-        raise UsageError("--force replaces an existing --output file, but there is no --output")
-    if asked.timing and asked.format in ("text", "tsv"):
-        raise UsageError(f"--timing adds seconds to records, but --format {asked.format} has no place for them")
-    searching.check_asked(asked)
 
 
 def _dry(asked: Asked, early: Resolved, layers: Sequence[Layer]) -> int:
@@ -119,72 +84,69 @@ class Job:
     layers: Sequence[Layer]
     early: Resolved  # what the layers say before the checkpoint has had its word
     interrupt: Interrupt
-    failed: int = 0
-    checks: list[str] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
     rows: dict[str, InputRow] = field(default_factory=dict)  # those that are being decoded
+    truncated: dict[str, int] = field(default_factory=dict)  # by lane, the tokens taken from its prompt
+    stop_at: int | None = None  # with --strict, the first row that failed
+    stopper: Sequence[Mapping[str, Any]] = ()  # and its record
+    read: int = 0  # rows of the input
+    different: int = 0  # sequences that --check-batch found to depend on their batch
     load_s: float = 0.0
     seed: int = 0
+    bar: RowsBar | None = None
 
     def run(self, rows: Iterator[InputRow | BadRow]) -> int:
         """Load, decode, write. Returns the exit status."""
         from genctl.render.console import make_consoles
 
         asked = self.asked
-        self.out, self.err = make_consoles(asked.color)  # type: ignore[arg-type]
+        out, self.err = make_consoles(asked.color)  # type: ignore[arg-type]
         self.live = (
-            asked.output is None
+            not (asked.to_file or asked.stream or asked.tree_format or asked.raw)
             and asked.format == "text"
-            and _is_terminal(sys.stdout)
-            and not (asked.stream or asked.tree_format)
+            and is_terminal(sys.stdout)
         )
         search = searching.Search(asked, self.err, live=self.live)
+        several = len(asked.arguments) != 1 or self.early.generation.num_return_sequences > 1
         with ExitStack() as stack:
-            ordered = stack.enter_context(self._output())
-            trace = stack.enter_context(EventFile(Path(asked.events))) if asked.events else None
-            view = stack.enter_context(self._view())
-            stack.enter_context(search)
-            session, base = self._load(view)
-            self.seed = base.runtime.seed if base.runtime.seed is not None else random_seed()
-            width = base.runtime.batch_size or (1 if self.live else WIDTH)
-            search.begin(session.forward.is_encoder_decoder)
-            collector = Collector(tokens=self._with_tokens or asked.format in ("json", "jsonl"))
-            stream = session.stream(
-                self._requests(rows, base, ordered), self._report(), width=width, interrupted=self.interrupt
-            )
-            self.interrupt.gentle = True
-            with closing(stream):
-                for event in stream:
-                    if trace is not None:
-                        trace.write(event)
-                    if self.live or not isinstance(event, told.Failed):
-                        view.feed(event)
-                    search.feed(event)
-                    result = collector.feed(event)
-                    if result is not None:
-                        self._take(result, session, ordered, search)
+            nowhere = self.live or asked.stream
+            output = open_output(asked, self._written, self._say_failed, self.tally.kept, nowhere=nowhere)
+            self.output: Output = stack.enter_context(opened(output, lambda: self._cut_short))
+            self.trace = stack.enter_context(EventFile(Path(asked.events))) if asked.events else None
+            view = make_view(asked, out, self.err, live=self.live, top=self._report().top, several=several)
+            self.view: RunView = stack.enter_context(view)
+            self.search = stack.enter_context(search)
+            self.interrupt.hide = self._hide
+            looked = self._look()
+            self.session, self.base = self._load()
+            self.width = self.session.width(self.base, 1 if self.live else WIDTH)
+            self.span = SPAN * self.width if self.width > 1 else 1
+            self._begin(looked)
+            self._skip(rows, looked)
+            if self.output.finished:
+                return self._nothing_to_do()
+            if wants_bar(asked, self.err, live=self.live):
+                total = len(asked.arguments) or (None if looked is None else looked.rows)
+                self.bar = make_bar(self.err, total, self.output.done)
+                stack.callback(self.bar.close)
+            search.begin(self.session.forward.is_encoder_decoder)
+            self.collector = Collector(tokens=asked.with_tokens or asked.format in ("json", "jsonl"))
+            self.unfinished = Unfinished()
+            with self.interrupt.rescued_by(lambda: self._rescue(stack)):
+                self._decode(rows)
         return self._status()
-
-    @contextmanager
-    def _output(self) -> Iterator[writers.Ordered]:
-        """Where records go. An output that an error cuts short is given up, so that an old file is not lost to it."""
-        asked = self.asked
-        if self.live or asked.stream:
-            yield writers.Ordered(Nowhere(), unordered=asked.unordered)
-            return
-        sink = writers.open_output(asked.output, sys.stdout, force=asked.force)
-        format = "json" if asked.tree_format == "json" else asked.format
-        writer = writers.open_writer(format, sink, on_error=self._say_failed)  # type: ignore[arg-type]
-        ordered = writers.Ordered(writer, unordered=asked.unordered)
-        try:
-            yield ordered
-        except BaseException:
-            sink.abandon()
-            raise
-        ordered.close(partial=bool(self.interrupt.status))
 
     # -- before decoding -----------------------------------------------------------------------------------------------
 
-    def _load(self, view: RunView) -> tuple[Session, Resolved]:
+    def _look(self) -> Looked | None:
+        """The input file looked over, where somebody wants to know how many rows it has or what it holds."""
+        asked = self.asked
+        if asked.input in (None, "-") or not (asked.resume or wants_bar(asked, self.err, live=self.live)):
+            return None
+        assert asked.input is not None
+        return look_over(asked.input, readers.format_of(asked.input_format, asked.input))
+
+    def _load(self) -> tuple[Session, Resolved]:
         """The checkpoint, and the job as all layers say it. What can be checked is checked before weights are read."""
         from genctl.session import Session
 
@@ -195,7 +157,7 @@ class Job:
             allow_pickle=asked.allow_pickle,
             trust_remote_code=asked.trust_remote_code,
             allow_plugins=asked.allow_plugins,
-            on_event=view.feed,
+            on_event=self._loading,
             layers=self.layers,
         )
         self.load_s = time.perf_counter() - began
@@ -206,24 +168,109 @@ class Job:
         if asked.verbose:
             for note in (*base.notes, *session.loaded.notes):
                 self.say(f"note: {note}")
+        self.reuse = caching.Reuse(base.runtime.prompt_cache)
+        for note in () if asked.quiet else caching.notes(session, base):
+            self.say(f"note: {note}")
         return session, base
 
-    def _requests(
-        self, rows: Iterator[InputRow | BadRow], base: Resolved, ordered: writers.Ordered
-    ) -> Iterator[Request]:
+    def _loading(self, event: told.Loading) -> None:
+        with self.interrupt.busy():
+            if self.bar is not None:
+                self.bar.hide()  # a companion of the checkpoint: its bar takes the place of ours
+            self.view.feed(event)
+
+    def _begin(self, looked: Looked | None) -> None:
+        """The checkpoint is known, and so is the seed: one that nobody asked for is that of the job's beginning."""
+        given = self.base.runtime.seed
+        self.seed = random_seed() if given is None else given
+        if not self.asked.resume:
+            return
+        session = self.session
+        loaded = [session.loaded, *(one for one, _ in session.planner.companions.values())]
+        identity = resuming.identity(
+            self.asked,
+            self.base,
+            seed=self.seed,
+            checkpoints={one.name: one.fingerprint() for one in loaded},
+            batch={"width": self.width},
+            input=None if looked is None else looked.identity(),
+            top=self._report().top,
+        )
+        self.seed = self.output.begin(identity, self.span).seed
+        self.tally.go_on(self.output.done, self.output.tally)
+
+    def _skip(self, rows: Iterator[InputRow | BadRow], looked: Looked | None) -> None:
+        """Pass over the rows that need not be decoded, comparing them with what was read before."""
+        output = self.output
+        if output.finished and looked is not None:
+            return  # every byte has been compared
+        until = output.done if output.finished else output.again
+        while self.read < until and (row := next(rows, None)) is not None:
+            self.read += 1
+            output.consume(row)
+        if output.finished:
+            self.read += next(rows, None) is not None
+        if output.finished or self.read < until:
+            output.end_of_input(self.read)
+
+    def _nothing_to_do(self) -> int:
+        self.say(f"{self.asked.output} is complete: {self.output.done:,} rows, nothing to do")
+        return self._status()
+
+    # -- while decoding ------------------------------------------------------------------------------------------------
+
+    def _decode(self, rows: Iterator[InputRow | BadRow]) -> None:
+        """Group by group, each to its end: what a row's neighbours are does not depend on where a run began."""
+        for first in rows:
+            group = itertools.chain([first], itertools.islice(rows, self.span - 1 - first.index % self.span))
+            with closing(self._stream(group)) as stream:
+                while (event := next(stream, None)) is not None:
+                    with self.interrupt.busy():
+                        self._hear(event)
+            if self.interrupt.status:
+                return
+            if self.stop_at is not None:
+                self.output.stop(self.stop_at, self.stopper)
+                return
+        self.output.end_of_input(self.read)
+
+    def _stream(self, group: Iterator[InputRow | BadRow]) -> Generator[told.Event, None, None]:
+        requests, report = self._requests(group), self._report()
+        if not self.asked.check_batch:
+            return self.session.stream(
+                requests, report, width=self.width, interrupted=self.interrupt, on_shortage=self._shortage
+            )
+        from genctl.inspecting.batches import checked
+
+        return checked(self.session, requests, report, width=self.width, told=self._differs, interrupted=self.interrupt)
+
+    def _differs(self, found: Divergence) -> None:
+        self.different += 1
+        self.say(f"check: {found}")
+
+    def _shortage(self, width: int) -> None:
+        self.say(f"note: not enough memory for {self.width} prompts at once, going on with {width}")
+        self.width = width
+
+    def _requests(self, rows: Iterator[InputRow | BadRow]) -> Iterator[Request]:
         from genctl.session import Request
 
         for row in rows:
+            if self.stop_at is not None or self.interrupt.status:
+                return
+            self.read += 1
+            self.output.consume(row)
+            if isinstance(row, BadRow):
+                self._failure(row.id, row.index, row.code, row.message)
+                continue
             try:
-                if isinstance(row, BadRow):
-                    raise _Bad(row.code, row.message)
                 wanted = {**row.params, **{key: value for key, value in row.extra.items() if key != "reference"}}
-                resolved = overlay(base, row_layer(wanted, row.where)) if wanted else base
-            except (_Bad, GenctlError) as error:
-                code, message = (error.kind, error.text) if isinstance(error, _Bad) else (error.code, error.message)
-                self._failure(row.id, row.index, code, message, ordered)
+                resolved = overlay(self.base, row_layer(wanted, row.where)) if wanted else self.base
+            except GenctlError as error:
+                self._failure(row.id, row.index, error.code, error.message)
                 continue
             self.rows[row.id] = row
+            self.unfinished.expect(row.id, resolved.generation.num_return_sequences)
             seed = resolved.runtime.seed if "seed" in row.params else None
             yield Request(
                 row.id,
@@ -243,143 +290,123 @@ class Job:
             top = SHOWN_TOP if asked.scores and asked.format == "text" else 0
         return Report(top, asked.scores or top > 0, asked.explain)
 
-    @property
-    def _with_tokens(self) -> bool:
-        return self.asked.scores or self.asked.top_logprobs is not None or self.asked.explain
+    def _hear(self, event: told.Event) -> None:
+        if self.trace is not None:
+            self.trace.write(event)
+        if self.live or not isinstance(event, told.Failed):
+            self.view.feed(event)
+        if isinstance(event, told.Began) and (truncated := event.settings.get("truncated")):
+            self.truncated[event.lane] = int(truncated)
+            self.say(f"note: prompt {event.lane}: {truncated:,} tokens were taken from it ({self._where(event.lane)})")
+        self.search.feed(event)
+        self.reuse.feed(event)
+        self.unfinished.feed(event)
+        if self.bar is not None:
+            self.bar.feed(event)
+        result = self.collector.feed(event)
+        if result is not None:
+            self._take(result)
 
-    def _view(self) -> RunView:
-        """What is shown. Where records are written instead, only the summary is, and what --scores asks for."""
-        from genctl.render.beam import BeamView
-        from genctl.render.console import discard
-        from genctl.render.live import RunView
+    def _where(self, lane: str) -> str:
+        side = self.base.runtime.truncate
+        row = self.rows.get(lane)
+        return f"--truncate {side if row is None else row.params.get('truncate', side)}"
 
-        asked = self.asked
-        details = asked.scores or asked.explain
-        several = len(asked.arguments) != 1 or self.early.generation.num_return_sequences > 1
-        if self.live and asked.view == "beam":
-            return BeamView(
-                self.out,
-                self.err,
-                echo=asked.echo,
-                scores=asked.scores or (asked.top_logprobs or 0) > 0,
-                top=self._report().top,
-                explain=asked.explain,
-                labels=several,
-                quiet=asked.quiet,
-                verbose=asked.verbose,
-                tree=asked.tree,
-                formula=not asked.quiet,
-            )
-        out = self.out if self.live else self.err if details and asked.format == "text" else discard()
-        return RunView(
-            out,
-            self.err,
-            live=self.live,
-            echo=asked.echo,
-            scores=asked.scores or (asked.top_logprobs or 0) > 0,
-            top=self._report().top,
-            explain=asked.explain,
-            labels=several,
-            quiet=asked.quiet or not (self.live or _is_terminal(sys.stderr) or asked.verbose),
-            verbose=asked.verbose,
-        )
-
-    # -- while decoding ------------------------------------------------------------------------------------------------
-
-    def _take(self, result: Result, session: Session, ordered: writers.Ordered, search: searching.Search) -> None:
+    def _take(self, result: Result) -> None:
         row = self.rows.pop(result.lane)
+        truncated = self.truncated.pop(result.lane, 0)
+        if self.interrupt.status and self.asked.resume:
+            return  # cut off; the next run makes it whole
         if result.error is not None:
-            self._failure(row.id, row.index, result.error.code, result.error.message, ordered)
+            self._failure(row.id, row.index, result.error.code, result.error.message)
             return
-        records = []
-        timing = None
-        if self.asked.timing:
-            timing = {"load_s": self.load_s, "prefill_s": result.prefill_s, "decode_s": result.decode_s}
-        for number, sequence in enumerate(result.sequences):
-            hypothesis = sequence.hypothesis
-            self._check_end(row, number, hypothesis)
-            if self.asked.echo:
-                between = "\t" if session.forward.is_encoder_decoder else ""
-                hypothesis = dataclasses.replace(hypothesis, text=f"{result.prompt}{between}{hypothesis.text}")
-            extra: dict[str, Any] = {}
-            if result.drafted:
-                extra = {"drafted": result.drafted, "accepted": result.accepted}
-            if "beam" in result.strategy:
-                extra["parents"] = list(sequence.parents)
-            records.append(
-                record(
-                    row,
-                    number,
-                    hypothesis,
-                    prompt_text=result.prompt,
-                    model=result.model,
-                    strategy=result.strategy,
-                    seed=result.seed,
-                    prompt_tokens=result.prompt_tokens,
-                    tokens=sequence.tokens if self._with_tokens else None,
-                    timing=timing,
-                    extra=extra,
-                )
-            )
-        ordered.put(row.index, search.records(row.id) or records)
+        if self.stop_at is not None and row.index > self.stop_at:
+            return
+        self.tally.expect(row.index, ends_to_tell(self.asked.fail_on, row, result))
+        records: Sequence[Mapping[str, Any]] = self.search.records(row.id) or records_of(
+            self.asked,
+            row,
+            result,
+            load_s=self.load_s,
+            truncated=truncated,
+            encoder_decoder=self.session.forward.is_encoder_decoder,
+            saved=self.reuse.path is not None,
+        )
+        self.output.put(row.index, records)
 
-    def _check_end(self, row: InputRow, number: int, hypothesis: told.Hypothesis) -> None:
-        wanted = self.asked.fail_on
-        what = f"prompt {row.id}, sequence {number}"
-        if hypothesis.reason in wanted:
-            self.checks.append(f"{what} ended by {hypothesis.reason}")
-        elif "empty" in wanted and not hypothesis.text.strip():
-            self.checks.append(f"{what} is empty")
-
-    def _failure(self, id: str, index: int, code: str, message: str, ordered: writers.Ordered) -> None:
-        self.failed += 1
+    def _failure(self, id: str, index: int, code: str, message: str) -> None:
         made = error_record(id, code, message)
-        if self.live or self.asked.stream:
-            self._say_failed(made)
-        ordered.put(index, [made])
+        if self.asked.strict:
+            if self.stop_at is None or index < self.stop_at:
+                self.stop_at, self.stopper = index, [made]
+            return
+        with self.interrupt.busy():
+            if self.live or self.asked.stream:
+                self._say_failed(made)
+            self.output.put(index, [made])
+
+    def _written(self, index: int, records: Sequence[Mapping[str, Any]]) -> None:
+        """The records of a row are out."""
+        failed = self.tally.written(index, records)
+        if self.bar is not None:
+            self.bar.row(failed=failed)
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
+    @property
+    def _cut_short(self) -> bool:
+        return bool(self.interrupt.status) or self.stop_at is not None
+
+    def _rescue(self, stack: ExitStack) -> None:
+        """The model does not come back: write what there is, from the thread that noticed."""
+        if not self.asked.resume:
+            for result in self.unfinished.results():
+                self._take(result)
+        self.output.hurried = True
+        self._status()
+        stack.close()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+
     def _status(self) -> int:
+        for note in () if self.asked.quiet else self.reuse.notes(self.session, verbose=self.asked.verbose):
+            self.say(f"note: {note}")
+        if self._cut_short and self.asked.resume:
+            self.say(f"{self.tally.rows:,} rows are in {self.asked.output}; the same command goes on after them")
         if self.interrupt.status:
             return self.interrupt.status
-        if self.checks:
-            more = f" (and {len(self.checks) - 1} more)" if len(self.checks) > 1 else ""
-            raise CheckError(f"--fail-on: {self.checks[0]}{more}")
-        return int(Exit.ROWS_FAILED if self.failed else Exit.DONE)
+        if self.output.differs:
+            self.say(
+                f"note: rows of {self.asked.output} that were decoded again came out differently (another machine or "
+                "number of threads, or a time limit); what was written stays"
+            )
+        if self.stop_at is not None:
+            error = self.stopper[0]["error"]
+            before = f"the {self.stop_at:,} rows before it are written" if self.stop_at else "no row is before it"
+            self.say(f"error: prompt {self.stopper[0]['id']}: {error['message']}; --strict stops here, {before}")
+            return int(Exit.ROWS_FAILED)
+        status = self.tally.status()
+        if self.different:
+            raise CheckError(f"--check-batch: {self.different} sequences differ from those decoded alone")
+        return status
 
     def say(self, line: str) -> None:
         """One line on standard error."""
         from genctl.render.parts import visible
 
+        if self.bar is not None:
+            self.bar.hide()
         print(visible(line), file=sys.stderr, flush=True)
 
     def _say_failed(self, made: Mapping[str, Any]) -> None:
+        if self.asked.strict:
+            return  # it is told at the end
         error = made["error"]
         self.say(f"error: prompt {made['id']}: {error['message']}")
 
-
-def _is_terminal(stream: IO[str] | None) -> bool:
-    """Whether a person is at the other end; a stream that is missing or closed counts as a terminal's silence."""
-    try:
-        return stream is not None and stream.isatty()
-    except ValueError:
-        return False
-
-
-class _Bad(Exception):
-    """A row that the reader refused."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind, self.text = kind, text
-
-
-class Nowhere:
-    """The writer of a live run: what it would write has been shown."""
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    def _hide(self) -> None:
+        """Take away what moves on the terminal."""
+        if self.bar is not None:
+            self.bar.hide()
+        self.view.pause()

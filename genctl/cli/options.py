@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable
+from enum import Enum
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
@@ -14,6 +15,8 @@ from genctl.cli.strategy import layer as named_strategy
 from genctl.config.layers import Layer, flags_layer
 from genctl.errors import UsageError
 
+# Knobs of Runtime that mean something only where texts are written.
+WRITING = frozenset({"truncate", "row_timeout"})
 SHORT = {"model": "-m", "max_new_tokens": "-n"}
 PANELS = {params.RUN: "Run", params.MODEL: "Model"}
 
@@ -53,12 +56,117 @@ Output = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing --output file.")]
 Format = Annotated[Literal["text", "json", "jsonl", "tsv"], typer.Option("--format", help="How results are written.")]
+FormatByName = Annotated[
+    Literal["text", "json", "jsonl", "tsv"] | None,
+    typer.Option(
+        "--format", help="How results are written (default: by the name of --output, else text).", show_default=False
+    ),
+]
 Color = Annotated[Literal["auto", "always", "never"], typer.Option("--color", help="Judged for each stream.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary; results and errors stay.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what is loaded, and sum up even when piped.")]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Load pickle weights, which can run code.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that a checkpoint brings.")]
 AllowPlugins = Annotated[bool, typer.Option("--allow-plugins", help="Let presets name processors by dotted path.")]
+
+
+class End(str, Enum):
+    """What --fail-on may look for."""
+
+    LENGTH = "length"
+    EMPTY = "empty"
+    STOP = "stop"
+    TIME = "time"
+
+
+# What every command that generates takes: name -> (type, default).
+GENERATING: dict[str, tuple[Any, Any]] = {
+    "input": (Input, None),
+    "input_format": (InputFormat, None),
+    "output": (Output, None),
+    "force": (Force, False),
+    "resume": (
+        Annotated[
+            bool, typer.Option("--resume", help="Go on with an --output that was cut off; a journal stands beside it.")
+        ],
+        False,
+    ),
+    "strict": (Annotated[bool, typer.Option("--strict", help="Stop at the first row that fails.")], False),
+    "format": (FormatByName, None),
+    "raw": (
+        Annotated[bool, typer.Option("--raw", help="Write texts to a terminal as they are, control characters too.")],
+        False,
+    ),
+    "preset": (Preset, None),
+    "set": (Set, None),
+    "strategy": (Strategy, None),
+    "echo": (Annotated[bool, typer.Option("--echo", help="Begin the text with the prompt.")], False),
+    "scores": (
+        Annotated[
+            bool, typer.Option("--scores", help="Show each token's probability, rank, entropy and alternatives.")
+        ],
+        False,
+    ),
+    "top_logprobs": (
+        Annotated[
+            int | None,
+            typer.Option(
+                "--top-logprobs", metavar="K", help="Alternatives reported for each token.", show_default=False
+            ),
+        ],
+        None,
+    ),
+    "explain": (
+        Annotated[bool, typer.Option("--explain", help="Show what each logits processor did to each step.")],
+        False,
+    ),
+    "fail_on": (
+        Annotated[
+            list[End] | None,
+            typer.Option("--fail-on", help="Exit with 4 if any sequence ended so; repeatable.", show_default=False),
+        ],
+        None,
+    ),
+    "unordered": (Annotated[bool, typer.Option("--unordered", help="Write results as they finish.")], False),
+    "stream": (Stream, False),
+    "timing": (
+        Annotated[bool, typer.Option("--timing", help="Add load, prefill and decode seconds to records.")],
+        False,
+    ),
+    "check_batch": (
+        Annotated[
+            bool, typer.Option("--check-batch", help="Decode each prompt alone as well; exit with 4 if tokens differ.")
+        ],
+        False,
+    ),
+    "dry": (Dry, False),
+    "quiet": (Quiet, False),
+    "verbose": (Verbose, False),
+    "color": (Color, "auto"),
+    "allow_pickle": (AllowPickle, False),
+    "trust_remote_code": (TrustRemoteCode, False),
+    "allow_plugins": (AllowPlugins, False),
+}
+
+
+def generating(function: Function) -> Function:
+    """Give a command the options of `GENERATING`; they arrive together in its `common` argument."""
+    signature = inspect.signature(function, eval_str=True)
+    kept = [p for p in signature.parameters.values() if p.name != "common"]
+    placed = [p for p in kept if p.kind is not p.KEYWORD_ONLY]
+    own = [p for p in kept if p.kind is p.KEYWORD_ONLY]
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in GENERATING.items()
+    ]
+
+    def command(*args: Any, **given: Any) -> Any:
+        common = {name: given.pop(name, default) for name, (_, default) in GENERATING.items()}
+        return function(*args, common=common, **given)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__signature__ = signature.replace(parameters=[*placed, *shared, *own])  # type: ignore[attr-defined]
+    return command  # type: ignore[return-value]
 
 
 def plain_type(hint: Any) -> Any:
@@ -95,6 +203,8 @@ def with_knobs(
         for kind in kinds:
             for name, item in params.knobs(kind).items():
                 if name in exclude or not item.metadata["flag"]:
+                    continue
+                if name in WRITING and params.Generation not in kinds:
                     continue
                 parameter = _flag(name, params.hints(kind)[name], item)
                 flags[parameter.name] = name

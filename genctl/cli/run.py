@@ -3,70 +3,25 @@
 from __future__ import annotations
 
 import sys
-from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
 from genctl.cli import options
-from genctl.cli.options import knob_layers, with_knobs
-
-
-class End(str, Enum):
-    """What --fail-on may look for."""
-
-    LENGTH = "length"
-    EMPTY = "empty"
-    STOP = "stop"
-    TIME = "time"
+from genctl.cli.options import generating, with_knobs
 
 
 @with_knobs()
+@generating
 def run(
     context: typer.Context,
     prompts: options.Prompts = None,
     *,
-    input: options.Input = None,
-    input_format: options.InputFormat = None,
-    output: options.Output = None,
-    force: options.Force = False,
-    format: options.Format = "text",
-    preset: options.Preset = None,
-    set: options.Set = None,
-    strategy: options.Strategy = None,
-    echo: Annotated[bool, typer.Option("--echo", help="Begin the text with the prompt.")] = False,
-    scores: Annotated[
-        bool, typer.Option("--scores", help="Show each token's probability, rank, entropy and alternatives.")
-    ] = False,
-    top_logprobs: Annotated[
-        int | None,
-        typer.Option("--top-logprobs", metavar="K", help="Alternatives reported for each token.", show_default=False),
-    ] = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show what each logits processor did to each step.")
-    ] = False,
     events: Annotated[
         str | None,
         typer.Option("--events", metavar="FILE", help="Also write every event as JSON lines.", show_default=False),
     ] = None,
-    fail_on: Annotated[
-        list[End] | None,
-        typer.Option(
-            "--fail-on",
-            help="Exit with 4 if any sequence ended so; repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    unordered: Annotated[bool, typer.Option("--unordered", help="Write results as they finish.")] = False,
-    stream: options.Stream = False,
-    timing: Annotated[bool, typer.Option("--timing", help="Add load, prefill and decode seconds to records.")] = False,
-    dry: options.Dry = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    color: options.Color = "auto",
-    allow_pickle: options.AllowPickle = False,
-    trust_remote_code: options.TrustRemoteCode = False,
-    allow_plugins: options.AllowPlugins = False,
+    common: dict[str, Any],
     knobs: dict[str, Any],
 ) -> int:
     """Continue prompts with a causal or an encoder-decoder checkpoint.
@@ -74,35 +29,15 @@ def run(
     Prompts are arguments, else --input, else standard input, one per line. On a terminal the text streams as it is
     written; in a pipe it is plain.
     """
-    from genctl.cli.job import Asked, perform
+    from genctl.cli.asked import asked_for
 
-    asked = Asked(
-        arguments=tuple(prompts or ()),
-        input=input,
-        input_format=input_format,
-        output=output,
-        force=force,
-        format=format,
-        presets=tuple(preset or ()),
-        flags=knob_layers(knobs, set, strategy),
-        strategy=strategy or "",
-        echo=echo,
-        scores=scores,
-        top_logprobs=top_logprobs,
-        explain=explain,
-        events=events,
-        fail_on=tuple(end.value for end in fail_on or ()),
-        unordered=unordered,
-        stream=stream,
-        timing=timing,
-        dry=dry,
-        quiet=quiet,
-        verbose=verbose,
-        color=color,
-        allow_pickle=allow_pickle,
-        trust_remote_code=trust_remote_code,
-        allow_plugins=allow_plugins,
-    )
+    return carry_out(context, asked_for(prompts, common, knobs, events=events))
+
+
+def carry_out(context: typer.Context, asked: Any) -> int:
+    """Do what was asked; where there is no prompt, say how to give one. Returns the exit status."""
+    from genctl.cli.job import perform
+
     status = perform(asked)
     if status is None:
         print(context.get_usage(), file=sys.stderr)

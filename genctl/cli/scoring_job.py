@@ -7,14 +7,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from genctl.batch import readers, scored, writers
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.job import WIDTH, Nowhere, _is_terminal
+from genctl.cli.job import WIDTH, Nowhere
+from genctl.cli.making import is_terminal as _is_terminal
 from genctl.cli.options import check_count
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, resolve
@@ -157,6 +158,11 @@ class ScoringJob:
         from genctl.session import Session
 
         asked, runtime = self.asked, self.early.runtime
+        if runtime.prompt_cache is not None:  # a settings file says so
+            if not asked.quiet:
+                place = self.early.origins["prompt_cache"]
+                self._say(f"note: prompt_cache ({place}) is not used: genctl score reads every text as a whole")
+            runtime = replace(runtime, prompt_cache=None)
         bar = LoadingBar(self.err, time.monotonic)
         with ExitStack() as stack:
             stack.callback(bar.close)
@@ -169,7 +175,7 @@ class ScoringJob:
         if asked.verbose:
             for note in session.loaded.notes:
                 self._say(f"note: {note}")
-        width = runtime.batch_size or (1 if self.live else WIDTH)
+        width = session.width(self.early, 1 if self.live else WIDTH)
         options = Options(
             add_eos=asked.add_eos,
             stride=asked.stride,

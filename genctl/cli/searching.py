@@ -14,7 +14,7 @@ from genctl.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.cli.job import Asked
+    from genctl.cli.asked import Asked
 
 COMMAND = "genctl beam"
 BENEATH = (Layer(COMMAND, {"num_beams": 5}, said="user"),)
@@ -64,7 +64,7 @@ class Search:
         self.asked = asked
         self.err = err
         self.trees = Trees() if (asked.tree and not live) or asked.tree_format else None
-        self.stream = StreamView(stream_writer(), echo=asked.echo) if asked.stream else None
+        self.stream = StreamView(stream_writer(asked.raw), echo=asked.echo) if asked.stream else None
 
     def begin(self, encoder_decoder: bool) -> None:
         """The checkpoint is known: a prompt that is not continued but answered is set off by a tab."""
@@ -131,6 +131,6 @@ class TerminalWriter:
         sys.stdout.flush()
 
 
-def stream_writer() -> StreamWriter | TerminalWriter:
-    """Where streamed text goes."""
-    return TerminalWriter() if sys.stdout.isatty() else StreamWriter()
+def stream_writer(raw: bool = False) -> StreamWriter | TerminalWriter:
+    """Where streamed text goes; `raw` gives a terminal too the text itself."""
+    return TerminalWriter() if sys.stdout.isatty() and not raw else StreamWriter()

@@ -137,6 +137,8 @@ class BeamView(RunView):
         lines = [self._dimmed(line) for line in settled]
         turn = self._turns.get(lane.lane)
         drawn = picture(lane, turn, self._opening, self._path, width, height, kept=self._kept(lane), hidden=hidden)
+        if self._lines.outdated:
+            self._hide()
         if self._picture is None:
             for line in lines:
                 self.out.print(line)
@@ -153,6 +155,7 @@ class BeamView(RunView):
         self._picture.update(Group(*drawn), refresh=not lines)
         if lines:
             self.out.print(Group(*lines))  # above the picture, which is drawn again with it
+        self._lines.note([line.cell_len for line in drawn])
 
     def _dimmed(self, line: str) -> Text:
         made = Text(line.rstrip(), no_wrap=True)

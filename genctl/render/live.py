@@ -15,6 +15,7 @@ from genctl.events import Began, Event, Failed, Finished, Hypothesis, Loading, P
 from genctl.render import parts, theme
 from genctl.render.explain import explain_summary
 from genctl.render.loading import LoadingBar
+from genctl.render.resizing import Drawn
 from genctl.render.story import LaneStory, Path, Story, fold
 from genctl.render.summary import failure, lane_summary, lines, stop_words, summary
 from genctl.render.tail import Look, names, place_words, sections_of, step_lines, tail
@@ -62,6 +63,7 @@ class RunView:
         self._clock = clock
         self._bar = LoadingBar(err, clock)
         self._picture: Live | None = None  # the tail that repaints
+        self._lines = Drawn(out)  # its lines
         self._drawn = float("-inf")
         self._streaming: str | None = None  # the lane whose text is being written as it comes
         self._shown: list[str] = []  # its pieces
@@ -99,6 +101,11 @@ class RunView:
         elif isinstance(event, (Finished, Failed)):
             self._last = self._clock()
             self._settle()
+
+    def pause(self) -> None:
+        """Take away what moves, cursor and all as they were; the next event brings it back."""
+        self._bar.close()
+        self._hide()
 
     def close(self) -> None:
         """Settle everything, unfinished texts as far as they came; then tables and summary. Safe to call twice."""
@@ -183,6 +190,8 @@ class RunView:
         lines = tail([lane for lane in lanes if lane.steps or lane.over], self.look, self.out)
         if not lines:
             return
+        if self._lines.outdated:
+            self._hide()
         if self._picture is None:
             self._picture = Live(
                 console=self.out,
@@ -194,10 +203,12 @@ class RunView:
             )
             self._picture.start()
         self._picture.update(Group(*lines), refresh=True)
+        self._lines.note([line.cell_len for line in lines])
 
     def _hide(self) -> None:
         if self._picture is not None:
             picture, self._picture = self._picture, None
+            self._lines.clear()
             picture.update(Text(""))
             picture.stop()
             self._drawn = float("-inf")

@@ -96,6 +96,8 @@ def stop_words(reason: str, stop: str, number: int = 1) -> str:
     """Why a text ended, what exactly stopped it in quotes."""
     if reason == "length" and stop:  # not what was asked for, but what the model can hold
         return f"cut at the {parts.visible(stop)}"
+    if reason == "time" and stop.startswith("row_timeout"):
+        return "cut at row_timeout"
     quoted = f"“{parts.first_words(stop, 24)}”" if stop else ""
     return theme.ended(reason, quoted, many=number > 1)
 

@@ -1,0 +1,52 @@
+"""An input file looked over before it is read: how many rows it will give, and whether it is what it was before."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_PIECE = 2**20
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a regular file holds: its rows as `readers.read` will number them, its bytes, and their digest in hex."""
+
+    rows: int
+    bytes: int
+    digest: str
+
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for the input to be the same."""
+        return {"bytes": self.bytes, "digest": self.digest}
+
+
+def look_over(path: str | Path, kind: str) -> Looked | None:
+    """Read a regular file once, in pieces. None for anything else (a pipe can be read only once) and on any failure,
+    of which the reader will tell.
+
+    `kind` is an input format of `readers`.
+    """
+    separator = {"lines": b"\n", "jsonl": b"\n", "nul": b"\0"}.get(kind)
+    blank = {"lines": b"\r\n", "jsonl": b" \t\r\n", "nul": b"\0"}.get(kind, b"")
+    digest = hashlib.blake2b(digest_size=16)
+    rows = size = seen = 0
+    try:
+        if not stat.S_ISREG(Path(path).stat().st_mode):  # before it is opened: a pipe would keep us waiting
+            return None
+        with Path(path).open("rb") as file:
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+                size += len(piece)
+                if separator is None:
+                    continue
+                # empty rows at the end do not count: only what is before the last byte that is none of theirs
+                if kept := piece.rstrip(blank):
+                    rows = seen + kept.count(separator) + 1
+                seen += piece.count(separator)
+    except (OSError, ValueError):
+        return None
+    return Looked(rows if separator is not None else 1, size, digest.hexdigest())

@@ -1,0 +1,196 @@
+"""An output that can be resumed: whatever ends a run, the next one knows which rows are whole and goes on after them.
+
+While rows are written, a mark goes to the journal about once a second, and at every multiple of `span` rows, but never
+before the bytes that it vouches for have been made to last (fsync). So after a kill, a full disk or a power cut the
+output is cut back to the newest mark, and nothing before it is in doubt; what followed it, a second's work or a torn
+line, is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from genctl.batch.journal import Journal, Mark
+from genctl.batch.output import Sink, reopen, sync_folder
+from genctl.batch.quoting import printable
+from genctl.batch.rows import BadRow, InputRow
+from genctl.errors import GenctlError, InputError, UsageError
+
+EVERY_S = 1.0  # between two marks: what a kill can cost
+_SIZE = 16  # bytes of a digest
+
+
+class Resumable:
+    """An output file and its journal. `start` it once it is known to be asked the same; then it is a sink for records.
+
+    Making one changes nothing yet, except that an empty journal may appear. Raises UsageError for what cannot be
+    resumed, InputError where the input is not what it was, and OutputError where the system fails.
+    """
+
+    def __init__(self, output: str | Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path = Path(output)
+        self.name = printable(str(output))
+        self.journal = Journal(self.path)
+        self.span = 1
+        self._clock = clock
+        self._marked = float("-inf")
+        self._chain = b""
+        self._chains: dict[int, bytes] = {}  # rows -> the chain up to there, for rows that are not written yet
+        self._checked = 0  # marks whose rows have come by again
+        self._sink: Sink | None = None
+        self._digest = hashlib.blake2b(digest_size=_SIZE)
+        self._size = 0
+        try:
+            self._verify()
+        except BaseException:
+            self.release()
+            raise
+        self._state = self._newest = self.mark  # the newest rows that are whole, and what was marked last
+        self._started = False
+
+    @property
+    def header(self) -> dict[str, Any] | None:
+        """What the job was begun with; None if there is none yet."""
+        return self.journal.header
+
+    @property
+    def mark(self) -> Mark:
+        """How far earlier runs have come."""
+        return self.journal.marks[-1] if self.journal.marks else Mark(0, 0, "", self._digest.hexdigest())
+
+    def _verify(self) -> None:
+        there = os.path.lexists(self.path)
+        if self.header is None or not self.journal.marks:
+            if there and (self.header is None or self.path.is_symlink() or self.path.stat().st_size):
+                raise UsageError(
+                    f"{self.name} exists, and no journal says how it came about, so it cannot be resumed",
+                    hint="give another --output, or --force instead of --resume to replace it",
+                )
+            return
+        if not there:
+            if not self.mark.bytes:
+                return  # nothing of it is lost
+            raise UsageError(
+                f"{self.name} is gone, but its journal {self.journal.name} is there",
+                hint="remove the journal to start anew",
+            )
+        self._sink = reopen(self.path, self.mark.bytes)
+        for piece in self._sink.read(0, self.mark.bytes):
+            self._digest.update(piece)
+            self._size += len(piece)
+        if self._size != self.mark.bytes or self._digest.hexdigest() != self.mark.output:
+            raise UsageError(
+                f"{self.name} was changed since it was written: its first {self.mark.bytes:,} bytes are not those that "
+                f"{self.journal.name} vouches for",
+                hint="remove both to start anew, or give another --output",
+            )
+
+    def start(self, header: Mapping[str, Any], span: int) -> None:
+        """Begin, or go on: the journal has its header, and the output ends with the last row that is whole."""
+        self.span = span
+        if self.header is None:
+            self.journal.begin(header)
+        else:
+            self.journal.resume()
+        if self._sink is None:
+            self._sink = reopen(self.path, None)
+            sync_folder(self.path)
+        self._sink.cut_back()
+        if not self.journal.marks:
+            self.journal.add(self.mark)
+            self.journal.sync()
+        self._started = True
+
+    # -- the input -----------------------------------------------------------------------------------------------------
+
+    def consume(self, row: InputRow | BadRow) -> None:
+        """Take note of the next input row. Raises InputError if it is not the one that was read before."""
+        self._chain = hashlib.blake2b(self._chain + _essence(row), digest_size=_SIZE).digest()
+        rows, marks = row.index + 1, self.journal.marks
+        if rows > self.mark.rows:
+            self._chains[rows] = self._chain
+        while self._checked < len(marks) and marks[self._checked].rows <= rows:
+            mark = marks[self._checked]
+            if mark.rows == rows and mark.input != self._chain.hex():
+                first = marks[self._checked - 1].rows + 1 if self._checked else 1
+                which = f"row {rows:,} is" if first >= rows else f"rows {first:,} to {rows:,} are"
+                raise InputError(f"{self.name} cannot be resumed: the input has changed: {which} not what was read")
+            self._checked += 1
+
+    def end_of_input(self, rows: int) -> None:
+        """There are so many rows. Raises InputError if more were done, or if a finished job had fewer."""
+        mark = self.mark
+        if rows < mark.rows or (mark.done and rows > mark.rows):
+            least = "" if mark.done else "at least "
+            raise InputError(
+                f"{self.name} cannot be resumed: the input has changed: it had {least}{mark.rows:,} rows, now {rows:,}"
+            )
+
+    # -- the output ----------------------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Write one record. Raises OutputError."""
+        assert self._sink is not None
+        self._sink.write(data)
+        self._digest.update(data)
+        self._size += len(data)
+
+    def written(self, rows: int, tally: Mapping[str, Any]) -> None:
+        """The records of the first `rows` rows are out, and so much was counted in them. Marks that if it is time."""
+        chain = self._chains.pop(rows)
+        self._state = Mark(rows, self._size, chain.hex(), self._digest.hexdigest(), dict(tally))
+        if rows % self.span == 0 or self._clock() - self._marked >= EVERY_S:
+            self._mark()
+
+    def digest_of(self, start: int, end: int) -> str:
+        """The digest of the output from byte `start` to byte `end`, hex."""
+        assert self._sink is not None
+        digest = hashlib.blake2b(digest_size=_SIZE)
+        for piece in self._sink.read(start, end):
+            digest.update(piece)
+        return digest.hexdigest()
+
+    def close(self, *, done: bool = False) -> None:
+        """Mark what is whole and let go; `done` says that these are all rows. Raises OutputError, having let go."""
+        try:
+            if self._started:
+                self._mark(done=done)
+                self.journal.sync()
+        finally:
+            self.release()
+
+    def abandon(self) -> None:
+        """An error is being reported: save what can be saved."""
+        with contextlib.suppress(GenctlError, OSError):
+            self.close()
+
+    def release(self) -> None:
+        """Let go of the files as they are."""
+        if self._sink is not None:
+            self._sink.leave()
+        self.journal.close()
+
+    def _mark(self, *, done: bool = False) -> None:
+        assert self._sink is not None
+        new = replace(self._state, done=done)
+        self._sink.sync()
+        if new != self._newest:
+            self.journal.add(new)
+        self._newest, self._marked = new, self._clock()
+
+
+def _essence(row: InputRow | BadRow) -> bytes:
+    """What of a row decides what is written of it."""
+    if isinstance(row, BadRow):
+        parts: list[Any] = [row.id, row.code, row.message]
+    else:
+        parts = [row.id, row.prompt, row.prompt_ids, row.messages, row.params, row.extra]
+    return json.dumps(parts).encode()

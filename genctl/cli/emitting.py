@@ -1,0 +1,222 @@
+"""Where a job's records go: nowhere (they have been shown), to a sink, or to an output that can be resumed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
+
+from genctl.batch import writers
+from genctl.batch.resumable import Resumable
+from genctl.batch.rows import BadRow, InputRow
+from genctl.cli.asked import Asked
+from genctl.cli.resuming import Echo, Identity, check_same
+
+Record = writers.Record
+Written = Callable[[int, Sequence[Record]], object]
+
+
+class Nowhere:
+    """The writer of a live run: what it would write has been shown."""
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Output(Protocol):
+    """What a job needs to know of where its records go."""
+
+    done: int  # rows whose records are out since an earlier run
+    again: int  # the first row that is decoded: those before `done` are decoded for their neighbours' sake
+    finished: bool  # whether there is nothing left to do
+    hurried: bool  # to be set where closing must not take its time
+
+    @property
+    def tally(self) -> Mapping[str, Any]:
+        """What earlier runs have counted in the rows that are done."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether rows that were decoded again came out differently."""
+
+    def begin(self, identity: Identity, span: int) -> Identity:
+        """The checkpoint is known. Returns what is asked, with the seed that holds."""
+
+    def consume(self, row: InputRow | BadRow) -> None:
+        """The next row of the input, before anything is made of it."""
+
+    def end_of_input(self, rows: int) -> None:
+        """There are no more rows than these."""
+
+    def put(self, index: int, records: Sequence[Record]) -> None:
+        """What became of a row, in any order."""
+
+    def stop(self, index: int, records: Sequence[Record]) -> None:
+        """The run ends with this row, whatever came after it."""
+
+    def close(self, *, cut_short: bool) -> None:
+        """No more will come; `cut_short`: because the run was, and rows may be missing."""
+
+    def abandon(self) -> None:
+        """An error is being reported."""
+
+
+class Plain:
+    """Records to standard output, a device or a new file, or `nowhere`."""
+
+    def __init__(self, asked: Asked, written: Written, on_error: Callable[[Record], None], *, nowhere: bool) -> None:
+        self.done = self.again = 0
+        self.finished = self.differs = self.hurried = False
+        self.tally: Mapping[str, Any] = {}
+        self._sink: writers.Sink | None = None
+        writer: writers.Writer = Nowhere()
+        if not nowhere:
+            self._sink = writers.open_output(asked.output, sys.stdout, force=asked.force)
+            format = cast(writers.Format, "json" if asked.tree_format == "json" else asked.format)
+            shown = _visible if self._sink.is_terminal and not (asked.raw or asked.tree_format) else str
+            writer = writers.open_writer(format, self._sink, on_error=on_error, shown=shown)
+        self._ordered = writers.Ordered(writer, unordered=asked.unordered, written=written)
+
+    def begin(self, identity: Identity, span: int) -> Identity:
+        return identity
+
+    def consume(self, row: InputRow | BadRow) -> None:
+        pass
+
+    def end_of_input(self, rows: int) -> None:
+        pass
+
+    def put(self, index: int, records: Sequence[Record]) -> None:
+        self._ordered.put(index, records)
+
+    def stop(self, index: int, records: Sequence[Record]) -> None:
+        self._ordered.put(index, records)
+        self._ordered.drop()
+
+    def close(self, *, cut_short: bool) -> None:
+        self._ordered.close(partial=cut_short)
+
+    def abandon(self) -> None:
+        if self._sink is not None:
+            self._sink.abandon()
+
+
+class Resumed:
+    """Records to a file with a journal beside it. Rows that an earlier run has finished are not written again."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        written: Written,
+        on_error: Callable[[Record], None],
+        counted: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        assert asked.output is not None
+        self._format = cast(writers.Format, asked.format)
+        self._on_error, self._counted, self._told = on_error, counted, written
+        self.file = Resumable(asked.output)
+        mark = self.file.mark
+        self.done = self.again = mark.rows
+        self.finished, self.tally = mark.done, mark.tally
+        self.hurried = False
+        self._ordered: writers.Ordered | None = None
+        self._echo: Echo | None = None
+
+    @property
+    def differs(self) -> bool:
+        return self._echo is not None and self._echo.differs
+
+    def begin(self, identity: Identity, span: int) -> Identity:
+        if self.file.header is not None:
+            identity = check_same(self.file.name, self.file.header, identity)
+        if self.finished:
+            return identity
+        self.file.start(identity.header(), span)
+        self.again = self.done - self.done % span
+        begun = self.file.mark.bytes > 0
+        writer = writers.open_writer(self._format, Unclosed(self.file), on_error=self._on_error, begun=begun)
+        self._ordered = writers.Ordered(writer, start=self.done, written=self._written)
+        if self.again < self.done:
+            self._echo = Echo(self.file, self._format, self.again, self.done)
+        return identity
+
+    def consume(self, row: InputRow | BadRow) -> None:
+        self.file.consume(row)
+
+    def end_of_input(self, rows: int) -> None:
+        self.file.end_of_input(rows)
+
+    def put(self, index: int, records: Sequence[Record]) -> None:
+        if index >= self.done:
+            assert self._ordered is not None
+            self._ordered.put(index, records)
+        elif self._echo is not None:
+            self._echo.put(index, records)
+
+    def stop(self, index: int, records: Sequence[Record]) -> None:
+        pass  # the next run may have better luck with it
+
+    def close(self, *, cut_short: bool) -> None:
+        # rows that finished early or on the way out are left to the next run, which makes them as an undisturbed one
+        if self._ordered is not None and not cut_short:
+            self._ordered.close()
+        if self.hurried:
+            self.file.release()  # the newest mark is a second old at most
+        else:
+            self.file.close(done=not cut_short)
+
+    def abandon(self) -> None:
+        self.file.abandon()
+
+    def _written(self, index: int, records: Sequence[Record]) -> None:
+        self._told(index, records)
+        self.file.written(index + 1, self._counted())
+
+
+class Unclosed:
+    """A sink that a writer may close without closing it: the journal has the last word."""
+
+    def __init__(self, file: Resumable) -> None:
+        self.write = file.write
+
+    def close(self) -> None:
+        pass
+
+
+def open_output(
+    asked: Asked,
+    written: Written,
+    on_error: Callable[[Record], None],
+    counted: Callable[[], Mapping[str, Any]],
+    *,
+    nowhere: bool,
+) -> Output:
+    """The output that is asked for.
+
+    `written` is told of each row that is out, `on_error` of the failures that the format has no place for; `counted`
+    gives what the journal is to keep for the next run.
+    """
+    if asked.resume:
+        return Resumed(asked, written, on_error, counted)
+    return Plain(asked, written, on_error, nowhere=nowhere)
+
+
+def _visible(text: str) -> str:
+    from genctl.render.parts import visible
+
+    return visible(text)
+
+
+@contextmanager
+def opened(output: Output, interrupted: Callable[[], Any]) -> Iterator[Output]:
+    """An output that an error cuts short is given up, so that an old file is not lost to it."""
+    try:
+        yield output
+    except BaseException:
+        output.abandon()
+        raise
+    output.close(cut_short=bool(interrupted()))

@@ -1,0 +1,135 @@
+"""A result becomes records, and a run gets its view: what a job shows and writes, apart from when."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+from genctl.batch.records import record
+from genctl.batch.rows import InputRow
+from genctl.cli.asked import Asked
+from genctl.results import Result
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from genctl.render.live import RunView
+    from genctl.render.progress import RowsBar
+
+
+def is_terminal(stream: IO[str] | None) -> bool:
+    """Whether a person is at the other end; a stream that is missing or closed counts as a terminal's silence."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
+def records_of(
+    asked: Asked,
+    row: InputRow,
+    result: Result,
+    *,
+    load_s: float,
+    truncated: int,
+    encoder_decoder: bool,
+    saved: bool = False,
+) -> list[dict[str, Any]]:
+    """One record for each sequence of a row. `truncated` tokens were taken from its prompt; `saved`: --prompt-cache."""
+    timing = None
+    if asked.timing:
+        timing = {"load_s": load_s, "prefill_s": result.prefill_s, "decode_s": result.decode_s}
+    records = []
+    for number, sequence in enumerate(result.sequences):
+        hypothesis = sequence.hypothesis
+        if asked.echo:
+            between = "\t" if encoder_decoder else ""
+            hypothesis = dataclasses.replace(hypothesis, text=f"{result.prompt}{between}{hypothesis.text}")
+        extra: dict[str, Any] = {}
+        if truncated:
+            extra["truncated"] = truncated
+        if result.drafted:
+            extra |= {"drafted": result.drafted, "accepted": result.accepted}
+        if "beam" in result.strategy:
+            extra["parents"] = list(sequence.parents)
+        records.append(
+            record(
+                row,
+                number,
+                hypothesis,
+                prompt_text=result.prompt,
+                model=result.model,
+                strategy=result.strategy,
+                seed=result.seed,
+                prompt_tokens=result.prompt_tokens,
+                tokens=sequence.tokens if asked.with_tokens else None,
+                timing=timing,
+                extra=extra,
+                reused_tokens=result.reused if saved else None,
+            )
+        )
+    return records
+
+
+def ends_to_tell(wanted: Sequence[str], row: InputRow, result: Result) -> list[str]:
+    """What --fail-on has to say of a row's sequences."""
+    found = []
+    for number, sequence in enumerate(result.sequences):
+        what = f"prompt {row.id}, sequence {number}"
+        if sequence.finish_reason in wanted:
+            found.append(f"{what} ended by {sequence.finish_reason}")
+        elif "empty" in wanted and not sequence.text.strip():
+            found.append(f"{what} is empty")
+    return found
+
+
+def make_view(asked: Asked, out: Console, err: Console, *, live: bool, top: int, several: bool) -> RunView:
+    """What is shown. Where records are written instead, only the summary is, and what --scores asks for."""
+    from genctl.render.beam import BeamView
+    from genctl.render.console import discard
+    from genctl.render.live import RunView
+
+    details = asked.scores or asked.explain
+    scores = asked.scores or (asked.top_logprobs or 0) > 0
+    if live and asked.view == "beam":
+        return BeamView(
+            out,
+            err,
+            echo=asked.echo,
+            scores=scores,
+            top=top,
+            explain=asked.explain,
+            labels=several,
+            quiet=asked.quiet,
+            verbose=asked.verbose,
+            tree=asked.tree,
+            formula=not asked.quiet,
+        )
+    return RunView(
+        out if live else err if details and asked.format == "text" else discard(),
+        err,
+        live=live,
+        echo=asked.echo,
+        scores=scores,
+        top=top,
+        explain=asked.explain,
+        labels=several,
+        quiet=asked.quiet or not (live or is_terminal(sys.stderr) or asked.verbose),
+        verbose=asked.verbose,
+    )
+
+
+def wants_bar(asked: Asked, err: Console, *, live: bool) -> bool:
+    """Whether a progress bar has a place of its own: nothing else is written to the terminal it would be on."""
+    alone = asked.to_file or not is_terminal(sys.stdout)
+    details = asked.format == "text" and (asked.scores or asked.explain)
+    return err.is_interactive and alone and not (live or asked.quiet or details)
+
+
+def make_bar(err: Console, total: int | None, done: int) -> RowsBar:
+    """The bar for so many rows, of which some are done."""
+    from genctl.render.progress import RowsBar
+
+    return RowsBar(err, total, done=done)

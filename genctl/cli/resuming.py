@@ -1,0 +1,220 @@
+"""Whether a job that goes on is the job that began: what is asked, as the journal keeps it, and what has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from genctl import __version__
+from genctl.batch import writers
+from genctl.batch.records import SCHEMA
+from genctl.batch.resumable import Resumable
+from genctl.cli.asked import Asked
+from genctl.config.dry import settings_of
+from genctl.config.layers import Resolved
+from genctl.errors import UsageError
+
+APART = ("seed", "offline")  # settings that have a place of their own, or change nothing in a result
+IN_FILES = ("json_schema", "grammar", "prompt_cache")  # settings that may name a file
+_SHORT = 40  # characters of a value in a sentence
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Everything that decides the bytes of an output."""
+
+    seed: int
+    said: bool  # whether the seed was asked for; else it is whatever the job began with
+    settings: Mapping[str, Any]
+    files: Mapping[str, str]
+    checkpoints: Mapping[str, str]
+    format: str
+    records: Mapping[str, Any]
+    batch: Mapping[str, int]
+    input: Mapping[str, Any] | None
+    versions: Mapping[str, str]
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def header(self) -> dict[str, Any]:
+        """As the journal keeps it: plain JSON, without names of places."""
+        kept = {key: value for key, value in vars(self).items() if key not in ("said", "origins")}
+        plain: dict[str, Any] = json.loads(json.dumps(kept))
+        return plain
+
+
+def identity(
+    asked: Asked,
+    resolved: Resolved,
+    *,
+    seed: int,
+    checkpoints: Mapping[str, str],
+    batch: Mapping[str, int],
+    input: Mapping[str, Any] | None,
+    top: int,
+) -> Identity:
+    """What is asked now. `checkpoints` are fingerprints by name, `input` says what the input file holds."""
+    settings = {key: value for key, value in settings_of(resolved).items() if key not in APART}
+    for key in ("processors", "stopping"):
+        if (listed := getattr(resolved, key)) is not None:
+            settings[key] = listed
+    records = {
+        "echo": asked.echo,
+        "tokens": asked.with_tokens,
+        "top": top,
+        "explain": asked.explain,
+        "fail_on": sorted(asked.fail_on),
+    }
+    return Identity(
+        seed=seed,
+        said=resolved.runtime.seed is not None,
+        settings=settings,
+        files={key: digest for key in IN_FILES if (digest := _digest(settings.get(key)))},
+        checkpoints=checkpoints,
+        format=asked.format,
+        records=records,
+        batch=batch,
+        input=input,
+        versions={"genctl": __version__, "schema": SCHEMA, **{name: _version(name) for name in _COUNTED}},
+        origins=resolved.origins,
+    )
+
+
+_COUNTED = ("torch", "transformers", "tokenizers")  # libraries whose versions decide the last digits
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _digest(value: Any) -> str:
+    """Of the file that a setting names; nothing where it names none."""
+    if not isinstance(value, str):
+        return ""
+    try:
+        return hashlib.blake2b(Path(value).expanduser().read_bytes(), digest_size=16).hexdigest()
+    except (OSError, ValueError, RuntimeError):
+        return ""
+
+
+def check_same(name: str, before: Mapping[str, Any], now: Identity) -> Identity:
+    """What is asked, with the seed that the job began with. Raises UsageError with all that has changed."""
+    if not now.said and isinstance(before.get("seed"), int):
+        now = replace(now, seed=before["seed"])
+    changes = differences(before, now.header(), now.origins)
+    if changes:
+        raise UsageError(
+            f"{name} cannot be resumed: " + "; ".join(changes),
+            hint="ask the same as before, or give another --output; --force instead of --resume starts anew",
+        )
+    return now
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    """What differs between two headers, in words: old → new where that is short."""
+    changes = []
+    old, new = _part(before, "versions"), _part(now, "versions")
+    changes += [f"{key} {_words(old.get(key))} → {_words(new.get(key))}" for key in new if old.get(key) != new[key]]
+    old, new = _part(before, "settings"), _part(now, "settings")
+    for key in dict.fromkeys([*old, *new]):
+        if old.get(key) != new.get(key):
+            place = origins.get(key, "default")
+            said = f" ({place})" if place != "default" else ""
+            changes.append(f"{key} {_words(old.get(key))} → {_words(new.get(key))}{said}")
+    if before.get("seed") != now["seed"]:
+        changes.append(f"seed {_words(before.get('seed'))} → {now['seed']}")
+    if before.get("format") != now["format"]:
+        changes.append(f"--format {_words(before.get('format'))} → {now['format']}")
+    old, new = _part(before, "records"), _part(now, "records")
+    changes += [
+        f"{_FLAGS.get(key, key)} {_words(old.get(key))} → {_words(new[key])}" for key in new if old.get(key) != new[key]
+    ]
+    changes += _checkpoints(_part(before, "checkpoints"), _part(now, "checkpoints"))
+    old, new = _part(before, "files"), _part(now, "files")
+    changes += [
+        f"the file that {key} names has changed" for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)
+    ]
+    if not changes and before.get("batch") != now["batch"]:
+        changes.append(f"rows decoded together {_words(before.get('batch'))} → {_words(now['batch'])}")
+    return changes + _input(before.get("input"), now["input"])
+
+
+_FLAGS = {
+    "echo": "--echo",
+    "tokens": "--scores",
+    "top": "--top-logprobs",
+    "explain": "--explain",
+    "fail_on": "--fail-on",
+}
+
+
+def _part(header: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = header.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _words(value: Any) -> str:
+    if value is None:
+        return "unset"
+    text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else value
+    return text if len(text) <= _SHORT else text[: _SHORT - 1] + "…"
+
+
+def _checkpoints(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    changes = []
+    for name in dict.fromkeys([*before, *now]):
+        if name in before and name in now and before[name] != now[name]:
+            changes.append(f"the checkpoint {name} has changed ({_brief(before[name])} → {_brief(now[name])})")
+    return changes  # another name is another setting, which has been told
+
+
+def _brief(fingerprint: Any) -> str:
+    return f"{fingerprint:.12}…" if isinstance(fingerprint, str) else "unknown"
+
+
+def _input(before: Any, now: Any) -> list[str]:
+    if not (isinstance(before, dict) and isinstance(now, dict)) or before == now:
+        return []  # what comes through a pipe is compared row by row
+    if before.get("bytes") != now["bytes"]:
+        return [f"the input has changed: {_words(before.get('bytes'))} → {now['bytes']} bytes"]
+    return ["the input has changed: other bytes, though as many"]
+
+
+class Echo:
+    """Rows that an earlier run has written and that are decoded again because their neighbours need them.
+
+    What a row's numbers are in their last digits depends on the rows that were computed with it; decoding the same rows
+    together gives the same bytes. Whether it did is looked at here.
+    """
+
+    def __init__(self, file: Resumable, format: writers.Format, start: int, end: int) -> None:
+        self._file, self._start, self._end = file, start, end
+        self._digest = hashlib.blake2b(digest_size=16)
+        writer = writers.open_writer(format, _Hashed(self._digest), on_error=lambda record: None, begun=start > 0)
+        self._ordered = writers.Ordered(writer, start=start, written=self._seen)
+        self.differs = False
+
+    def put(self, index: int, records: Sequence[writers.Record]) -> None:
+        """What became of a row this time."""
+        self._ordered.put(index, records)
+
+    def _seen(self, index: int, records: Sequence[writers.Record]) -> None:
+        if index + 1 == self._end:
+            marks = self._file.journal.marks
+            start = next((mark.bytes for mark in reversed(marks) if mark.rows == self._start), 0)
+            self.differs = self._file.digest_of(start, marks[-1].bytes) != self._digest.hexdigest()
+
+
+class _Hashed:
+    def __init__(self, digest: Any) -> None:
+        self.write = digest.update
+
+    def close(self) -> None:
+        pass

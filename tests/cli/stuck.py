@@ -1,0 +1,34 @@
+"""The program, with a model that does not come back: `python -m tests.cli.stuck PASS ARGUMENTS...`.
+
+The pass of that number (prefills counted) says so on standard error and takes a minute.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+
+def main() -> None:
+    from genctl.__main__ import main as program
+    from genctl.decode.forward import Forward
+
+    fatal = int(sys.argv.pop(1))
+    before = Forward.__call__
+    passes = 0
+
+    def call(self: Forward, *arguments: Any, **keywords: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        if passes == fatal:
+            print("stuck", file=sys.stderr, flush=True)
+            time.sleep(60)
+        return before(self, *arguments, **keywords)
+
+    Forward.__call__ = call  # type: ignore[method-assign]
+    program()
+
+
+if __name__ == "__main__":
+    main()

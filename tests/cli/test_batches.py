@@ -1,0 +1,231 @@
+"""Batches: rows that fail, where to stop, prompts that are too long, time limits, texts on a terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.tool import Done, genctl
+from tests.tiny import checkpoint
+
+NUMBERS = ("-m", "builtin:numbers")
+
+
+def rows(*given: Any) -> str:
+    return "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in given)
+
+
+def batch(*arguments: str, stdin: str) -> Done:
+    return genctl("run", *arguments, "--input-format", "jsonl", stdin=stdin)
+
+
+BROKEN = rows(
+    {"id": "a", "prompt": "5"},
+    {"id": "b", "prompt": "6"},
+    '{"prompt": ',
+    {"id": "a", "prompt": "7"},
+    {"id": "c", "prompt": "8", "params": {"temprature": 1}},
+    {"id": "d", "prompt_ids": [99999]},
+    {"id": "e", "prompt": "9"},
+)
+
+
+def test_every_kind_of_broken_row_is_an_error_row_with_its_line() -> None:
+    done = batch(*NUMBERS, "--format", "jsonl", stdin=BROKEN)
+    assert done.status == 1
+    assert [record.get("text") for record in done.records] == ["five", "six", None, None, None, None, "nine"]
+    errors = [record["error"]["message"] for record in done.records if "error" in record]
+    assert errors[0].startswith("line 3: not JSON")
+    assert errors[1] == "line 4: the id 'a' is already used in line 1"
+    assert "line 5: unknown key temprature; did you mean temperature?" in errors[2]
+    assert "99999" in errors[3]
+
+
+def test_a_prompt_that_tokenises_to_nothing_is_an_error_row(tmp_path: Path) -> None:
+    model = checkpoint("gpt2", tmp_path / "model")
+    made = model / "tokenizer.json"
+    strip = {"type": "Strip", "strip_left": True, "strip_right": True}
+    made.write_text(json.dumps({**json.loads(made.read_text()), "normalizer": strip}))
+    done = batch("-m", str(model), "--format", "jsonl", "-n", "2", stdin=rows({"prompt": "  "}, {"prompt": " x "}))
+    assert (done.status, ["error" in record for record in done.records]) == (1, [True, False])
+    assert done.records[0]["error"] == {"code": "input", "message": "the prompt tokenises to nothing"}
+
+
+@pytest.mark.parametrize("format", ["jsonl", "text"])
+@pytest.mark.parametrize("size", ["1", "16"])
+def test_strict_stops_at_the_first_row_that_fails(format: str, size: str) -> None:
+    done = batch(*NUMBERS, "--format", format, "--strict", "--batch-size", size, stdin=BROKEN)
+    assert done.status == 1
+    if format == "jsonl":
+        assert [record["id"] for record in done.records] == ["a", "b", "2"]
+        assert done.records[2]["error"]["message"].startswith("line 3: not JSON")
+    else:
+        assert done.out == "five\nsix\n"
+    assert done.err.startswith("error: prompt 2: line 3: not JSON")
+    assert done.err.endswith("--strict stops here, the 2 rows before it are written\n")
+    assert len(done.err.splitlines()) == 1
+
+
+def test_strict_lets_the_rows_before_the_failing_one_finish_and_drops_those_after_it() -> None:
+    """The failing row is found while longer rows before it are at work and a shorter one after it is done."""
+    stdin = rows(
+        {"id": "long", "prompt": "777777"},
+        {"id": "bad", "prompt_ids": [99999]},
+        {"id": "short", "prompt": "1"},
+    )
+    done = batch(*NUMBERS, "--format", "jsonl", "--strict", "--batch-size", "3", stdin=stdin)
+    assert [record["id"] for record in done.records] == ["long", "bad"]
+    assert done.records[0]["finish_reason"] == "eos"
+    assert done.status == 1
+
+
+def test_strict_without_a_failure_changes_nothing() -> None:
+    stdin = rows({"prompt": "5"}, {"prompt": "6"})
+    done = batch(*NUMBERS, "--strict", stdin=stdin)
+    assert (done.status, done.out, done.err) == (0, "five\nsix\n", "")
+
+
+def test_strict_and_resume_leave_the_row_that_failed_to_the_next_run(tmp_path: Path) -> None:
+    given, out, whole = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    given.write_text(BROKEN)
+    arguments = ("run", *NUMBERS, "-i", str(given), "--seed", "1", "--batch-size", "2")
+    for _ in range(2):
+        done = genctl(*arguments, "-o", str(out), "--resume", "--strict")
+        assert done.status == 1
+        assert "--strict stops here, the 2 rows before it are written" in done.err
+        assert "2 rows are in" in done.err
+        assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["a", "b"]
+    assert genctl(*arguments, "-o", str(out), "--resume").status == 1
+    assert genctl(*arguments, "-o", str(whole)).status == 1
+    assert out.read_bytes() == whole.read_bytes()
+
+
+# -- prompts that are too long -----------------------------------------------------------------------------------------
+
+
+def test_without_truncate_both_lengths_are_told(gpt2: Path) -> None:
+    done = genctl("run", "-m", str(gpt2), "z" * 600, "--format", "jsonl")
+    (record,) = done.records
+    assert done.status == 1
+    assert record["error"]["message"] == "the prompt has 600 tokens, but the model's context is 256"
+
+
+@pytest.mark.parametrize("side", ["left", "right", "middle"])
+def test_truncate_keeps_the_other_end_and_says_so(gpt2: Path, side: str) -> None:
+    ids = [10 + number % 200 for number in range(300)]
+    keep = 256 - 6
+    wanted = {
+        "left": ids[-keep:],
+        "right": ids[:keep],
+        "middle": ids[: keep // 2] + ids[-keep // 2 :],
+    }[side]
+    common = ("-m", str(gpt2), "--format", "jsonl", "-n", "6", "--seed", "1")
+    done = batch(*common, "--truncate", side, stdin=rows({"prompt_ids": ids}))
+    (record,) = done.records
+    assert done.status == 0
+    assert record["truncated"] == 50
+    assert record["usage"] == {"prompt_tokens": keep, "new_tokens": 6}
+    assert record["finish_reason"] == "length"
+    assert done.err == f"note: prompt 0: 50 tokens were taken from it (--truncate {side})\n"
+    (plain,) = batch(*common, stdin=rows({"prompt_ids": wanted})).records
+    assert record["token_ids"] == plain["token_ids"]
+    assert "truncated" not in plain
+
+
+def test_truncate_leaves_a_prompt_that_fits_alone_and_a_row_may_ask_for_it(gpt2: Path) -> None:
+    stdin = rows(
+        {"prompt_ids": [20] * 249},
+        {"prompt_ids": [20] * 251, "params": {"truncate": "right"}},
+        {"prompt_ids": [20] * 256},
+    )
+    done = batch("-m", str(gpt2), "--format", "jsonl", "-n", "7", stdin=stdin)
+    first, second, third = done.records
+    assert "truncated" not in first
+    assert second["truncated"] == 2
+    assert "error" in third
+    assert "--truncate right" in done.err
+
+
+def test_truncate_keeps_half_of_the_context_for_the_prompt_however_many_tokens_are_wanted(gpt2: Path) -> None:
+    done = batch("-m", str(gpt2), "--truncate", "left", "--format", "jsonl", stdin=rows({"prompt_ids": [20] * 300}))
+    (record,) = done.records
+    assert record["usage"]["prompt_tokens"] == 128
+    assert record["truncated"] == 172
+
+
+def test_truncate_bounds_what_an_encoder_reads(t5: Path) -> None:
+    done = batch("-m", str(t5), "--truncate", "right", "--format", "jsonl", "-n", "3", stdin=rows({"prompt": "z" * 9}))
+    assert done.status == 0
+    assert "truncated" not in done.records[0]  # nothing bounds a T5
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [(), ("--num-beams", "3"), ("--do-sample", "--num-return-sequences", "2")])
+def test_a_row_that_takes_too_long_ends_with_what_it_has(gpt2: Path, more: tuple[str, ...]) -> None:
+    done = genctl("run", "-m", str(gpt2), "hello", "-n", "30", "--row-timeout", "1e-9", "--format", "jsonl", *more)
+    assert done.status == 0
+    assert {record["finish_reason"] for record in done.records} == {"time"}
+    assert {record["usage"]["new_tokens"] for record in done.records} == {1}
+
+
+def test_a_row_may_have_a_limit_of_its_own(gpt2: Path) -> None:
+    stdin = rows({"prompt": "a"}, {"prompt": "b", "params": {"row_timeout": 1e-9}})
+    done = batch("-m", str(gpt2), "-n", "4", "--format", "jsonl", "--row-timeout", "1000", stdin=stdin)
+    assert [record["usage"]["new_tokens"] for record in done.records] == [4, 1]
+    assert batch("-m", str(gpt2), "--row-timeout", "0", stdin=stdin).status == 2
+
+
+def test_a_listed_stop_does_not_switch_the_limit_of_the_run_off(gpt2: Path, tmp_path: Path) -> None:
+    preset = tmp_path / "own.toml"
+    preset.write_text('[[stopping]]\nuse = "stop_strings"\nstop_strings = ["never"]\n')
+    done = genctl("run", "-m", str(gpt2), "x", "-p", str(preset), "--row-timeout", "1e-9", "--format", "jsonl")
+    assert done.records[0]["finish_reason"] == "time"
+
+
+def test_the_summary_says_which_limit_it_was(gpt2: Path) -> None:
+    done = genctl("run", "-m", str(gpt2), "x", "--row-timeout", "1e-9", terminal=True)
+    assert "cut at row_timeout" in done.err
+
+
+# -- texts on a terminal -----------------------------------------------------------------------------------------------
+
+HOSTILE = "12\x1b]0;gone\x07"
+
+
+@pytest.mark.parametrize("more", [(), ("-o", "-"), ("--stream",), ("--unordered",)])
+def test_a_terminal_gets_escapes_shown_and_with_raw_as_they_are(gpt2: Path, more: tuple[str, ...]) -> None:
+    arguments = ("run", "-m", str(gpt2), HOSTILE, "--echo", "-n", "2", *more)
+    shown = genctl(*arguments, terminal=True)
+    assert shown.status == 0, shown.err
+    assert "\x1b]" not in shown.out
+    assert "␛]0;gone␇" in shown.out
+    raw = genctl(*arguments, "--raw", terminal=True)
+    piped = genctl(*arguments, stdin="")
+    assert HOSTILE in raw.out
+    assert raw.raw == piped.raw
+
+
+@pytest.mark.parametrize("more", [("--format", "jsonl"), ("-o", "x.tsv")])
+def test_raw_is_for_texts(more: tuple[str, ...]) -> None:
+    done = genctl("run", *NUMBERS, "7", "--raw", *more)
+    assert done.status == 2
+    assert "--raw" in done.err
+    assert "--format" in done.err
+
+
+# -- formats by name ---------------------------------------------------------------------------------------------------
+
+
+def test_the_name_of_the_output_says_its_format(tmp_path: Path) -> None:
+    for name, first in (("a.jsonl", "{"), ("a.json", "["), ("a.tsv", "id\t"), ("a.txt", "seven"), ("a", "seven")):
+        path = tmp_path / name
+        assert genctl("run", *NUMBERS, "7", "-o", str(path)).status == 0
+        assert path.read_text().startswith(first)
+    path = tmp_path / "b.jsonl"
+    assert genctl("run", *NUMBERS, "7", "-o", str(path), "--format", "text").status == 0
+    assert path.read_text() == "seven\n"

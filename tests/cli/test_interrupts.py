@@ -1,0 +1,190 @@
+"""Signals in every phase: what is finished is written, the terminal is given back, and the process ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pexpect
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GENCTL = [sys.executable, "-m", "genctl"]
+STUCK = [sys.executable, "-m", "tests.cli.stuck"]
+PATIENCE = 40  # seconds; a stuck pass takes 60
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+
+@contextmanager
+def started(command: list[str], environment: dict[str, str], cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=cwd
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def until(process: subprocess.Popen[bytes], word: bytes) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if word in line:
+            return
+    raise AssertionError(f"it ended without saying {word!r}")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_model_that_does_not_come_back_costs_no_row(
+    tmp_path: Path, environment: dict[str, str], number: signal.Signals, status: int
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    given = [{"id": name, "prompt": name, "params": {"max_new_tokens": 2 if name == "b" else 30}} for name in "abc"]
+    rows.write_text("".join(f"{json.dumps(row)}\n" for row in given))
+    command = [*STUCK, "9", "run", "-i", str(rows), "--format", "jsonl", "--batch-size", "2", "--seed", "1"]
+    with started(command, environment, tmp_path) as process:
+        until(process, b"stuck")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == status, err
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [record["id"] for record in records] == ["a", "b", "c"]
+    assert [record["finish_reason"] for record in records] == ["interrupted", "length", "interrupted"]
+    assert records[0]["text"]
+    assert records[0]["usage"]["new_tokens"] == len(records[0]["token_ids"]) > records[2]["usage"]["new_tokens"] > 0
+    assert records[0]["usage"]["prompt_tokens"] > 0
+    assert b"Traceback" not in err
+
+
+def test_with_resume_running_rows_are_left_to_the_next_run(tmp_path: Path, environment: dict[str, str]) -> None:
+    rows, out, whole = tmp_path / "rows.txt", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    rows.write_text("".join(f"number {number}\n" for number in range(7)))
+    settings = ["-i", str(rows), "--batch-size", "2", "--seed", "1", "--do-sample", "-n", "12"]
+    with started([*STUCK, "30", "run", *settings, "-o", str(out), "--resume"], environment, tmp_path) as process:
+        until(process, b"stuck")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, err
+    assert b"the same command goes on after them" in err
+    assert b"interrupted" not in out.read_bytes()
+    for extra in (["-o", str(out), "--resume"], ["-o", str(whole)]):
+        subprocess.run([*GENCTL, "run", *settings, *extra], env=environment, cwd=tmp_path, check=True)
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_a_signal_while_it_is_loading_leaves_no_file(tmp_path: Path, environment: dict[str, str]) -> None:
+    code = (
+        "import sys, time; from genctl.models import hub;"
+        "hub.load = lambda *a, **k: (print('loading', file=sys.stderr, flush=True), time.sleep(60));"
+        "from genctl.__main__ import main; main()"
+    )
+    for more in ([], ["--resume"]):
+        command = [sys.executable, "-c", code, "run", "x", "-o", str(tmp_path / "out.jsonl"), *more]
+        with started(command, environment, tmp_path) as process:
+            until(process, b"loading")
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130
+        assert err == b""
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_the_second_signal_ends_at_once(tmp_path: Path, environment: dict[str, str]) -> None:
+    """The first is being taken care of by somebody who takes his time."""
+    code = (
+        "import sys, time; from genctl.cli import job;"
+        "job.Job._rescue = lambda self, stack: (print('saving', file=sys.stderr, flush=True), time.sleep(60));"
+        "sys.argv[1:1] = ['3']; from tests.cli.stuck import main; main()"
+    )
+    with started([sys.executable, "-c", code, "run", "x", "--format", "jsonl"], environment, tmp_path) as process:
+        until(process, b"stuck")
+        process.send_signal(signal.SIGINT)
+        until(process, b"saving")
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (130, b"")
+
+
+def test_a_reader_that_does_not_read_on_keeps_nobody_waiting(tmp_path: Path, environment: dict[str, str]) -> None:
+    """The pipe is full and the program is writing to it when the signal comes."""
+    rows = tmp_path / "rows.txt"
+    rows.write_text("7\n" * 3000)
+    command = [*GENCTL, "run", "-m", "builtin:numbers", "-i", str(rows), "--format", "jsonl", "--scores", "-n", "2"]
+    with started(command, environment, tmp_path) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        os.set_blocking(process.stdout.fileno(), False)
+        before = -1
+        while (size := available(process.stdout.fileno())) != before or size < 60_000:
+            before = size
+            try:
+                process.wait(0.5)
+            except subprocess.TimeoutExpired:
+                continue
+            raise AssertionError("it ended by itself")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 143
+
+
+def available(descriptor: int) -> int:
+    """Bytes that wait in a pipe."""
+    import array
+    import fcntl
+    import termios
+
+    found = array.array("i", [0])
+    fcntl.ioctl(descriptor, termios.FIONREAD, found)
+    return found[0]
+
+
+def test_a_stopped_process_gives_the_cursor_back_and_goes_on(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Ctrl-Z and fg in a shell: without one there is nobody to stop for."""
+    environment = {**environment, "TERM": "xterm-256color", "PS1": "$ ", "BASH_SILENCE_DEPRECATION_WARNING": "1"}
+    shell = pexpect.spawn(
+        "bash", ["--norc", "--noprofile", "-i"],
+        env=environment, cwd=str(tmp_path), dimensions=(24, 80), timeout=PATIENCE, encoding="utf-8",
+    )  # fmt: skip
+    shell.sendline(
+        f"'{sys.executable}' -m genctl run Once Upon The --do-sample --batch-size 3 --seed 1; echo st''atus $?"
+    )
+    shell.expect("1 · Upon")  # the picture of all three is drawn
+    shell.sendcontrol("z")
+    shell.expect("Stopped")
+    before = shell.before
+    assert "\x1b[?25l" not in before.rpartition("\x1b[?25h")[2]
+    shell.sendline("fg; echo st''atus $?")
+    shell.expect("seed 1")
+    shell.expect("status 0")
+    shell.sendline("exit")
+    shell.expect(pexpect.EOF)
+    shell.close()
+
+
+def test_an_interrupt_on_a_terminal_leaves_the_text_and_the_cursor(tmp_path: Path, environment: dict[str, str]) -> None:
+    environment = {**environment, "TERM": "xterm-256color"}
+    child = pexpect.spawn(
+        STUCK[0], [*STUCK[1:], "25", "run", "Once", "Upon", "--do-sample", "--batch-size", "2", "--seed", "1"],
+        env={**environment, "PYTHONPATH": str(ROOT)}, cwd=str(tmp_path), dimensions=(24, 80), timeout=PATIENCE,
+        encoding="utf-8",
+    )  # fmt: skip
+    child.expect("stuck")
+    child.kill(signal.SIGINT)
+    assert "2 not finished" in (shown := child.read())
+    child.close()
+    assert child.exitstatus == 130
+    assert "\x1b[?25h" in shown
+    assert "\x1b[?25l" not in shown.rpartition("\x1b[?25h")[2]

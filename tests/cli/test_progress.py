@@ -1,0 +1,129 @@
+"""The bar of a batch: how far it is, how fast, how long yet; on a terminal only, and nothing of it stays."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from genctl.cli.asked import Asked
+from genctl.cli.making import wants_bar
+from genctl.events import Hypothesis, Row, Stepped, Token
+from genctl.render.progress import RowsBar
+from genctl.render.resizing import Drawn, wraps
+from tests.cli.tool import _Stream
+from tests.render.streams import Clock, Terminal, console, written
+
+TOKEN = Token(1, -1.0, "a")
+
+
+def step(*slots: int | None) -> Stepped:
+    return Stepped("0", 0, tuple(Row("0", 0, (TOKEN,), -1.0, -1.0, slot) for slot in slots))
+
+
+def bar(total: int | None, terminal: Console, done: int = 0) -> tuple[RowsBar, Clock]:
+    clock = Clock()
+    return RowsBar(terminal, total, done=done, clock=clock), clock
+
+
+def test_rows_speed_and_time_left() -> None:
+    terminal = Terminal()
+    made, clock = bar(200, terminal.console)
+    for _ in range(40):
+        clock.now += 0.5
+        for _ in range(10):
+            made.feed(step(0, 1))
+        made.row(failed=False)
+    made.row(failed=True)
+    clock.now += 0.5
+    made.feed(step(0))
+    (line,) = [line for line in terminal.visible() if line]
+    assert line.endswith("41/200 rows · 1 failed · 39 tok/s · 1 min 20 s left")
+    assert "━" in line
+
+
+def test_rows_of_an_earlier_run_are_done_but_say_nothing_of_the_speed() -> None:
+    made, clock = bar(1000, console(terminal=True), done=900)
+    clock.now += 10
+    made.row()
+    assert made.line() == "901/1,000 rows · 16 min 30 s left"
+
+
+def test_without_a_total_there_is_no_time_left() -> None:
+    made, clock = bar(None, console(terminal=True))
+    clock.now += 2
+    made.feed(step(0))
+    made.row()
+    assert made.line() == "1 rows · 0.5 tok/s"
+
+
+def test_rows_that_compete_write_one_text() -> None:
+    made, clock = bar(None, console(terminal=True))
+    made.feed(step(None, None, None))
+    clock.now += 1
+    assert made.line() == "0 rows · 1.0 tok/s"
+
+
+def test_nothing_is_left_of_it_and_nothing_is_drawn_on_a_pipe() -> None:
+    terminal, pipe = Terminal(), console()
+    for to in (terminal.console, pipe):
+        made, clock = bar(3, to)
+        for _ in range(3):
+            clock.now += 1
+            made.feed(step(0))
+            made.row()
+        made.close()
+        made.row()
+    assert terminal.everything().strip() == ""
+    assert written(pipe) == ""
+
+
+def test_it_has_a_place_only_where_nothing_else_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    terminal, pipe = console(terminal=True), console()
+
+    def wanted(asked: Asked, err: Console = terminal, *, live: bool = False, to_terminal: bool = False) -> bool:
+        monkeypatch.setattr(sys, "stdout", _Stream(terminal=to_terminal))
+        return wants_bar(asked, err, live=live)
+
+    assert wanted(Asked())
+    assert wanted(Asked(output="x.jsonl"), to_terminal=True)
+    assert wanted(Asked(format="jsonl", scores=True))
+    assert not wanted(Asked(), to_terminal=True)
+    assert not wanted(Asked(), pipe)
+    assert not wanted(Asked(quiet=True))
+    assert not wanted(Asked(), live=True)
+    assert not wanted(Asked(scores=True))  # the tokens are told on the same terminal
+
+
+def test_a_narrower_window_takes_more_rows_away_where_lines_wrap() -> None:
+    for environ, expected in (({"VTE_VERSION": "7600"}, "\r\x1b[2K\x1b[1A\x1b[2K\x1b[1A\x1b[2K\x1b[1A"), ({}, "")):
+        to = Console(file=io.StringIO(), width=80, height=24, force_terminal=True, _environ={"TERM": "xterm"})
+        drawn = Drawn(to, environ)
+        drawn.note([80, 10, 41])
+        assert not drawn.outdated
+        to.size = type(to.size)(40, 24)
+        assert drawn.outdated
+        drawn.clear()  # 80 columns are 2 rows of 40, 41 are 2: as if 2 more
+        shown = written(to)
+        assert shown == ("\r" + "\x1b[2K\x1b[1A" * 2 if expected else "")
+        assert not drawn.outdated
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"), [({}, False), ({"TMUX": "x"}, True), ({"TERM_PROGRAM": "vscode"}, True)]
+)
+def test_which_terminals_wrap_is_known(environ: dict[str, str], expected: bool) -> None:
+    assert wraps(environ) is expected
+
+
+def test_an_ended_row_counts_what_it_wrote() -> None:
+    from genctl.events import Ended
+
+    made, clock = bar(None, console(terminal=True))
+    ended = Ended("0", 0, (TOKEN, TOKEN), Hypothesis((1, 1), -2.0, -2.0, "eos"))
+    made.feed(Stepped("0", 0, (), (ended,)))
+    clock.now += 1
+    assert "2.0 tok/s" in made.line()

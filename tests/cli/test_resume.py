@@ -1,0 +1,331 @@
+"""`--resume`: cut off anywhere, a run goes on to the bytes of an undisturbed one, or says what has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genctl.batch import journal, output, resumable
+from genctl.cli import job
+from tests.cli.tool import Done, genctl
+
+SETTINGS = ("--do-sample", "--seed", "5", "-n", "7")
+
+
+def prompts(folder: Path, *, rows: int = 12, name: str = "prompts.jsonl") -> Path:
+    path = folder / name
+    lines = []
+    for number in range(rows):
+        row: dict[str, Any] = {"id": f"r{number}", "prompt": f"prompt {number} " * (1 + number % 3)}
+        row["params"] = {"max_new_tokens": 2 + number % 6, **({"num_return_sequences": 2} if number % 4 == 1 else {})}
+        lines.append(json.dumps(row))
+    lines[3] = "{not json"
+    lines[6] = json.dumps({"id": "r1", "prompt": "again"})
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Path:
+    return prompts(tmp_path)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "SPAN", 2)
+    monkeypatch.setattr(resumable, "EVERY_S", 0.0)
+
+
+def run(model: Path, given: Path, out: Path, *more: str, settings: Sequence[str] = SETTINGS) -> Done:
+    return genctl("run", "-m", str(model), "-i", str(given), "-o", str(out), "--batch-size", "2", *settings, *more)
+
+
+def beside(out: Path) -> Path:
+    return out.with_name(out.name + ".journal")
+
+
+def cut_off(model: Path, given: Path, out: Path, lines: int, *more: str) -> None:
+    """A run that was killed: the journal as it was when its newest of so many lines was written, the output torn."""
+    run(model, given, out, "--resume", *more)
+    kept = beside(out).read_bytes().splitlines(keepends=True)[:lines]
+    beside(out).write_bytes(b"".join(kept))
+    size = json.loads(kept[-1])["bytes"] + 40
+    os.truncate(out, min(size, out.stat().st_size))
+
+
+def test_it_ends_with_what_an_undisturbed_run_writes(gpt2: Path, given: Path, out: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.jsonl"
+    assert run(gpt2, given, whole).status == 1
+    records = [json.loads(line) for line in whole.read_text().splitlines()]
+    assert sum("error" in record for record in records) == 2
+    done = run(gpt2, given, out, "--resume")
+    assert (done.status, out.read_bytes()) == (1, whole.read_bytes())
+    assert json.loads(beside(out).read_text().splitlines()[-1])["done"]
+    for lines in (2, 3, 7, 11, 13):
+        cut_off(gpt2, given, out, lines)
+        assert out.read_bytes() != whole.read_bytes()
+        done = run(gpt2, given, out, "--resume")
+        assert (done.status, out.read_bytes()) == (1, whole.read_bytes()), lines
+        assert "differently" not in done.err
+        out.unlink()
+        beside(out).unlink()
+
+
+@pytest.mark.parametrize(("format", "suffix"), [("tsv", ".tsv"), ("text", ".txt")])
+def test_tables_and_texts_can_be_gone_on_with_too(
+    gpt2: Path, given: Path, tmp_path: Path, format: str, suffix: str
+) -> None:
+    whole, out = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
+    assert run(gpt2, given, whole).status == 1
+    cut_off(gpt2, given, out, 8)
+    assert run(gpt2, given, out, "--resume").status == 1
+    assert out.read_bytes() == whole.read_bytes()
+    assert (out.read_text().splitlines()[0].split("\t")[0] == "id") == (format == "tsv")
+
+
+def test_beams_and_reported_tokens_are_the_same_bytes_too(gpt2: Path, given: Path, out: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.jsonl"
+    settings = ("--num-beams", "3", "-n", "6", "--seed", "3", "--top-logprobs", "2", "--batch-size", "3")
+    assert run(gpt2, given, whole, settings=settings).status == 1
+    run(gpt2, given, out, "--resume", settings=settings)
+    kept = beside(out).read_bytes().splitlines(keepends=True)[:6]
+    beside(out).write_bytes(b"".join(kept))
+    assert run(gpt2, given, out, "--resume", settings=settings).status == 1
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_a_seed_that_nobody_asked_for_is_that_of_the_beginning(gpt2: Path, given: Path, out: Path) -> None:
+    settings = ("--do-sample", "-n", "7")
+    run(gpt2, given, out, "--resume", settings=settings)
+    whole = out.read_bytes()
+    seed = json.loads(beside(out).read_text().splitlines()[0])["seed"]
+    kept = beside(out).read_bytes().splitlines(keepends=True)[:6]
+    beside(out).write_bytes(b"".join(kept))
+    assert run(gpt2, given, out, "--resume", settings=settings).status == 1
+    assert out.read_bytes() == whole
+    done = run(gpt2, given, out, "--resume", "--seed", "99", settings=settings)
+    assert done.status == 2
+    assert f"seed {seed} → 99" in done.err
+
+
+def test_a_finished_job_does_nothing_and_says_so(tmp_path: Path, gpt2: Path, out: Path) -> None:
+    given = tmp_path / "rows.txt"
+    given.write_text("one\ntwo\nthree\n")
+    assert run(gpt2, given, out, "--resume").status == 0
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in (out, beside(out))}
+    done = run(gpt2, given, out, "--resume")
+    assert (done.status, done.out) == (0, "")
+    assert done.err == f"{out} is complete: 3 rows, nothing to do\n"
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before} == before
+
+
+def test_prompts_from_a_pipe_are_compared_row_by_row(gpt2: Path, out: Path) -> None:
+    arguments = ("run", "-m", str(gpt2), "-o", str(out), "--resume", *SETTINGS, "--batch-size", "1")
+    stdin = "".join(f"row {number}\n" for number in range(6))
+    assert genctl(*arguments, stdin=stdin).status == 0
+    whole = out.read_bytes()
+    assert "nothing to do" in genctl(*arguments, stdin=stdin).err
+    done = genctl(*arguments, stdin=f"{stdin}more\n")
+    assert (done.status, out.read_bytes()) == (2, whole)
+    assert "it had 6 rows, now 7" in done.err
+    kept = beside(out).read_bytes().splitlines(keepends=True)[:5]
+    beside(out).write_bytes(b"".join(kept))
+    done = genctl(*arguments, stdin=stdin.replace("row 1", "row I"))
+    assert (done.status, out.read_bytes()) == (2, whole[: json.loads(kept[-1])["bytes"]])
+    assert "row 2 is not what was read" in done.err
+    assert genctl(*arguments, stdin=stdin).status == 0
+    assert out.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (("--temperature", "0.5"), "temperature 1.0 → 0.5 (flag --temperature)"),
+        (("-n", "8"), "max_new_tokens 7 → 8"),
+        (("--seed", "6"), "seed 5 → 6"),
+        (("--batch-size", "3"), "batch_size 2 → 3"),
+        (("--echo",), "--echo false → true"),
+        (("--top-logprobs", "2"), "--top-logprobs 0 → 2"),
+        (("--format", "tsv"), "--format jsonl → tsv"),
+        (("--fail-on", "length"), "--fail-on [] → "),
+        (("-p", "min-p"), "min_p unset → "),
+    ],
+)
+def test_what_is_asked_otherwise_is_told(
+    gpt2: Path, given: Path, out: Path, more: Sequence[str], sentence: str
+) -> None:
+    cut_off(gpt2, given, out, 5)
+    before = out.read_bytes(), beside(out).read_bytes()
+    done = run(gpt2, given, out, "--resume", *more)
+    assert done.status == 2
+    assert sentence in done.err
+    assert done.err.startswith(f"error: {out} cannot be resumed: ")
+    assert (out.read_bytes(), beside(out).read_bytes()) == before
+
+
+def test_a_changed_input_checkpoint_or_grammar_is_told(gpt2: Path, given: Path, out: Path, tmp_path: Path) -> None:
+    from tests.tiny import checkpoint
+
+    model = checkpoint("gpt2", tmp_path / "model")
+    grammar = tmp_path / "some.lark"
+    grammar.write_text("start: /[a-z ]+/\n")
+    settings = (*SETTINGS, "--grammar", str(grammar))
+
+    def again() -> Done:
+        return run(model, given, out, "--resume", settings=settings)
+
+    assert again().status == 1
+    kept = beside(out).read_bytes().splitlines(keepends=True)[:4]
+    beside(out).write_bytes(b"".join(kept))
+
+    grammar.write_text("start: /[a-z]+/\n")
+    done = again()
+    assert (done.status, "the file that grammar names has changed" in done.err) == (2, True)
+    grammar.write_text("start: /[a-z ]+/\n")
+
+    text = given.read_text()
+    given.write_text(text + '{"prompt": "one more"}\n')
+    done = again()
+    assert (done.status, "the input has changed: " in done.err) == (2, True)
+    given.write_text(text.replace("r11", "r99"))
+    done = again()
+    assert (done.status, "the input has changed: other bytes" in done.err) == (2, True)
+    given.write_text(text)
+
+    config = model / "generation_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "repetition_penalty": 1.5}))
+    done = again()
+    assert done.status == 2
+    assert "repetition_penalty 1.0 → 1.5" in done.err
+    assert "the checkpoint" in done.err
+    assert "has changed (" in done.err
+
+
+def test_another_version_is_told(gpt2: Path, given: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_off(gpt2, given, out, 5)
+    monkeypatch.setattr("genctl.cli.resuming.__version__", "9.9")
+    done = run(gpt2, given, out, "--resume")
+    assert (done.status, "→ 9.9" in done.err) == (2, True)
+
+
+def test_rows_that_come_out_differently_are_reported_and_left(gpt2: Path, given: Path, out: Path) -> None:
+    """As on another machine: the journal vouches for bytes that this one would not write."""
+    import hashlib
+
+    cut_off(gpt2, given, out, 8)
+    lines = beside(out).read_bytes().splitlines()
+    mark = json.loads(lines[-1])
+    data = bytearray(out.read_bytes()[: mark["bytes"]])
+    data[data.rindex(b'"text": "') + 9] ^= 1
+    out.write_bytes(bytes(data))
+    mark["output"] = hashlib.blake2b(data, digest_size=16).hexdigest()
+    beside(out).write_bytes(b"\n".join([*lines[:-1], json.dumps(mark).encode(), b""]))
+    done = run(gpt2, given, out, "--resume")
+    assert done.status == 1
+    assert "came out differently" in done.err
+    assert out.read_bytes().startswith(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (("--resume",), "no --output"),
+        (("--resume", "-o", "-"), "standard output"),
+        (("--resume", "-o", "x.jsonl", "--force"), "--force"),
+        (("--resume", "-o", "x.json"), "--format json"),
+        (("--resume", "-o", "x.jsonl", "--format", "json"), "--format json"),
+        (("--resume", "-o", "x.jsonl", "--unordered"), "--unordered"),
+        (("--resume", "-o", "x.jsonl", "--events", "e.jsonl"), "--events"),
+        (("--resume", "-o", "x.jsonl", "--timing"), "--timing"),
+        (("--resume", "-o", "x", "--stream"), "--output"),
+    ],
+)
+def test_what_cannot_be_gone_on_with_names_both_sides(more: Sequence[str], sentence: str) -> None:
+    done = genctl("run", "-m", "builtin:numbers", "7", *more)
+    assert done.status == 2
+    assert sentence in done.err
+    assert "--resume" in done.err or "--stream" in done.err
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_file_of_somebody_else_is_neither_gone_on_with_nor_replaced(gpt2: Path, given: Path, out: Path) -> None:
+    out.write_text("precious\n")
+    done = run(gpt2, given, out, "--resume")
+    assert done.status == 2
+    assert "no journal says how it came about" in done.err
+    assert "exists already" in run(gpt2, given, out).err
+    assert out.read_text() == "precious\n"
+    assert not beside(out).exists()
+
+
+def test_a_run_that_cannot_begin_leaves_no_files(given: Path, out: Path) -> None:
+    done = run(Path("./no/such/folder"), given, out, "--resume")
+    assert done.status == 3
+    assert not out.exists()
+    assert not beside(out).exists()
+
+
+def test_the_journal_tells_no_secret_and_no_prompt(
+    gpt2: Path, given: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_ThisIsSecret")
+    assert run(gpt2, given, out, "--resume").status == 1
+    text = beside(out).read_text()
+    assert "hf_" not in text
+    assert "prompt 1" not in text
+    assert beside(out).stat().st_mode & 0o777 == 0o600
+
+
+def test_checks_and_failures_of_the_first_run_count_in_the_last(gpt2: Path, given: Path, out: Path) -> None:
+    more = ("--fail-on", "length")
+    cut_off(gpt2, given, out, 6, *more)
+    done = run(gpt2, given, out, "--resume", *more)
+    assert done.status == 4
+    whole = done.err
+    done = run(gpt2, given, out, "--resume", *more)
+    assert done.status == 4  # nothing to do, and still not what was asked for
+    assert whole.splitlines()[-1] == done.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("fatal", [1, 3, 6, 10])
+def test_a_full_disk_ends_in_one_line_and_the_next_run_goes_on(
+    gpt2: Path, given: Path, out: Path, tmp_path: Path, fatal: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tmp_path / "whole.jsonl"
+    run(gpt2, given, whole)
+    before = output.unbuffered
+    left = fatal
+
+    class Full:
+        def __init__(self, descriptor: int) -> None:
+            self.raw: Any = before(descriptor)
+
+        def write(self, data: memoryview) -> int:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise OSError(28, "No space left on device")
+            return int(self.raw.write(data[:9] if left == 0 else data))
+
+        def close(self) -> None:
+            self.raw.close()
+
+    with monkeypatch.context() as patch:
+        for module in (output, journal):
+            patch.setattr(module, "unbuffered", Full)
+        done = run(gpt2, given, out, "--resume")
+    assert done.status == 2
+    assert "error: the output could not be written: No space left on device" in done.err
+    assert "Traceback" not in done.err
+    assert run(gpt2, given, out, "--resume").status == 1
+    assert out.read_bytes() == whole.read_bytes()
