@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
@@ -121,8 +122,7 @@ class Admission:
         prompt = len(lane.source) if lane.source is not None else len(lane.tokens)
         if self.watcher is not None and not known:
             yield self.watcher.read([lane.name], 0)
-        reused = 0 if known else self.shelf.reused
-        yield events.Prefilled(lane.name, prompt, run.decoding - began, known, reused)
+        yield events.Prefilled(lane.name, prompt, run.decoding - began, known, prefix.reused)
         yield from run.first(interrupted)
         if run.live:
             self._join(run)
@@ -205,7 +205,6 @@ class Shelf:
         self.forward = forward
         self.given = given
         self.saved = saved
-        self.reused = 0  # tokens of the newest prefix that did not have to be read
         self.made: dict[tuple[Prompt, str, bool], Prefix] = {}
         self.sources: dict[tuple[int, ...], Source] = {}
 
@@ -222,23 +221,25 @@ class Shelf:
             return found, True
         saved = self.saved if lane.use_cache else None
         source = None
-        self.reused = 0
+        reused = 0
         if lane.source is not None:
             source = self.sources.get(lane.source)
             held = None if saved is None else saved.source
             if source is None and held is not None and tuple(held.ids[0].tolist()) == lane.source:
                 source = held
-                self.reused = len(lane.source)
+            if source is not None and source is held:
+                reused = len(lane.source)
             source = source or self.forward.encode(lane.source)
             self.sources[lane.source] = source
         prefix = None
         if saved is not None:
-            prefix, reused = self.forward.resume(saved, lane.tokens, source, hidden=hidden)
-            self.reused += reused
+            prefix, kept = self.forward.resume(saved, lane.tokens, source, hidden=hidden)
+            reused += kept
         if prefix is None:
             prefix = self.forward.prefill(lane.tokens, source, use_cache=lane.use_cache, hidden=hidden)
         if prefix.cache is not None:
             caches.kept_as(prefix.cache, lane.cache)
+        prefix = replace(prefix, reused=reused)
         self.made[prompt, form, hidden] = prefix
         return prefix, False
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from genctl import events
@@ -50,6 +52,18 @@ def begin(tokens: Tensor, capacity: int) -> Pending:
     buffer = torch.empty(1, length + capacity, dtype=torch.long, device=tokens.device)
     buffer[:, :length] = tokens
     return Pending(Rows(buffer[:, :length], [0.0], [0.0], length), [None], [None], buffer)
+
+
+def log_normalizer(logits: Tensor) -> Tensor:
+    """The log-sum-exp over the vocabulary: logits f32 [N, F, V] -> f32 [N, F].
+
+    On a CPU the best score less its log-probability is the same number in two thirds of the time.
+    """
+    if logits.device.type == "cpu":
+        found: NDArray[np.float32] = logits.numpy().max(-1) - logits.log_softmax(-1).numpy().max(-1)
+        if bool(np.isfinite(found).all()):
+            return torch.from_numpy(found)
+    return logits.logsumexp(-1)
 
 
 def score(
@@ -101,26 +115,24 @@ def commit(
     written = _written(draft, choice)  # int64 [C, m]
     count = written.shape[1]
     tokens = written.tolist()
-    gathered = (
-        scores.raw[choice.rows, :count].gather(2, written[:, :, None])[:, :, 0] - scores.normalizer[choice.rows, :count]
-    )
-    steps = gathered.tolist()
+    steps = _logprobs(scores, choice.rows, written, tokens)
     ranks = None if choice.ranks is None else choice.ranks.tolist()
     before = pending.rows.written
+    width, ends, groups = choice.width, choice.ends, choice.groups
 
     survivors: list[int] = []
     ended: list[tuple[int, int, str, str]] = []  # candidate, last position, reason, what
-    live: Counter[int] = Counter()
-    seen: Counter[int] = Counter()
-    for candidate in range(len(scored)):
-        group = 0 if choice.groups is None else choice.groups[candidate]
-        place = seen[group]
-        seen[group] += 1
-        full = live[group] == choice.width
-        counts = choice.ends[candidate] if choice.ends is not None else choice.width is None or place < choice.width
-        if full and not (choice.ends is not None and counts):
+    live: dict[int, int] = {}
+    seen: dict[int, int] = {}
+    for candidate, place in enumerate(scored):
+        group = 0 if groups is None else groups[candidate]
+        at = seen.get(group, 0)
+        seen[group] = at + 1
+        full = width is not None and live.get(group, 0) == width
+        counts = ends[candidate] if ends is not None else width is None or at < width
+        if full and not (ends is not None and counts):
             continue
-        row = scored[candidate] // branches
+        row = place // branches
         stop = None
         logprob = pending.rows.logprobs[row]
         for position, token in enumerate(tokens[candidate]):
@@ -134,7 +146,7 @@ def commit(
                 break
         if stop is None and not full:
             survivors.append(candidate)
-            live[group] += 1
+            live[group] = live.get(group, 0) + 1
 
     shown = survivors + [candidate for candidate, *_ in ended]
     words = _report(lane, scores, scored, tokens, steps, shown, stages)
@@ -153,7 +165,7 @@ def commit(
     closed = []
     for candidate, position, reason, what in ended:
         row = scored[candidate] // branches
-        made = (*history(pending.nodes[row]), *tokens[candidate][: position + 1])
+        made = (*_new_tokens(pending, row), *tokens[candidate][: position + 1])
         logprob = pending.rows.logprobs[row] + sum(steps[candidate][: position + 1])
         total = logprob if ranks is None else ranks[candidate]
         slot = None if choice.slots is None else choice.slots[candidate]
@@ -192,6 +204,31 @@ def history(node: Node | None) -> tuple[int, ...]:
         token, node = node
         tokens.append(token)
     return tuple(reversed(tokens))
+
+
+def _new_tokens(pending: Pending, row: int) -> Sequence[int]:
+    """The new tokens of a row so far, oldest first."""
+    rows = pending.rows
+    if rows.tokens.device.type == "cpu":
+        found: list[int] = rows.tokens[row, rows.prompt_len :].tolist()
+        return found
+    return history(pending.nodes[row])
+
+
+def _logprobs(scores: Scores, rows: Tensor, written: Tensor, tokens: list[list[int]]) -> list[list[float]]:
+    """The model's log-probability of each written token: rows int64 [C], written int64 [C, m] -> C lists of m."""
+    if written.shape[1] == 0:
+        return [[] for _ in tokens]
+    if scores.raw.device.type == "cpu":  # numpy takes a tenth of the time to find a few numbers
+        raw, normalizer = scores.raw.numpy(), scores.normalizer.numpy()
+        return [
+            [float(raw[row, place, token] - normalizer[row, place]) for place, token in enumerate(line)]
+            for row, line in zip(rows.tolist(), tokens, strict=True)
+        ]
+    positions = torch.arange(written.shape[1], device=written.device)
+    at = rows[:, None]
+    logprobs: list[list[float]] = (scores.raw[at, positions, written] - scores.normalizer[at, positions]).tolist()
+    return logprobs
 
 
 def _written(draft: Tensor | None, choice: Choice) -> Tensor:
@@ -247,8 +284,11 @@ def _extend(pending: Pending, rows: list[int], written: Tensor, survivors: list[
         room = buffer.new_empty(buffer.shape[0], max(64, buffer.shape[1] // 2) + count)
         buffer = torch.cat([buffer, room], 1)
     if count and survivors:
-        kept = written if len(survivors) == len(written) else written[survivors]
-        buffer[:, length : length + count] = kept
+        kept = written if len(survivors) == written.shape[0] else written[survivors]
+        if buffer.device.type == "cpu":
+            buffer.numpy()[:, length : length + count] = kept.numpy()
+        else:
+            buffer[:, length : length + count] = kept
     return buffer[:, : length + count], buffer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode import cache as caches
-from genctl.decode.commit import Commit, Pending, begin, commit, retain, score
+from genctl.decode.commit import Commit, Pending, begin, commit, log_normalizer, retain, score
 from genctl.decode.forward import Forward, Output
 from genctl.decode.processors.trace import Stage
 from genctl.decode.types import Choice, Closed, Context, Lane, Prefix, Scores, Search
@@ -133,7 +134,7 @@ class Run:
         interrupted: str,
     ) -> Iterator[events.Event]:
         if normalizer is None:
-            normalizer = raw.logsumexp(-1)
+            normalizer = log_normalizer(raw)
         drafted, branches = self.drafted * self.branches, self.branches
         try:
             made = self._choose(raw, normalizer, hidden, layers, interrupted)
@@ -163,7 +164,7 @@ class Run:
         interrupted: str,
     ) -> Commit | None:
         lane, draft = self.lane, self.draft
-        if not (self.tolerant or bool(torch.isfinite(normalizer).all())):
+        if not (self.tolerant or all(map(math.isfinite, normalizer.flatten().tolist()))):
             raise ModelError(
                 f"the model's logits are not finite at step {self.step}: its weights or activations are damaged"
             )

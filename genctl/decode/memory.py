@@ -41,10 +41,11 @@ def fitting(forward: Forward, lane: Lane, columns: int) -> int:
     if not bytes_of_row:  # without a cache everything is read again: as long as the rows are, so are the activations
         width = int(getattr(forward.config.get_text_config(decoder=True), "hidden_size", 1024))
         bytes_of_row = columns * width * 16
-    return max(1, min(most, int(free * SHARE / (bytes_of_row * max(lane.strategy.rows, 1)))))
+    fits = int(free * SHARE / (bytes_of_row * max(int(lane.strategy.rows), 1)))
+    return max(1, min(int(most), fits))
 
 
 def _grown(part: dict[str, Any], columns: int) -> int:
     if part["kind"] == "recurrent state":
         return int(part["bytes"])
-    return int(part["bytes"]) * min(columns, part.get("window", columns))
+    return int(part["bytes"]) * min(columns, int(part.get("window", columns)))

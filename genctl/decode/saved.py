@@ -3,8 +3,8 @@
 One safetensors file. Tensors: `tokens` int64 [T]; `hidden` f32 [1, T, H]; for each layer `self.I.keys` and
 `self.I.values` `[1, heads, T, head_dim]` (windows whole, so that any beginning of the prompt can be reused), or
 `self.I.conv.J` and `self.I.recurrent.J`; of an encoder-decoder also `source.tokens`, `source.states` and `cross.I.*`.
-Metadata: one JSON object (`genctl`) with what the file was made from and a digest of every tensor, because safetensors
-itself notices a truncated file but not a changed number.
+Metadata: one JSON object (`genctl`) with what the file was made from and a digest of that and of every tensor, because
+safetensors itself notices a truncated file but not a changed number.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def packed(prefix: Prefix, identity: Identity) -> bytes:
         assert isinstance(prefix.cache, EncoderDecoderCache)
         tensors |= _tensors("cross", prefix.cache.cross_attention_cache)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    told = {"schema": SCHEMA, **asdict(identity), "digest": _digest(tensors)}
+    told = {"schema": SCHEMA, **asdict(identity)}
+    told["digest"] = _digest(told, tensors)
     return bytes(serialize(tensors, metadata={"genctl": json.dumps(told)}))
 
 
@@ -69,9 +70,9 @@ def load(path: Path, identity: Identity, config: Any, device: Any) -> Prefix:
         raise InputError(f"{path} is damaged, or no prompt cache: {str(error).splitlines()[0]:.120}") from error
     if not isinstance(told, dict) or told.get("schema") != SCHEMA:
         raise InputError(f"{path} is no prompt cache: genctl inspect-cache --save-cache writes them")
+    if told.pop("digest", None) != _digest(told, tensors):
+        raise InputError(f"{path} is damaged: it is not what was written")
     _compare(path, told, identity)
-    if told.get("digest") != _digest(tensors):
-        raise InputError(f"{path} is damaged: its numbers are not those that were written")
     try:
         return _prefix({name: tensor.to(device) for name, tensor in tensors.items()}, config)
     except (KeyError, ValueError, IndexError) as error:
@@ -146,8 +147,8 @@ def _fill(part: str, cache: Cache, tensors: dict[str, Tensor]) -> None:
                 layer.cumulative_length = int(tensors["tokens"].shape[0])
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _digest(told: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())

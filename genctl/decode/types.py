@@ -40,6 +40,7 @@ class Prefix:
     hidden: Tensor | None = None  # f32 [1, T, H], the last hidden states
     layers: tuple[Tensor, ...] | None = None  # hidden states per layer at the last position, each [1, 1, H]
     source: Source | None = None
+    reused: int = 0  # tokens of the prompt that were not read for it, because a saved prompt held them
 
 
 @dataclass

@@ -10,7 +10,6 @@ import codecs
 import copy
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -126,7 +125,7 @@ class Detokenizer:
         """Decode what is pending, after the one token that tells the decoder it is not at the beginning."""
         if not self._pending:
             return ""
-        before = self.vocabulary.raw(self._context) if self._context else ""
+        before = self.vocabulary.alone(self._context[0]) if self._context else ""
         text = self.vocabulary.raw(self._context + self._pending)[len(before) :]
         self._context, self._pending = self._pending[-1:], []
         return text
@@ -160,11 +159,19 @@ class _Vocabulary:
         self.skipped = self.special if skip else frozenset()
         self._bytes: dict[int, bytes] = {}
         self._pieces: dict[int, str] = {}
+        self._alone: dict[int, str] = {}
         self._anchor: int | None = None
 
     def raw(self, ids: list[int]) -> str:
         """decode() without the clean-up of spaces."""
         return _decode(self.tokenizer, ids, skip_special_tokens=self.skip, clean=False)
+
+    def alone(self, id: int) -> str:
+        """`raw` of one token."""
+        found = self._alone.get(id)
+        if found is None:
+            found = self._alone[id] = self.raw([id])
+        return found
 
     def token(self, id: int) -> str | None:
         if self.backend is not None:
@@ -319,7 +326,9 @@ def caption(events: Iterable[Event], detokenizer_factory: Callable[[], Detokeniz
 
 def _stepped(event: Stepped, lanes: dict[str, list[Detokenizer]], fresh: Detokenizer) -> Stepped:
     before = lanes.get(event.lane)
-    children = Counter([row.parent for row in event.rows] + [one.parent for one in event.ended])
+    children: dict[int, int] = {}
+    for parent in (*(row.parent for row in event.rows), *(one.parent for one in event.ended)):
+        children[parent] = children.get(parent, 0) + 1
 
     def follow(child: Row | Ended) -> Detokenizer:
         if before is None:
@@ -329,26 +338,32 @@ def _stepped(event: Stepped, lanes: dict[str, list[Detokenizer]], fresh: Detoken
     ended = []
     for one in event.ended:
         words = follow(one)
-        written = _written(one.written, words)
-        if written:
-            written[-1] = dataclasses.replace(written[-1], text=written[-1].text + words.flush())
+        last = _written(one.written, words)
+        if last:
+            last[-1] = dataclasses.replace(last[-1], text=last[-1].text + words.flush())
         hypothesis = _hypothesis(one.hypothesis, words)
-        ended.append(dataclasses.replace(one, written=tuple(written), hypothesis=hypothesis))
+        ended.append(dataclasses.replace(one, written=tuple(last), hypothesis=hypothesis))
     rows, live = [], []
     for row in event.rows:
         words = follow(row)
         live.append(words)
-        rows.append(dataclasses.replace(row, written=tuple(_written(row.written, words))))
+        # spelled out, here and below: `dataclasses.replace` takes three times as long, for every token
+        written = tuple(_written(row.written, words))
+        rows.append(Row(row.lane, row.parent, written, row.logprob, row.total, row.slot, row.note))
     lanes[event.lane] = live
-    return dataclasses.replace(event, rows=tuple(rows), ended=tuple(ended))
+    return Stepped(event.lane, event.step, tuple(rows), tuple(ended), event.drafted, event.accepted)
 
 
 def _written(tokens: Iterable[Token], words: Detokenizer) -> list[Token]:
     return [
-        dataclasses.replace(
-            token,
-            text=words.push(token.id),
-            top=tuple((id, words.piece(id), logprob) for id, _, logprob in token.top),
+        Token(
+            token.id,
+            token.logprob,
+            words.push(token.id),
+            token.rank,
+            token.entropy,
+            tuple((id, words.piece(id), logprob) for id, _, logprob in token.top) if token.top else (),
+            token.trace,
         )
         for token in tokens
     ]

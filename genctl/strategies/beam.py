@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from genctl.decode.processors.rows import largest
 from genctl.decode.types import Choice, Closed, Context, Rows, Scores, Search, Space
 from genctl.errors import ModelError
+from genctl.strategies.drawing import draw_distinct
 from genctl.strategies.ending import EarlyStopping, Ending
 
 
@@ -73,7 +76,7 @@ class Beam:
                     fined[rows] = own[rows] - self._fine(chosen, own)
                 logprobs = own if fined is None else context.process(fined)
                 found = self._candidates(logprobs, totals, rows, count, context)
-                if not len(found.rows):
+                if not found.ends:
                     continue
                 found.group = group
                 parts.append(found)
@@ -83,13 +86,13 @@ class Beam:
                 if not scores.ended:
                     raise ModelError(f"every continuation is forbidden at step {scores.rows.written}")
                 return
-            ranks = torch.cat([part.totals for part in parts])
+            ranks = _joined([part.totals for part in parts])
             groups = [part.group for part in parts for _ in part.ends]
             bests = {part.group: float(part.totals[0]) for part in parts}
             enough = _Enough(ending, size, self.num_beam_groups > 1, bests)
             scores = yield Choice(
-                torch.cat([part.rows for part in parts]),
-                torch.cat([part.tokens for part in parts]),
+                _joined([part.rows for part in parts]),
+                _joined([part.tokens for part in parts]),
                 ranks=ranks,
                 width=size,
                 groups=groups,
@@ -114,22 +117,23 @@ class Beam:
         """The continuations of one group's rows, best first. logprobs f32 [R, V], totals f32 [R]."""
         vocabulary = logprobs.shape[1]
         size = self.num_beams // self.num_beam_groups
-        index = torch.tensor(rows, device=logprobs.device)
-        if len(rows) < len(logprobs):
-            logprobs, totals = logprobs[index], totals[index]
-        flat = (logprobs + totals[:, None]).flatten()
+        some = torch.tensor(rows, device=logprobs.device) if len(rows) < logprobs.shape[0] else None
+        if some is not None:
+            logprobs, totals = logprobs[some], totals[some]
         if self.do_sample:
-            drawn = draw(flat, count, self.num_beams * vocabulary, context.rng)
+            flat = (logprobs + totals[:, None]).flatten()
+            drawn = draw_distinct(flat, count, self.num_beams * vocabulary, context.rng)
             values, order = flat[drawn].sort(descending=True, stable=True)
             places = drawn[order]
             ends = [place < self.num_beams for place in order.tolist()]
         else:
-            values, places = flat.topk(min(count, len(flat)))
+            values, places = ranked(logprobs, totals, count)
             ends = [place < size for place in range(len(values))]
-        possible = int((values > -torch.inf).sum())
-        values, places = values[:possible], places[:possible]
+        if not float(values[-1]) > -torch.inf:
+            possible = int((values > -torch.inf).sum())
+            values, places, ends = values[:possible], places[:possible], ends[:possible]
         within = torch.div(places, vocabulary, rounding_mode="floor")
-        return _Candidates(index[within], places % vocabulary, values, ends[:possible])
+        return _Candidates(within if some is None else some[within], places - within * vocabulary, values, ends)
 
 
 @dataclass
@@ -141,6 +145,10 @@ class _Candidates:
     totals: Tensor  # f32 [C]
     ends: list[bool]  # [C], whether an end counts
     group: int = 0
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 @dataclass(frozen=True)
@@ -168,11 +176,34 @@ class _Enough:
         return found
 
 
-def draw(totals: Tensor, count: int, width: int, rng: torch.Generator) -> Tensor:
-    """`count` different indices into totals f32 [W] (W <= width), drawn from its softmax; int64 [count], in that order.
+def ranked(logprobs: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest sums of logprobs f32 [R, V] and totals f32 [R], best first: f32 [C] and int64 [C].
 
-    The largest p / q with q ~ Exp(1), as torch.multinomial does without replacement. Noise is drawn for `width` places,
-    those of rows that are not alive included, which keeps the draws equal to transformers'.
+    The second are places in the flattened sums. On a CPU only the best of each row are summed up; of equal sums, whose
+    order is torch's, all are.
     """
-    noise = torch.empty(width, device=totals.device).exponential_(1, generator=rng)[: len(totals)]
-    return (totals.softmax(0) / noise).topk(min(count, len(totals))).indices
+    found = _ranked(logprobs, totals, count) if logprobs.device.type == "cpu" else None
+    if found is not None:
+        return found
+    flat = (logprobs + totals[:, None]).flatten()
+    values, places = flat.topk(min(count, len(flat)))
+    return values, places
+
+
+def _ranked(logprobs: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
+    width = logprobs.shape[1]
+    if count >= width:
+        return None
+    sums, places = [], []
+    for number, (row, total) in enumerate(zip(logprobs.numpy(), totals.numpy(), strict=True)):
+        best = largest(row, count + 1)  # one more, so that what is left out lies below what is taken
+        if len(best) > 2 * count + 2:
+            return None
+        sums.append(row[best] + total)
+        places.append(best + number * width)
+    joined = np.concatenate(sums)
+    order = np.argsort(-joined)[: count + 1]
+    values = joined[order]
+    if not values[-1] > -np.inf or bool((values[1:] == values[:-1]).any()):
+        return None
+    return torch.from_numpy(values[:count]), torch.from_numpy(np.concatenate(places)[order[:count]])

@@ -49,7 +49,7 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
         raise UsageError(
             f"num_return_sequences = {returned} would return equal sequences: do_sample is false and num_beams = 1"
         )
-    return Sample(generation.do_sample, returned, generation.length_penalty)
+    return Sample(generation.do_sample, returned, generation.length_penalty, generation.sampler)
 
 
 def _check_beams(generation: Generation) -> None:
@@ -71,6 +71,10 @@ def _check_beams(generation: Generation) -> None:
         raise UsageError("stochastic_beams = true draws several hypotheses, but num_beams = 1")
     if generation.stochastic_beams and not generation.do_sample:
         raise UsageError("stochastic_beams = true draws and contradicts do_sample = false")
+    if generation.sampler != "multinomial" and beams > 1 and generation.do_sample:
+        raise UsageError(
+            f'sampler = "{generation.sampler}" draws one token for each row, and num_beams = {beams} several'
+        )
     if generation.penalty_alpha and beams > 1:
         raise UsageError(f"penalty_alpha = {generation.penalty_alpha:g} is contrastive search, but num_beams = {beams}")
 

@@ -17,6 +17,9 @@ from genctl.errors import UsageError
 from genctl.params import Generation
 
 KNOBS = ("json_schema", "regex", "grammar")
+MOST_BYTES = 1 << 20  # of a file; no grammar is that long
+MOST_TRIES = 256  # parts of a schema that are looked at on their own, to say which one is wrong
+_MOST_SHOWN = 200  # characters of a message that quotes what was given
 _HEADER = '%llguidance {"no_forcing": true}\n'
 
 # Between the tokens of JSON: nothing, one blank, or a new line with its indentation. Unbounded white space is what
@@ -61,21 +64,30 @@ def _json_schema(value: dict[str, Any] | str) -> Source:
     if isinstance(value, str):
         text = value
         if not value.lstrip().startswith("{"):
-            where, text = f"json_schema ({value})", _file("json_schema", value)
+            where, text = f"json_schema ({_shown(value)})", _file("json_schema", value)
         try:
-            schema = json.loads(text)
+            schema = json.loads(text, object_pairs_hook=_once)
         except json.JSONDecodeError as error:
             place = f"line {error.lineno}, column {error.colno}"
             raise UsageError(f"{where}: not JSON: {error.msg} at {place}") from error
+        except RecursionError as error:
+            raise UsageError(f"{where}: nested too deeply") from error
+        except _Twice as error:
+            raise UsageError(f"{where}: the key {_shown(str(error))} is given twice") from error
+        except ValueError as error:  # Python reads no number of more than some thousand digits
+            raise UsageError(f"{where}: a number with too many digits") from error
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
         raise UsageError(f"{where}: a schema is a JSON object, not {json.dumps(schema)[:40]}")
-    fault = _fault(schema)
-    if fault:
-        pointer, reason = next(_inner(schema, schema, "#", fault), ("#", fault))
-        raise UsageError(f"{where}: {reason} at {pointer}")
-    return Source("json_schema", _lark(schema))
+    try:
+        fault = _fault(schema)
+        if fault:
+            pointer, reason = next(_inner(schema, schema, "#", fault, iter(range(MOST_TRIES))), ("#", fault))
+            raise UsageError(f"{where}: {_shown(reason)} at {_shown(pointer)}")
+        return Source("json_schema", _lark(schema))
+    except RecursionError as error:
+        raise UsageError(f"{where}: nested too deeply") from error
 
 
 def _lark(schema: dict[str, Any]) -> str:
@@ -94,8 +106,10 @@ def _fault(schema: dict[str, Any]) -> str:
     return re.sub(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?", "", _reason(fault)) if fault else ""
 
 
-def _inner(root: dict[str, Any], part: Any, pointer: str, fault: str) -> Iterator[tuple[str, str]]:
-    """The deepest part of a schema that has the same fault when it stands alone."""
+def _inner(
+    root: dict[str, Any], part: Any, pointer: str, fault: str, tries: Iterator[int]
+) -> Iterator[tuple[str, str]]:
+    """The deepest part of a schema that has the same fault when it stands alone; only so many of them are tried."""
     if isinstance(part, dict):
         inner = [(f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}", item) for key, item in part.items()]
     elif isinstance(part, list):
@@ -104,8 +118,12 @@ def _inner(root: dict[str, Any], part: Any, pointer: str, fault: str) -> Iterato
         return
     shared: dict[str, Any] = {key: root[key] for key in ("$defs", "definitions") if key in root and pointer == "#"}
     for where, item in inner:
-        yield from _inner(root, item, where, fault)
-        if isinstance(item, dict) and where not in ("#/$defs", "#/definitions") and _fault({**shared, **item}) == fault:
+        yield from _inner(root, item, where, fault, tries)
+        if not isinstance(item, dict) or where in ("#/$defs", "#/definitions"):
+            continue
+        if next(tries, None) is None:
+            return
+        if _fault({**shared, **item}) == fault:
             yield where, fault
 
 
@@ -114,26 +132,28 @@ def _regex(value: str) -> Source:
 
     if not value:
         raise UsageError("regex: the pattern is empty, and so would be the text")
+    _text("regex", value)
     lark = f"{_HEADER}start: /{regex_to_lark(value, use_ascii='')}/"
     fault = validate(lark)
     if fault:
         told = re.search(r"^( *)\^+\nerror: (.*)", fault, re.MULTILINE)  # a caret below the pattern, indented by 4
         place = f"at character {len(told[1]) - 3} of" if told and "\n" not in value else "in"
         reason = told[2] if told else re.sub(r"^at .* \(in regex\): | in regex /.*", "", _reason(fault))
-        raise UsageError(f"regex: {reason} {place} {json.dumps(value, ensure_ascii=False)}")
+        raise UsageError(f"regex: {_shown(reason)} {place} {_shown(json.dumps(value, ensure_ascii=False))}")
     return Source("regex", lark)
 
 
 def _grammar(value: str) -> Source:
     inline = re.search(r"^\s*\??start\s*(\[[^\]]*\]\s*)?:", value, re.MULTILINE) is not None
-    where, text = ("grammar", value) if inline else (f"grammar ({value})", _file("grammar", value))
+    where, text = ("grammar", value) if inline else (f"grammar ({_shown(value)})", _file("grammar", value))
+    _text(where, text)
     fault = validate(_HEADER + text)
     if fault:
         reason = _reason(fault)
         placed = re.match(r"(?:at )?(\d+)\((\d+)\): (.*)", reason)
         if placed:
             where, reason = f"{where}, line {int(placed[1]) - 1}, column {placed[2]}", placed[3]
-        raise UsageError(f"{where}: {reason}")
+        raise UsageError(f"{where}: {_shown(reason)}")
     return Source("grammar", _HEADER + text)
 
 
@@ -154,8 +174,47 @@ def _reason(fault: str) -> str:
 
 
 def _file(knob: str, name: str) -> str:
+    said = f"{knob}: cannot read {_shown(name)}"
     try:
-        return Path(name).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        what = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UsageError(f"{knob}: cannot read {name}: {what}") from error
+        path = Path(name).expanduser()
+        if path.exists() and not path.is_file():  # a device or a pipe has no end
+            raise UsageError(f"{said}: {'a folder' if path.is_dir() else 'not a regular file'}")
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise UsageError(f"{said}: larger than 1 MiB, which no {knob.replace('_', ' ')} is")
+        return data.decode("utf-8-sig")
+    except (OSError, ValueError, RuntimeError) as error:
+        what = getattr(error, "strerror", None) or (
+            "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "not a file name"
+        )
+        raise UsageError(f"{said}: {what}") from error
+
+
+class _Twice(ValueError):
+    """A key of a JSON object that occurs twice: two answers to one question."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Twice(key)
+        found[key] = value
+    return found
+
+
+def _text(where: str, text: str) -> None:
+    """Raises UsageError unless `text` is Unicode text, which half of a surrogate pair is not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{where}: not Unicode text: half of a surrogate pair at character {error.start + 1}"
+        ) from None
+
+
+def _shown(text: str) -> str:
+    """Somebody else's words on one line of a message."""
+    line = "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in text)
+    return line if len(line) <= _MOST_SHOWN else line[: _MOST_SHOWN - 1] + "…"

@@ -17,7 +17,7 @@ from typing import Any
 
 from genctl.decode import prefix
 from genctl.decode.grammar import processor as grammar
-from genctl.decode.processors import plugins, repetition, sampling, standard, words
+from genctl.decode.processors import filters, plugins, repetition, sampling, standard, words
 from genctl.decode.processors.material import Material, Named, one_line
 from genctl.decode.processors.mirostat import Mirostat
 from genctl.decode.processors.values import checked
@@ -64,8 +64,10 @@ def _dry(m: Material) -> Processor | None:
 
 
 def _top_n_sigma(m: Material) -> Processor | None:
-    n = m.generation.top_n_sigma
-    return None if n is None else sampling.top_n_sigma(n, m.min_tokens_to_keep)
+    n, least = m.generation.top_n_sigma, m.min_tokens_to_keep
+    if n is None:
+        return None
+    return filters.Filter(filters.top_n_sigma(n, least), sampling.top_n_sigma(n, least))
 
 
 def _dynatemp(m: Material) -> Processor | None:

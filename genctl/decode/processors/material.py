@@ -38,6 +38,7 @@ class Material:
     explicit: tuple[dict[str, Any], ...] | None = None  # the [[processors]] of a preset
     allow_plugins: bool = False
     healed: str = ""  # text that the prompt gave up and the new tokens must begin with
+    half: bool = False  # whether the model computes in half precision, where equal scores are the rule
     unconditional: Unconditional | None = None  # history [R, T] -> logits [R, V] under the negative prompt
 
     @property

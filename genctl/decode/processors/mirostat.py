@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from genctl.decode.processors.rows import Places, Row, largest
+
+Past: TypeAlias = tuple[float, Places, NDArray[Any]]
 
 # Steps back that a row may be rolled to and still find what was there (drafts are far shorter).
 _DEPTH = 64
@@ -25,32 +32,38 @@ class Mirostat:
     def __init__(self, tau: float, eta: float, prompt_len: int, min_tokens_to_keep: int = 1) -> None:
         self.tau, self.eta, self.prompt_len, self.least = tau, eta, prompt_len, min_tokens_to_keep
         # history -> its mu, the kept ids and their surprises
-        self._past: OrderedDict[bytes, tuple[float, Tensor, Tensor]] = OrderedDict()
+        self._past: OrderedDict[bytes, Past] = OrderedDict()
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         """history int64 [R, T], scores f32 [R, V] -> scores with what is too surprising removed."""
-        written = history.cpu().numpy()
-        thresholds = [self._threshold(row[:-1].tobytes(), int(row[-1]), len(row)) for row in written]
-        surprise = -scores.log_softmax(-1) / torch.log(scores.new_tensor(2.0))
-        keep = surprise <= scores.new_tensor(thresholds)[:, None]
-        keep.scatter_(1, scores.topk(min(self.least, scores.shape[1])).indices, True)
-        kept = scores.masked_fill(~keep, -torch.inf)
-        observed = -kept.log_softmax(-1) / torch.log(scores.new_tensor(2.0))
-        for row, mu in enumerate(thresholds):
-            ids = keep[row].nonzero()[:, 0]
-            self._remember(written[row].tobytes(), (mu, ids, observed[row, ids]), len(thresholds))
-        return kept
+        given, written = scores.detach().float().cpu().numpy(), history.cpu().numpy()
+        made = np.full_like(given, -np.inf)
+        for number, line in enumerate(written):
+            row = Row.of(given[number])
+            if row is None:  # no token, or no numbers: whoever looks at the scores next will say so
+                made[number] = given[number]
+                continue
+            mu = self._threshold(line[:-1].tobytes(), int(line[-1]), len(line))
+            places = np.flatnonzero(row.weights >= row.total * 2.0 ** min(-mu, 1.0))
+            if len(places) < self.least:
+                places = largest(row.values, self.least)
+            kept = row.take(places)
+            surprise = -np.log2(np.maximum(row.weights[places] / row.weights[places].sum(), 1e-300))
+            ids = np.arange(kept.size) if kept.ids is None else kept.ids
+            self._remember(line.tobytes(), (mu, ids, surprise), len(written))
+            kept.write(made[number])
+        return torch.from_numpy(made).to(scores)
 
     def _threshold(self, before: bytes, token: int, length: int) -> float:
         past = self._past.get(_key(before)) if length > self.prompt_len else None
         if past is None:
             return 2.0 * self.tau
         mu, ids, surprises = past
-        here = (ids == token).nonzero()
-        observed = float(surprises[here[0, 0]]) if len(here) else mu
+        here = np.searchsorted(ids, token)
+        observed = float(surprises[here]) if here < len(ids) and ids[here] == token else mu
         return mu - self.eta * (observed - self.tau)
 
-    def _remember(self, written: bytes, what: tuple[float, Tensor, Tensor], rows: int) -> None:
+    def _remember(self, written: bytes, what: Past, rows: int) -> None:
         key = _key(written)
         self._past[key] = what
         self._past.move_to_end(key)

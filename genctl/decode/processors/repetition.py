@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from genctl.decode.types import Processor
+
+Ids: TypeAlias = NDArray[np.int64]
 
 
 def presence_penalty(penalty: float, prompt_len: int) -> Processor:
@@ -52,76 +58,67 @@ def dry(
     `breakers` are ids, `phrases` are sequences of ids whose last one breaks.
     """
     stops = frozenset(breakers)
-    # Beyond this a float32 has no room left, and the token has no probability.
+    # Beyond this a float32 has no room left, and the token has no probability: longer repetitions count no more.
     most = 1e30
+    growing = base > 1.0 and multiplier < most
+    longest = allowed_length + (math.ceil(math.log(most / multiplier) / math.log(base)) if growing else 0)
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
-        rows, tokens, penalties = [], [], []
-        for row, written in enumerate(history.tolist()):
-            for token, length in _continuations(written, stops, phrases).items():
-                if length >= allowed_length and token < scores.shape[1]:
-                    rows.append(row)
-                    tokens.append(token)
-                    penalties.append(_penalty(multiplier, base, length - allowed_length, most))
-        if not rows:
-            return scores
-        at = torch.tensor([rows, tokens], device=scores.device)
-        made = scores.clone()
-        made[at[0], at[1]] -= scores.new_tensor(penalties)
-        return made
+        made = None
+        for row, written in enumerate(history.cpu().numpy()):
+            unbroken = _unbroken(written[-longest - _reach(phrases) :].tolist(), stops, phrases, longest)
+            tokens, lengths = _continuations(written, unbroken, allowed_length)
+            kept = [place for place, token in enumerate(tokens) if token < scores.shape[1] and token not in stops]
+            if not kept:
+                continue
+            with np.errstate(over="ignore"):
+                penalties = np.minimum(multiplier * np.power(base, lengths[kept] - float(allowed_length)), most)
+            made = scores.clone() if made is None else made
+            made[row, torch.from_numpy(tokens[kept]).to(scores.device)] -= scores.new_tensor(penalties)
+        return scores if made is None else made
 
     return processor
 
 
-def _penalty(multiplier: float, base: float, over: int, most: float) -> float:
-    try:
-        return min(multiplier * base**over, most)
-    except OverflowError:
-        return most
+def _reach(phrases: Sequence[tuple[int, ...]]) -> int:
+    return max(map(len, phrases), default=0)
 
 
-def _continuations(written: list[int], stops: frozenset[int], phrases: Sequence[tuple[int, ...]]) -> dict[int, int]:
-    """Each token that would continue a repetition, with the length of the longest one it would continue."""
-    if written[-1] not in written[:-1]:
-        return {}
-    unbroken = _unbroken(written, stops, phrases)
-    if unbroken == 0:
-        return {}
-    longest: dict[int, int] = {}
-    back = written[::-1]
-    matches = _common_prefixes(back)
-    for distance in range(1, len(back)):
-        length = min(matches[distance], unbroken)
-        follower = back[distance - 1]
-        if length and follower not in stops and length > longest.get(follower, 0):
-            longest[follower] = length
-    return longest
+def _continuations(written: Ids, most: int, least: int) -> tuple[Ids, Ids]:
+    """The tokens that would continue a repetition of `least` to `most` tokens, and how long the longest of each is.
+
+    written int64 [T]. One comparison with the whole text finds where its last token stood before; each further one only
+    looks at the places that still match.
+    """
+    ends = np.flatnonzero(written[:-1] == written[-1]) if least <= most else np.empty(0, np.intp)
+    lengths = np.ones_like(ends)
+    live = np.arange(len(ends))
+    for length in range(1, most):
+        live = live[ends[live] >= length]
+        live = live[written[ends[live] - length] == written[-1 - length]]
+        if not len(live):
+            break
+        lengths[live] = length + 1
+    long = lengths >= least
+    followers, lengths = written[ends[long] + 1], lengths[long]
+    if not len(followers):
+        return followers, lengths
+    order = np.lexsort((lengths, followers))
+    followers, lengths = followers[order], lengths[order]
+    last = np.append(followers[1:] != followers[:-1], True)
+    return followers[last], lengths[last]
 
 
-def _unbroken(written: list[int], stops: frozenset[int], phrases: Sequence[tuple[int, ...]]) -> int:
-    """How many tokens at the end of the history come after its last breaker."""
-    for back in range(len(written)):
-        end = len(written) - back
-        if written[end - 1] in stops:
+def _unbroken(newest: list[int], stops: frozenset[int], phrases: Sequence[tuple[int, ...]], most: int) -> int:
+    """How many tokens at the end of the history come after its last breaker; at most `most`."""
+    for back in range(min(most, len(newest))):
+        end = len(newest) - back
+        if newest[end - 1] in stops:
             return back
-        if any(len(phrase) <= end and tuple(written[end - len(phrase) : end]) == phrase for phrase in phrases):
-            return back
-    return len(written)
-
-
-def _common_prefixes(values: list[int]) -> list[int]:
-    """The Z function: how many values from each position on equal those at the beginning. Linear in their number."""
-    size = len(values)
-    lengths = [0] * size
-    left = right = 0
-    for at in range(1, size):
-        length = min(right - at, lengths[at - left]) if at < right else 0
-        while at + length < size and values[length] == values[at + length]:
-            length += 1
-        lengths[at] = length
-        if at + length > right:
-            left, right = at, at + length
-    return lengths
+        for phrase in phrases:
+            if newest[end - 1] == phrase[-1] and tuple(newest[max(0, end - len(phrase)) : end]) == phrase:
+                return back
+    return min(most, len(newest))
 
 
 def as_ids(sequences: Collection[tuple[int, ...]]) -> tuple[frozenset[int], tuple[tuple[int, ...], ...]]:

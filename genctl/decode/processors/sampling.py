@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from genctl.decode.processors.rows import Row
 from genctl.decode.types import Processor
 
 
@@ -61,13 +63,21 @@ def exclude_top_choices(probability: float, threshold: float, seed: int, min_tok
     """
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
-        act = torch.tensor([drawn < probability for drawn in draws(history, seed)], device=scores.device)
-        probabilities = scores.softmax(-1)
-        top = probabilities >= threshold
-        least = probabilities.masked_fill(~top, torch.inf).argmin(-1, keepdim=True)
-        remove = top.scatter(1, least, False)
-        enough = _there(scores).sum(-1) - remove.sum(-1) >= min_tokens_to_keep
-        return scores.masked_fill(remove & (act & enough)[:, None], -torch.inf)
+        act = [drawn < probability for drawn in draws(history, seed)]
+        if not any(act):
+            return scores
+        made = scores.clone()
+        for number, row in enumerate(scores.detach().float().cpu().numpy()):
+            there = Row.of(row) if act[number] else None
+            if there is None:
+                continue
+            top = np.flatnonzero(there.weights >= threshold * there.total)
+            left = np.count_nonzero(there.values > np.finfo(np.float32).min) - (len(top) - 1)
+            if len(top) > 1 and left >= min_tokens_to_keep:
+                removed = np.delete(top, there.weights[top].argmin())
+                ids = removed if there.ids is None else there.ids[removed]
+                made[number, torch.from_numpy(ids).to(made.device)] = -torch.inf
+        return made
 
     return processor
 

@@ -10,14 +10,16 @@ import dataclasses
 import inspect
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
-from genctl.decode.processors import words
+from genctl.decode.processors import filters, words
+from genctl.decode.processors.filters import Filter
 from genctl.decode.processors.material import Material
 from genctl.decode.processors.synthid import SynthID
+from genctl.decode.processors.values import describe, fits
 from genctl.decode.types import Processor
 from genctl.errors import UsageError
 
@@ -94,6 +96,8 @@ def encoder_no_repeat_ngram_size(m: Material) -> Processor | None:
     if size == 0:
         return None
     ids = _encoder_ids(m, "encoder_no_repeat_ngram_size")
+    if size > ids.shape[1]:  # there is no sequence of n tokens to repeat, and transformers would count up to n
+        return None
     return _processor(_classes().EncoderNoRepeatNGramLogitsProcessor(size, ids))
 
 
@@ -196,41 +200,52 @@ def temperature(m: Material) -> Processor | None:
 
 def top_h(m: Material) -> Processor | None:
     share = m.generation.top_h
-    return None if share is None else _processor(_classes().TopHLogitsWarper(top_h=share))
+    if share is None:
+        return None
+    exact = _classes().TopHLogitsWarper(top_h=share)
+    return Filter(filters.top_h(share, exact.top_n), _processor(exact))
 
 
 def top_k(m: Material) -> Processor | None:
-    k = m.generation.top_k
-    return None if k == 0 else _kept(m, _classes().TopKLogitsWarper, top_k=k)
+    k, least = m.generation.top_k, m.min_tokens_to_keep
+    return None if k == 0 else _filter(m, filters.top_k(max(k, least)), "TopKLogitsWarper", top_k=k)
 
 
 def top_p(m: Material) -> Processor | None:
-    p = m.generation.top_p
-    return None if p >= 1.0 else _kept(m, _classes().TopPLogitsWarper, top_p=p)
+    p, least = m.generation.top_p, m.min_tokens_to_keep
+    if p >= 1.0:
+        return None
+    return _filter(m, filters.top_p(p, least, together=m.half), "TopPLogitsWarper", top_p=p)
 
 
 def min_p(m: Material) -> Processor | None:
     p = m.generation.min_p
-    return None if not p else _kept(m, _classes().MinPLogitsWarper, min_p=p)
+    return None if not p else _filter(m, filters.min_p(p, m.min_tokens_to_keep), "MinPLogitsWarper", min_p=p)
 
 
 def typical_p(m: Material) -> Processor | None:
     p = m.generation.typical_p
-    return None if p >= 1.0 else _kept(m, _classes().TypicalLogitsWarper, mass=p)
+    return None if p >= 1.0 else _filter(m, filters.typical(p, m.min_tokens_to_keep), "TypicalLogitsWarper", mass=p)
 
 
 def epsilon_cutoff(m: Material) -> Processor | None:
     cutoff = m.generation.epsilon_cutoff
-    return None if cutoff == 0.0 else _kept(m, _classes().EpsilonLogitsWarper, epsilon=cutoff)
+    if cutoff == 0.0:
+        return None
+    return _filter(m, filters.epsilon(cutoff, m.min_tokens_to_keep), "EpsilonLogitsWarper", epsilon=cutoff)
 
 
 def eta_cutoff(m: Material) -> Processor | None:
     cutoff = m.generation.eta_cutoff
-    return None if cutoff == 0.0 else _kept(m, _classes().EtaLogitsWarper, epsilon=cutoff, device=m.device)
+    if cutoff == 0.0:
+        return None
+    keep = filters.eta(cutoff, m.min_tokens_to_keep)
+    return _filter(m, keep, "EtaLogitsWarper", epsilon=cutoff, device=m.device)
 
 
-def _kept(m: Material, kind: Any, **arguments: Any) -> Processor:
-    return _processor(kind(**arguments, min_tokens_to_keep=m.min_tokens_to_keep))
+def _filter(m: Material, keep: filters.Keep, kind: str, **arguments: Any) -> Processor:
+    exact = getattr(_classes(), kind)(**arguments, min_tokens_to_keep=m.min_tokens_to_keep)
+    return Filter(keep, _processor(exact))
 
 
 def watermarking_config(m: Material) -> Processor | None:
@@ -248,6 +263,7 @@ def watermarking_config(m: Material) -> Processor | None:
             close = get_close_matches(name, parameters, 1)
             meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(parameters)}"
             raise UsageError(f"watermarking_config: no field {name!r} in {kind.__name__}", hint=meant)
+    _check_watermark(fields, get_type_hints(kind.__init__))
     config = kind(**fields)
     config.validate()
     if synthid:
@@ -255,6 +271,19 @@ def watermarking_config(m: Material) -> Processor | None:
     if config.seeding_scheme == "selfhash" and m.vocab_size < 40:
         raise UsageError("watermarking_config: selfhash needs a vocabulary of at least 40 tokens")
     return _processor(_greenlist(m.vocab_size, str(m.device), tuple(sorted(config.to_dict().items()))))
+
+
+# Sizes of tables and windows; transformers makes them as large as it is told.
+_MOST = {"ngram_len": 256, "context_width": 256, "context_history_size": 1 << 20, "sampling_table_size": 1 << 24}
+
+
+def _check_watermark(fields: dict[str, Any], hints: dict[str, Any]) -> None:
+    """Raises UsageError for a value of another type, or one that asks for more than memory holds."""
+    for name, value in fields.items():
+        if not fits(hints[name], value):
+            raise UsageError(f"watermarking_config: {name} must be {describe(hints[name])}, but is {value!r:.60}")
+        if name in _MOST and value > _MOST[name]:
+            raise UsageError(f"watermarking_config: {name} must be at most {_MOST[name]}, but is {value}")
 
 
 @lru_cache(maxsize=8)

@@ -7,6 +7,7 @@ a filter. All figures are the same whether the scores are logits or log-probabil
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from genctl.decode.processors.filters import Filter, cut
 from genctl.decode.types import Processor
 from genctl.errors import ModelError, UsageError
 from genctl.events import Trace
@@ -37,13 +39,31 @@ def name_of(processor: Processor) -> str:
 def process(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> Tensor:
     """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V] after all processors in order, checked.
 
-    Raises UsageError when the processors left a row without tokens, ModelError when the scores are not numbers.
+    Filters that follow each other are one pass over a row. Raises UsageError when the processors left a row without
+    tokens, ModelError when the scores are not numbers.
     """
+    waiting: list[Filter] = []
     for processor in processors:
-        scores = processor(history, scores)
+        function = getattr(processor, "function", None)
+        if isinstance(function, Filter):
+            waiting.append(function)
+            continue
+        scores = processor(history, _filtered(waiting, history, scores))
+        waiting = []
+    scores = _filtered(waiting, history, scores)
     if processors:
         check(scores, [name_of(processor) for processor in processors])
     return scores
+
+
+def _filtered(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> Tensor:
+    if not filters:
+        return scores
+    try:
+        return cut(filters, history, scores)
+    except (ValueError, RuntimeError, IndexError):
+        check(scores, ())  # what transformers raises on a row without tokens is about tensors
+        raise
 
 
 def apply(
@@ -99,7 +119,7 @@ def check(scores: Tensor, names: Sequence[str]) -> None:
     Raises UsageError naming the processors when a row has none left, ModelError when a score is NaN or +inf.
     """
     best = scores.amax(-1)  # NaN if any score of the row is
-    if bool(best.isfinite().all()):
+    if all(map(math.isfinite, best.tolist())):
         return
     after = f" after {', '.join(names)}" if names else ""
     if bool((torch.isnan(best) | (best == torch.inf)).any()):

@@ -24,6 +24,11 @@ def checked(knob: str, value: Any) -> Any:
     return made
 
 
+def fits(hint: Any, value: Any) -> bool:
+    """Whether `value` is of this type; an int is where a float is wanted."""
+    return bool(_fit(hint, value)[0])
+
+
 def describe(hint: Any) -> str:
     """A type in words: `a number at least 0.0 and at most 1.0, or nothing`."""
     origin, arguments = get_origin(hint), get_args(hint)

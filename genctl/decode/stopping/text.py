@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,11 @@ from genctl.errors import UsageError
 
 REGEX_WINDOW = 4096  # characters: a match must begin within the last so many
 REGEX_SECONDS = 2.0  # for one search
+REGEX_LENGTH = 10_000  # characters of a pattern
+REGEX_SIZE = 100_000  # what a pattern comes to once its counted repetitions are written out
+
+_CALL = re.compile(r"(?<!\\)\(\?(?:R|[0-9]+|&\w+|P>\w+)\)")  # of the pattern or a group of it from within
+_COUNT = re.compile(r"\{(\d*),?(\d*)\}")
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,14 @@ class Pattern:
         import regex  # type: ignore[import-untyped, unused-ignore]
 
         self.source = source
+        if len(source) > REGEX_LENGTH:
+            raise UsageError(
+                f"the regular expression {self} has {len(source):,} characters, more than {REGEX_LENGTH:,}"
+            )
+        if _CALL.search(source):
+            raise UsageError(f"the regular expression {self} calls itself, and may never end")
+        if (size := _size(source)) > REGEX_SIZE:
+            raise UsageError(f"the regular expression {self} repeats too much: it stands for {size:,} items")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of syntax that may mean something else one day
@@ -71,13 +85,15 @@ class Pattern:
         except regex.error as error:
             where = "" if error.pos is None else f" at position {error.pos}"
             raise UsageError(f"the regular expression {self} is wrong{where}: {error.msg}") from error
-        except (RecursionError, OverflowError, ValueError) as error:
-            raise UsageError(f"the regular expression {self} cannot be compiled: {error}") from error
+        except (RecursionError, OverflowError, ValueError, MemoryError) as error:
+            why = str(error) or "it needs too much memory"
+            raise UsageError(f"the regular expression {self} cannot be compiled: {why}") from error
         if self.find("") is not None:
             raise UsageError(f"the regular expression {self} matches the empty text and would end every row at once")
 
     def __str__(self) -> str:
-        return f'"{self.source}"' if self.source.isprintable() else quoted(self.source)
+        shown = self.source if len(self.source) <= 120 else f"{self.source[:119]}…"
+        return f'"{shown}"' if shown.isprintable() else quoted(shown)
 
     def find(self, text: str) -> tuple[int, int] | None:
         """Where the first match in the last 4096 characters begins and ends; incomplete characters do not count.
@@ -92,7 +108,33 @@ class Pattern:
                 f"the regular expression {self} searched for more than {REGEX_SECONDS:g} s",
                 hint="repetitions inside repetitions, such as (a+)+, take very long when they do not match",
             ) from error
+        except MemoryError as error:
+            raise UsageError(f"the regular expression {self} needs too much memory") from error
         return None if match is None else match.span()
+
+
+def _size(source: str) -> int:
+    """How many items a pattern has with its counted repetitions written out, which is what compiling it costs."""
+    groups = [0]  # items so far of each group that is open
+    last = at = 0  # items of what a repetition would repeat
+    while at < len(source):
+        mark = source[at]
+        if mark == "(":
+            groups.append(0)
+        elif mark == ")" and len(groups) > 1:
+            last = groups.pop()
+            groups[-1] += last
+        elif mark == "{" and (found := _COUNT.match(source, at)):
+            times = max(int(number[:9] or 0) for number in found.groups())
+            groups[-1] += last * (max(times, 1) - 1)
+            last *= max(times, 1)
+            at = found.end() - 1
+        else:
+            at += mark == "\\"
+            last = 1
+            groups[-1] += 1
+        at += 1
+    return sum(groups)
 
 
 def quoted(text: str) -> str:

@@ -1,0 +1,269 @@
+"""Filters: processors that remove tokens and change no score. What transformers' own remove, without sorting.
+
+A filter decides about one row in double precision. Where rounding inside transformers' float32 could decide otherwise
+(a running sum that ends on the edge, equal scores of which a sort keeps some), it does not decide: that row goes
+through the `exact` one, which is transformers' own. So what is removed is the same, to the token.
+
+Filters that follow each other share what is left of a row: after `top_k = 50` the others look at fifty tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from genctl.decode.processors.rows import Places, Row, front, largest
+from genctl.decode.types import Processor
+
+# The places, ascending, of what stays of a row; None where that is not certain.
+Keep: TypeAlias = Callable[[Row], "Places | None"]
+
+ULP = 2.0**-24  # half the distance from 1 to the next float32: the relative error of one rounding
+# torch adds up in this many lanes or more
+_LANES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Filter:
+    """A processor that removes tokens. On a GPU, where sorting costs little, `exact` is all there is."""
+
+    keep: Keep
+    exact: Processor
+
+    def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
+        """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V]."""
+        return cut((self,), history, scores)
+
+    def on(self, row: Row, history: Tensor) -> Row | None:
+        """What is left of a row; history int64 [1, T]."""
+        places = self.keep(row)
+        if places is not None:
+            return row.take(places)
+        return Row.of(self.exact(history, row.dense())[0].numpy())
+
+
+def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> Tensor:
+    """All filters in turn. history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V]."""
+    if scores.device.type != "cpu" or scores.dtype != torch.float32:
+        return _exactly(filters, history, scores)
+    given = scores.detach().numpy()
+    made = np.full(given.shape, -np.inf, np.float32)
+    for number, values in enumerate(given):
+        here = slice(number, number + 1)
+        row = Row.of(values)
+        for one in filters:
+            row = None if row is None else one.on(row, history[here])
+        if row is None:  # what is no number, and who may say so, is for transformers to tell
+            made[here] = _exactly(filters, history[here], scores[here]).numpy()
+        else:
+            row.write(made[number])
+    return torch.from_numpy(made)
+
+
+def _exactly(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> Tensor:
+    for one in filters:
+        scores = one.exact(history, scores)
+    return scores
+
+
+def top_k(k: int) -> Keep:
+    """The k best, and those as good as the last of them."""
+    return lambda row: largest(row.values, k)
+
+
+def top_p(p: float, least: int, *, together: bool = False) -> Keep:
+    """The best tokens that sum up to more than p, at least `least` of them.
+
+    transformers adds up from the worst token, and removes while the sum is not above 1 - p. Of equal scores on the edge
+    it removes those that its sort happens to have first; `together` keeps them all instead.
+    """
+    limit = float(np.float32(1.0 - p))
+
+    def keep(row: Row) -> Places | None:
+        if limit == 0.0:
+            return None
+        weights, places, rest = row.weights, None, 0.0
+        if not row.small:
+            places = front(row.values, weights, (1.0 - 0.99 * limit) * row.total)
+            if places is None:
+                return _worst_removed(row, limit, least, together)
+            weights = weights[places]
+            rest = row.total - float(weights.sum(dtype=np.float64))
+        chosen = row.values if places is None else row.values[places]
+        ascending = np.sort(chosen)
+        # a softmax of the sorted row: what can go astray when its weights are added up, smallest first
+        sums = (np.cumsum(np.sort(weights), dtype=np.float64) + rest) / row.total
+        added = (float(sums.sum()) + len(row) * rest / row.total) / _LANES
+        spread = min(max(row.best - float(ascending[0]), 40.0), 104.0)  # beyond, a float32 exp is 0
+        error = limit * ULP * (2.0 * added + 2.0 * spread + 16.0)
+        most = max(len(ascending) - least, 0)
+        removed, other = (min(int(np.searchsorted(sums, limit + by, "right")), most) for by in (-error, error))
+        if removed != other:
+            return _worst_removed(row, limit, least, together)
+        if not together and removed > 0 and ascending[removed - 1] == ascending[removed]:
+            return None
+        kept = np.flatnonzero(chosen >= ascending[removed])
+        return kept if places is None else places[kept]
+
+    return keep
+
+
+def _worst_removed(row: Row, limit: float, least: int, together: bool) -> Places | None:
+    """transformers' own sums, over a row that numpy has sorted."""
+    ascending = np.full((1, row.size), -np.inf, np.float32)
+    missing = row.size - len(row)
+    ascending[0, missing:] = np.sort(row.values)
+    sums = torch.from_numpy(ascending).softmax(-1).cumsum(-1)[0].numpy()
+    removed = max(missing, min(int(np.searchsorted(sums, np.float32(limit), "right")), row.size - least))
+    edge = ascending[0, removed]
+    if not together and missing < removed and ascending[0, removed - 1] == edge:
+        return None
+    return np.flatnonzero(row.values >= edge)
+
+
+def min_p(p: float, least: int) -> Keep:
+    """Tokens at least p times as probable as the best one."""
+    edge = math.log(p)
+
+    def keep(row: Row) -> Places | None:
+        if edge < -60.0:  # probabilities that a float32 hardly holds
+            return None
+        error = ULP * (4.0 * abs(edge) + 2.0 * abs(row.best) + 16.0)
+        places = np.flatnonzero(row.values >= row.best + edge - error)
+        surely = np.count_nonzero(row.values[places] >= min(row.best, row.best + edge + error))
+        return places if surely == len(places) >= min(least, len(row)) else None
+
+    return keep
+
+
+def epsilon(cutoff: float, least: int) -> Keep:
+    """Tokens of at least this probability."""
+    return lambda row: _probable(row, cutoff, 0.0, least)
+
+
+def eta(cutoff: float, least: int) -> Keep:
+    """Tokens of at least min(cutoff, sqrt(cutoff) * exp(-entropy)) probability (arXiv:2210.15191)."""
+
+    def keep(row: Row) -> Places | None:
+        below = row.values - np.float32(row.best)
+        entropy = -math.log(float(row.weights.max()) / row.total) - float((row.weights * below).sum()) / row.total
+        limit = min(cutoff, math.sqrt(cutoff) * math.exp(-entropy))
+        return _probable(row, limit, ULP * 64.0 * (1.0 + entropy), least)
+
+    return keep
+
+
+def _probable(row: Row, cutoff: float, error: float, least: int) -> Places | None:
+    """Tokens of at least this probability, and the `least` best. `error` is that of the cutoff, relative."""
+    if row.small:
+        probable = row.weights / row.total
+        spread = min(row.best - float(row.values.min()), 104.0)
+        error += ULP * (len(row) + 2.0 * spread + 16.0)
+    else:
+        probable = row.weights  # torch's own
+    edge = np.float32(cutoff)
+    places = np.flatnonzero(probable >= edge * (1.0 - error))
+    if error and np.count_nonzero(probable[places] >= edge * (1.0 + error)) != len(places):
+        return None
+    return places if len(places) >= least else largest(row.values, least)
+
+
+def top_h(share: float, most: int) -> Keep:
+    """The best tokens, of the `most` best, up to `share` of their entropy (arXiv:2509.02510)."""
+
+    def keep(row: Row) -> Places | None:
+        places = largest(row.values, most)
+        found = row.values[places]
+        descending = np.full((1, min(most, row.size)), -np.inf, np.float32)
+        descending[0, : len(found)] = np.sort(found)[::-1][:most]
+        # transformers' own sums, over the same numbers in the same order
+        categorical = torch.distributions.Categorical(logits=torch.from_numpy(descending), validate_args=False)
+        limit = (categorical.entropy() * share).unsqueeze(-1)  # type: ignore[no-untyped-call]
+        sums = torch.cumsum(-categorical.probs * torch.log(categorical.probs), dim=-1)
+        kept = max(1, int((sums <= limit).sum()))
+        places = places[found >= descending[0, kept - 1]]
+        return places if len(places) == kept else None
+
+    return keep
+
+
+def typical(mass: float, least: int) -> Keep:
+    """The tokens whose surprise is nearest to the entropy, up to `mass` (arXiv:2202.00666)."""
+
+    def keep(row: Row) -> Places | None:
+        found = _typical(row, mass, least)
+        return found if found is not None or row.small else _typical_exactly(row, mass, least)
+
+    return keep
+
+
+def _typical(row: Row, mass: float, least: int) -> Places | None:
+    # |surprise - entropy| = |below - mean of below|: the normaliser cancels
+    below = row.values.astype(np.float64) - row.best if row.small else row.values - np.float32(row.best)
+    mean = float((row.weights * below).sum()) / row.total
+    away = np.abs(below - (mean if row.small else np.float32(mean)))
+    places = None if row.small else front(-away, row.weights, min(1.0, mass + 1e-3) * row.total)
+    if places is None and not row.small:
+        return None
+    near, weights, values = (one if places is None else one[places] for one in (away, row.weights, row.values))
+    order = np.argsort(near)
+    near = near[order]
+    sums = np.cumsum(weights[order], dtype=np.float64) / row.total
+    # torch adds the weights up in this order, in lanes, and those far smaller than the sum of their lane are lost in it
+    lost = (_below(row, ULP / 8.0) + _below(row, ULP) / _LANES) / row.total
+    error = mass * (lost + ULP * (16.0 + (len(row) if row.small else math.sqrt(len(row)))))
+    last = int(np.searchsorted(sums, mass - error, "left"))
+    if last >= len(order):
+        return None
+    edge = float(near[last])
+    surprise = -math.log(float(row.weights.max()) / row.total)
+    off = ULP * (8.0 * (abs(mean) + surprise + edge) + 16.0)
+    first, after = int(np.searchsorted(near, edge - off, "left")), int(np.searchsorted(near, edge + off, "right"))
+    group = values[order[first:after]]
+    if bool((group != group[0]).any()) or sums[after - 1] < mass + error or after < least:
+        return None
+    if places is None:
+        return np.sort(order[:after])
+    return np.sort(places[order[:after]]) if after < len(order) else None
+
+
+def _below(row: Row, share: float) -> float:
+    """The sum of the weights below a share of their total."""
+    return float((row.weights * (row.weights < row.total * share)).sum())
+
+
+def _typical_exactly(row: Row, mass: float, least: int) -> Places | None:
+    """transformers' own numbers over a row that numpy has sorted; only the order of equal ones is not its own."""
+    scores = row.dense()
+    normalized = scores.log_softmax(-1)
+    entropy = -(normalized * normalized.exp()).nansum(-1, keepdim=True)
+    away = torch.abs(-normalized - entropy)[0].numpy()
+    keys = (away.view(np.uint32).astype(np.uint64) << np.uint64(32)) | np.arange(row.size, dtype=np.uint64)
+    keys.sort()
+    order = (keys & np.uint64(0xFFFFFFFF)).astype(np.intp)
+    sums = scores[0][torch.from_numpy(order)].softmax(-1).cumsum(-1).numpy()
+    error = 16.0 * ULP
+    last = int(np.searchsorted(sums, np.float32(mass - error), "left"))
+    if last >= row.size or last < least or sums[last] < mass + error:
+        return None
+    kept = away <= away[order[last]]
+    return np.flatnonzero(kept if row.ids is None else kept[row.ids])
+
+
+def top_n_sigma(n: float, least: int) -> Keep:
+    """Tokens at most n standard deviations below the best (arXiv:2411.07641); the lowest float counts as removed."""
+
+    def keep(row: Row) -> Places | None:
+        there = row.values[row.values > np.finfo(np.float32).min].astype(np.float64)
+        if not len(there):
+            return None
+        places = np.flatnonzero(row.values >= row.best - n * float(there.std()))
+        return places if least == 1 or len(places) >= least else None
+
+    return keep

@@ -1,0 +1,148 @@
+"""One token for each row, drawn from the softmax of its scores.
+
+`multinomial` draws what `torch.multinomial` draws: the largest p / q with q ~ Exp(1) for every token of the vocabulary.
+On a CPU that noise costs more than anything else in a step, and nearly all of it belongs to tokens that cannot win. So
+its random bits are taken from the generator as torch takes them, and made into noise only where that can matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Sampler: TypeAlias = Literal["multinomial", "inverse-cdf"]
+
+_FEW = 4096  # tokens for which the noise is made without asking whether they can win
+_MANTISSA = (1 << 53) - 1
+_UNIT = 2.0**-53
+
+
+def multinomial(logits: Tensor, slots: Sequence[int], count: int, rng: torch.Generator) -> Tensor:
+    """logits f32 [R, V] -> int64 [R]: what `torch.multinomial(p, 1)` draws for rows `slots` of `count` rows p.
+
+    Noise is drawn for all `count` rows, so that a row's luck does not depend on which others are still there.
+    """
+    if logits.device.type != "cpu" or logits.dtype != torch.float32 or not bits_are_known():
+        noise = torch.empty(count, logits.shape[1], device=logits.device).exponential_(1, generator=rng)
+        if len(slots) < count:
+            noise = noise[list(slots)]
+        return (logits.softmax(-1) / noise).argmax(-1)
+    bits = torch.empty(count, logits.shape[1], dtype=torch.long).random_(generator=rng).numpy()
+    scores = logits.detach().numpy()
+    drawn = [_race(row, bits[slot]) for row, slot in zip(scores, slots, strict=True)]
+    return torch.tensor(drawn, dtype=torch.long)
+
+
+def inverse_cdf(logits: Tensor, slots: Sequence[int], count: int, rng: torch.Generator) -> Tensor:
+    """logits f32 [R, V] -> int64 [R]: the token at which the sum of probabilities exceeds one uniform number.
+
+    A number is drawn for each of `count` rows, of which the given ones are `slots`.
+    """
+    luck = torch.rand(count, dtype=torch.float64, device=logits.device, generator=rng)
+    if len(slots) < count:
+        luck = luck[list(slots)]
+    if logits.device.type != "cpu":
+        return inverse_cdf_on_device(logits, luck)
+    drawn = []
+    for row, part in zip(logits.detach().numpy(), luck.tolist(), strict=True):
+        places = np.flatnonzero(row > -np.inf)
+        below = row[places] - row.max()
+        if len(places) > _FEW:
+            sums = torch.from_numpy(below).exp_().cumsum(0, dtype=torch.float64).numpy()
+        else:
+            sums = np.cumsum(np.exp(below, dtype=np.float64))
+        edge = min(part * sums[-1], np.nextafter(sums[-1], 0.0))
+        drawn.append(int(places[np.searchsorted(sums, edge, "right")]))
+    return torch.tensor(drawn, dtype=torch.long)
+
+
+def inverse_cdf_on_device(logits: Tensor, luck: Tensor) -> Tensor:
+    """The same for given numbers, f64 [R], without leaving the device that they are on."""
+    sums = logits.double().softmax(-1).cumsum(-1)
+    whole = sums[:, -1:]
+    share = torch.minimum(luck[:, None] * whole, torch.nextafter(whole, torch.zeros_like(whole)))
+    return torch.searchsorted(sums, share, right=True)[:, 0]
+
+
+def draw_distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) -> Tensor:
+    """`count` different indices into totals f32 [W] (W <= width), drawn from its softmax; int64 [count], in that order.
+
+    The largest p / q with q ~ Exp(1), as torch.multinomial does without replacement. Noise is drawn for `width` places,
+    those of rows that are not alive included, which keeps the draws equal to transformers'.
+    """
+    found = _distinct(totals, count, width, rng)
+    if found is not None:
+        return found
+    noise = torch.empty(width, device=totals.device).exponential_(1, generator=rng)[: len(totals)]
+    return (totals.softmax(0) / noise).topk(min(count, len(totals))).indices
+
+
+def _distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) -> Tensor | None:
+    """The same from few possible places; None, before anything is drawn, where there are many or fewer than `count`."""
+    if totals.device.type != "cpu" or totals.dtype != torch.float32 or not bits_are_known():
+        return None
+    places = np.flatnonzero(totals.detach().numpy() > -np.inf)
+    if not count <= len(places) <= _FEW:
+        return None
+    before = rng.get_state()
+    bits = torch.empty(width, dtype=torch.long).random_(generator=rng).numpy()[places]
+    probabilities = totals.softmax(0).numpy()[places]
+    with np.errstate(divide="ignore"):
+        values = probabilities / _noise(bits)
+    order = np.argsort(-values, kind="stable")
+    first = values[order[: count + 1]]
+    # of equals, and among the impossible, the choice is torch's
+    if first[min(count, len(first)) - 1] == 0.0 or bool((first[1:] == first[:-1]).any()):
+        rng.set_state(before)
+        return None
+    return torch.from_numpy(places[order[:count]])
+
+
+def _race(scores: NDArray[np.float32], bits: NDArray[np.int64]) -> int:
+    """The token with the largest p / q. scores f32 [V], bits int64 [V]."""
+    best = float(scores.max())
+    there = scores > -np.inf
+    places = np.flatnonzero(there) if np.count_nonzero(there) <= _FEW else _hopeful(scores, best, bits)
+    noise = _noise(bits[places])
+    with np.errstate(divide="ignore"):
+        values = np.exp(scores[places].astype(np.float64) - best) / noise
+        winner = int(values.argmax())
+        # probabilities are float32 in torch: where that could decide otherwise they are taken from there
+        if np.count_nonzero(values >= values[winner] * (1.0 - 1e-4)) > 1:
+            values = torch.from_numpy(scores).softmax(-1).numpy()[places] / noise
+            winner = int(values.argmax())
+    return int(places[winner])
+
+
+def _hopeful(scores: NDArray[np.float32], best: float, bits: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Places, ascending, of the tokens that can win: q is at least the uniform number u that it is made from."""
+    weights: NDArray[np.float32] = torch.from_numpy(scores - np.float32(best)).exp_().numpy()
+    uniform = (bits & _MANTISSA) * _UNIT
+    probable = np.flatnonzero(scores >= best - 2.0)
+    with np.errstate(divide="ignore"):
+        beaten = float((weights[probable] / _noise(bits[probable])).max())
+    if not beaten < np.inf:
+        return probable[np.equal(_noise(bits[probable]), 0.0)]
+    return np.flatnonzero(np.greater_equal(weights, uniform * (beaten * (1.0 - 1e-3))))
+
+
+def _noise(bits: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Exp(1), f32, from 64 random bits each, to the bit as `exponential_` makes it."""
+    made: NDArray[Any] = -np.log1p((bits & _MANTISSA) * -_UNIT)
+    return made.astype(np.float32)
+
+
+@lru_cache(maxsize=1)
+def bits_are_known() -> bool:
+    """Whether this torch makes exponential noise from random bits as `_noise` does."""
+    one, other = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
+    noise = torch.empty(64).exponential_(1, generator=one)
+    bits = torch.empty(64, dtype=torch.long).random_(generator=other)
+    same = torch.equal(noise, torch.from_numpy(_noise(bits.numpy())))
+    return same and torch.equal(one.get_state(), other.get_state())

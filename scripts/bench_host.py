@@ -1,0 +1,157 @@
+"""What a step costs besides the model: a model that answers at once, and everything that genctl does around it.
+
+    python scripts/bench_host.py [--steps 64] [--vocabulary 50257] [--format md|json]
+
+Microseconds per step of the loop, its processors, its search, events, captions, stops and the collected result, for
+greedy search, sampling (top-k 50, top-p 0.9) and beam search (5 beams a prompt), at 1 and 16 rows and after prompts of
+16 to 4096 tokens. The time that the stand-in itself takes is subtracted. Times are CPU time of the one
+thread that does all this, so other work on the machine hardly counts; set OMP_NUM_THREADS=1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, GPT2Config
+from transformers.generation.utils import GenerationMixin
+
+import genctl
+from genctl import events, rerank
+from genctl.decode.forward import Forward
+from genctl.decode.healing import Healed, unhealed
+from genctl.decode.loop import decode
+from genctl.decode.processors.build import Material, build
+from genctl.decode.types import Lane
+from genctl.models.text import Detokenizer, caption
+from genctl.params import Generation
+from genctl.results import Collector
+from genctl.strategies.choose import choose
+from genctl.trimming import Guard, trimmed
+
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sample, top-k 50, top-p 0.9": {"do_sample": True, "top_k": 50, "top_p": 0.9},
+    "sample, top-p 0.9": {"do_sample": True, "top_k": 0, "top_p": 0.9},
+    "sample": {"do_sample": True, "top_k": 0},
+    "sample, top-k 50, top-p 0.9, inverse-cdf": {"do_sample": True, "top_p": 0.9, "sampler": "inverse-cdf"},
+    "beam 5": {"num_beams": 5},
+}
+
+
+class StandIn(GenerationMixin):  # type: ignore[misc]
+    """A model that knows a few distributions by heart and writes one small column into the cache."""
+
+    def __init__(self, vocabulary: int, known: int) -> None:
+        self.config = GPT2Config(vocab_size=vocabulary, n_layer=1, n_head=1, n_embd=8, n_positions=1 << 20)
+        self.device = torch.device("cpu")
+        generator = torch.Generator().manual_seed(0)
+        # Zipf's law, as a language model has it: nine tenths of the probability on ten to a few hundred tokens
+        ranks = torch.stack([torch.randperm(vocabulary, generator=generator) for _ in range(7 * 16)]) + 1
+        spread = 1.2 + 0.6 * torch.rand(7 * 16, 1, generator=generator)
+        self.answers = (-spread * ranks.log()).view(7, 16, 1, vocabulary)
+        self.answers[..., :known] += 3.0  # what the tokenizer can spell
+        self.column = torch.zeros(16, 1, 1, 8)
+        self.calls, self.seconds = 0, 0.0
+
+    def _supports_default_dynamic_cache(self) -> bool:
+        return True
+
+    def get_output_embeddings(self) -> Any:
+        return SimpleNamespace(weight=self.answers[0, 0, 0])
+
+    def forward(
+        self, input_ids: Tensor, past_key_values: Any = None, attention_mask: Any = None, position_ids: Any = None,
+        use_cache: bool = True, logits_to_keep: int = 0, return_dict: bool = True,
+    ) -> Any:  # fmt: skip
+        began = time.thread_time()
+        rows, fed = input_ids.shape
+        column = self.column[:rows] if fed == 1 else self.column.new_zeros(rows, 1, fed, 8)
+        past_key_values.update(column, column, 0)
+        self.calls += 1
+        answer = SimpleNamespace(logits=self.answers[self.calls % 7, :rows].clone())  # fresh, as a model leaves them
+        self.seconds += time.thread_time() - began
+        return answer
+
+    __call__ = forward
+
+
+def lanes(forward: Forward, knobs: dict[str, Any], rows: int, prompt: int, steps: int) -> Iterator[Lane]:
+    """As many prompts as it takes to have `rows` rows."""
+    generation = Generation(**knobs)
+    for number in range(max(1, rows // generation.num_beams)):
+        tokens = tuple(torch.randint(0, 300, (prompt,), generator=torch.Generator().manual_seed(number)).tolist())
+        material = Material(generation, prompt, prompt + steps, forward.vocab_size, num_beams=generation.num_beams)
+        yield Lane(str(number), tokens, choose(generation), steps, processors=build(material), seed=number)
+
+
+def per_step(forward: Forward, tokenizer: Any, knobs: dict[str, Any], rows: int, prompt: int, steps: int) -> float:
+    """CPU seconds per step, the first eight not counted."""
+    model = forward.model
+    collector = Collector()
+    guards: dict[str, Guard] = {}
+    healed: dict[str, Healed] = {}
+    plans: dict[str, rerank.Plan] = {}
+    told = decode(forward, list(lanes(forward, knobs, rows, prompt, steps)), width=rows)
+    worded = caption(told, lambda: Detokenizer(tokenizer))
+    counted, began, aside, ended = 0, 0.0, 0.0, 0.0
+    for event in rerank.reranked(unhealed(trimmed(worded, guards), healed), plans):
+        if isinstance(event, events.Finished):  # what is left is said once a text
+            ended = time.thread_time()
+            break
+        collector.feed(event)
+        if isinstance(event, events.Stepped) and event.step == 8 and not began:
+            counted, began, aside = model.calls, time.thread_time(), model.seconds
+    spent: float = ended - began - (model.seconds - aside)
+    return spent / (model.calls - counted)
+
+
+def measured(
+    forward: Forward, tokenizer: Any, knobs: dict[str, Any], rows: int, lengths: list[int], steps: int, rounds: int
+) -> dict[int, int]:
+    """Microseconds for each length of prompt: the median of several runs."""
+    runs = {
+        length: [per_step(forward, tokenizer, knobs, rows, length, steps) for _ in range(rounds)] for length in lengths
+    }
+    return {length: round(statistics.median(times) * 1e6) for length, times in runs.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vocabulary", type=int, default=50257)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[16, 256, 1024, 4096])
+    parser.add_argument("--format", choices=("md", "json"), default="md")
+    asked = parser.parse_args()
+    tokenizer = AutoTokenizer.from_pretrained(Path(genctl.__file__).parent / "models" / "builtin" / "stories")
+    forward = Forward(StandIn(asked.vocabulary, len(tokenizer)))
+    found = []
+    for mode, knobs in MODES.items():
+        for rows in (1, 16):
+            wide = rows if "num_beams" not in knobs else {1: 5, 16: 15}[rows]
+            found.append(
+                (mode, wide, measured(forward, tokenizer, knobs, wide, asked.lengths, asked.steps, asked.rounds))
+            )
+    if asked.format == "json":
+        rows_told = [{"mode": mode, "rows": rows, "us_per_step": times} for mode, rows, times in found]
+        about = {"vocabulary": asked.vocabulary, "threads": torch.get_num_threads()}
+        print(json.dumps({**about, "modes": rows_told}, indent=2))
+        return
+    print(f"µs per step, vocabulary {asked.vocabulary}, {torch.get_num_threads()} thread(s)\n")
+    print("| mode | rows | " + " | ".join(f"after {length}" for length in asked.lengths) + " |")
+    print("|---|--:|" + "--:|" * len(asked.lengths))
+    for mode, rows, times in found:
+        print(f"| {mode} | {rows} | " + " | ".join(map(str, times.values())) + " |")
+
+
+if __name__ == "__main__":
+    main()
