@@ -5,13 +5,14 @@ Everything here reads what strangers wrote. A folder is refused with one sentenc
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError
-from genctl.models import weights
+from genctl.models import tokenizer_files, weights
 from genctl.models.weights import Weights, read_json
 
 TOKENIZERS = (
@@ -27,6 +28,8 @@ TOKENIZERS = (
     "tiktoken.model",
 )
 FINGERPRINTED = ("config.json", "generation_config.json", "tokenizer_config.json", *TOKENIZERS, "merges.txt")
+
+_READ_WHOLE = (".json", ".jinja", ".txt", ".model", ".spm", ".tiktoken")  # by libraries, into memory
 
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim")
 _LAYERS = (
@@ -72,16 +75,14 @@ class Checkpoint:
 
 def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_tokenizer: bool) -> Checkpoint:
     """Check a checkpoint folder. Raises ModelError with what is wrong."""
+    check_files(folder)
     config = read_config(folder)
     _check_code(config, trust_remote_code)
     generation = {}
     if (folder / "generation_config.json").is_file():
         generation = read_json(folder / "generation_config.json", "generation_config.json")
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZERS)
-    if (folder / "tokenizer_config.json").is_file():
-        read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
-    if (folder / "tokenizer.json").is_file():
-        read_json(folder / "tokenizer.json", "tokenizer.json")
+    tokenizer_files.check(folder)
     if need_tokenizer and not has_tokenizer:
         raise ModelError(f"{folder} has no tokenizer (tokenizer.json, tokenizer.model, vocab.json, …)")
     check_numbers(config)
@@ -94,6 +95,26 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
     told = {key: value for key, value in generation.items() if value is not None and not key.startswith("_")}
     told.pop("transformers_version", None)
     return Checkpoint(folder, config, told, found, has_tokenizer)
+
+
+def check_files(folder: Path) -> None:
+    """Refuse a folder that holds what no checkpoint holds, and what would keep its reader waiting. Raises ModelError.
+
+    Libraries open files of a checkpoint by their usual names. A pipe has no end, and a device may have none.
+    """
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise ModelError(f"cannot read {weights.shown(str(folder))}: {error.strerror or error}") from error
+    for path in paths:
+        try:
+            state = path.stat()
+        except OSError:  # a link to nowhere counts as not there
+            continue
+        if not (stat.S_ISREG(state.st_mode) or stat.S_ISDIR(state.st_mode)):
+            raise ModelError(f"{weights.shown(path.name)} in {weights.shown(str(folder))} is no regular file")
+        if path.suffix in _READ_WHOLE and stat.S_ISREG(state.st_mode) and state.st_size > weights.LARGEST_JSON:
+            raise ModelError(f"{weights.shown(path.name)} has {state.st_size:,} bytes, too many to be one")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

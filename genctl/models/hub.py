@@ -10,20 +10,20 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import check
+from genctl.models import check, layout, lean, skeleton
 from genctl.models.progress import OnEvent, quiet, weights_bar
 from genctl.models.resolve import brief, resolve
-from genctl.models.weights import few, shown
+from genctl.models.weights import few
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_SCANNED = 2 << 30  # bytes of weights up to which every number is looked at
+_T = TypeVar("_T")
 _MEMORY = re.compile(r"(cpu|disk|mps|\d+)\s*=\s*(\d+(?:\.\d+)?\s*[KMGT]i?B)", re.IGNORECASE)
 
 
@@ -68,6 +68,7 @@ def load(
     Raises ModelError for a checkpoint that is missing, damaged or unfit, UsageError for options that contradict each
     other or name a device that is not here. `on_event` hears of bytes downloaded and tensors read.
     """
+    layout.check_options(runtime)
     placement = _placement(runtime)
     with quiet():
         place = resolve(
@@ -87,13 +88,20 @@ def load(
         if before_weights is not None:
             before_weights(checkpoint.generation)
         device = _device(runtime.device) if runtime.device_map is None else None
-        config = _config(checkpoint, trust_remote_code)
-        kind = _kind(checkpoint, config, trust_remote_code)
-        model, notes = _model(checkpoint, kind, config, runtime, placement, trust_remote_code, on_event)
-        _check_numbers(model)
+        layout.check_device(runtime, device)
+        plain = device is not None and device.type == "cpu" and not trust_remote_code
+        plain = plain and not checkpoint.config.get("quantization_config")
+
+        def read() -> tuple[PreTrainedModel, list[str], PreTrainedTokenizerBase | None]:
+            config = _config(checkpoint, trust_remote_code)
+            kind = _kind(checkpoint, config, trust_remote_code)
+            model, notes = _model(checkpoint, kind, config, runtime, placement, trust_remote_code, on_event)
+            return model, notes, _tokenizer(checkpoint, trust_remote_code) if checkpoint.has_tokenizer else None
+
+        model, notes, tokenizer = _read_lean(read) if plain and lean.possible() else read()
+        notes += layout.settle(model, runtime, device, checkpoint.config)
         if device is not None:
             model = _guard(lambda: model.to(device), f"cannot move the model to {device}")
-        tokenizer = _tokenizer(checkpoint, trust_remote_code) if checkpoint.has_tokenizer else None
     loaded = Loaded(
         model=model,
         tokenizer=tokenizer,
@@ -107,6 +115,14 @@ def load(
     )
     loaded.notes += _vocabulary_notes(loaded)
     return loaded
+
+
+def _read_lean(read: Callable[[], _T]) -> _T:
+    try:
+        with lean.imports():
+            return read()
+    except Exception:  # what a lean import cannot do, a whole one can; what is wrong with the checkpoint stays wrong
+        return read()
 
 
 def generation_config(
@@ -249,20 +265,24 @@ def _model(
     import torch
 
     dtype = runtime.dtype if runtime.dtype == "auto" else getattr(torch, runtime.dtype)
+
+    def read() -> Any:
+        return kind.from_pretrained(
+            checkpoint.folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=not checkpoint.weights.pickled,
+            weights_only=True,
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            output_loading_info=True,
+            **placement,
+        )
+
+    plain = not placement and not trust_remote_code and not checkpoint.config.get("quantization_config")
     with weights_bar(on_event, runtime.model):
         model, told = _guard(
-            lambda: kind.from_pretrained(
-                checkpoint.folder,
-                config=config,
-                dtype=dtype,
-                use_safetensors=not checkpoint.weights.pickled,
-                weights_only=True,
-                trust_remote_code=trust_remote_code,
-                local_files_only=True,
-                output_loading_info=True,
-                **placement,
-            ),
-            f"{checkpoint.folder} cannot be loaded",
+            lambda: skeleton.built_or_plain(read, wanted=plain), f"{checkpoint.folder} cannot be loaded"
         )
     missing, unexpected = sorted(told["missing_keys"]), sorted(told["unexpected_keys"])
     mismatched = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in told["mismatched_keys"])
@@ -275,22 +295,6 @@ def _model(
         notes.append(f"{len(unexpected)} tensors in the weight files are not used: {few(unexpected)}")
     model.eval().requires_grad_(False)
     return model, notes
-
-
-def _check_numbers(model: PreTrainedModel) -> None:
-    """Refuse NaN and infinite weights. Models above 2 GB are not scanned; their logits still are, at every step."""
-    import torch
-
-    held = [(name, weight) for name, weight in model.named_parameters() if weight.device.type != "meta"]
-    if sum(weight.numel() * weight.element_size() for _, weight in held) > _SCANNED:
-        return
-    for name, weight in held:
-        # one pass: the extremes of a tensor are finite exactly if all its numbers are
-        if weight.is_floating_point() and weight.numel():
-            low, high = torch.aminmax(weight.detach().float() if weight.element_size() < 2 else weight.detach())
-            if not (torch.isfinite(low) and torch.isfinite(high)):
-                bad = int((~torch.isfinite(weight.detach().float())).sum())
-                raise ModelError(f"tensor {shown(name)} holds {bad:,} NaN or infinite numbers: the weights are damaged")
 
 
 def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -333,5 +337,7 @@ def _guard(call: Callable[[], Any], what: str) -> Any:
         return call()
     except (ModelError, UsageError):
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):  # Rust's: no Exception
+            raise
         raise ModelError(f"{what}: {brief(error)}") from error

@@ -6,13 +6,13 @@ Honours HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN (which n
 from __future__ import annotations
 
 import errno
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from genctl.errors import ModelError, UsageError
+from genctl.errors import ModelError, UsageError, without_secrets
 from genctl.models.progress import OnEvent, download_bar
+from genctl.models.weights import shown
 
 BUILTIN = Path(__file__).with_name("builtin")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
@@ -62,7 +62,7 @@ def resolve(
     if model.startswith("builtin:"):
         name = model.removeprefix("builtin:")
         if name not in builtins():
-            raise ModelError(f"no built-in checkpoint {name!r}; there are: {', '.join(builtins()) or 'none'}")
+            raise ModelError(f"no built-in checkpoint {name!r:.80}; there are: {', '.join(builtins()) or 'none'}")
         return _local(BUILTIN / name, revision)
     if not model or "\0" in model:
         raise UsageError("the model's name is empty" if not model else "the model's name holds a NUL")
@@ -83,7 +83,9 @@ def resolve(
 
 def _local(folder: Path, revision: str | None) -> Place:
     if revision is not None:
-        raise UsageError(f"--revision {revision} makes no sense with {folder}: only Hub checkpoints have revisions")
+        raise UsageError(
+            f"--revision {shown(revision)} makes no sense with {shown(str(folder))}: only Hub checkpoints have revisions"
+        )
     return Place(folder)
 
 
@@ -133,7 +135,7 @@ class _Hub:
             if isinstance(error, OSError) and error.errno in _UNWRITABLE:
                 raise ModelError(f"cannot write to the cache {constants.HF_HUB_CACHE}: {error.strerror}") from error
             found = self.cached()
-            why = f"the Hub ({constants.ENDPOINT}) cannot be reached: {brief(error)}"
+            why = without_secrets(f"the Hub ({constants.ENDPOINT}) cannot be reached: {brief(error)}")
             if found is None:
                 raise self._nowhere(f"{why}; {self._named} is not in the cache") from error
             return Place(found, (f"{why}; using the cached {self._named}",))
@@ -171,8 +173,8 @@ class _Hub:
     def _check_listing(self, files: list[str]) -> None:
         """Refuse before downloading gigabytes that could not be used."""
         if "config.json" not in files:
-            shown = ", ".join(sorted(files)[:6]) or "nothing"
-            raise ModelError(f"{self.model} on the Hub is not a checkpoint: it has no config.json, only {shown}")
+            have = ", ".join(shown(name) for name in sorted(files)[:6]) or "nothing"
+            raise ModelError(f"{self.model} on the Hub is not a checkpoint: it has no config.json, only {have}")
         safe = any(name.endswith(".safetensors") and "/" not in name for name in files)
         pickled = any(name.startswith("pytorch_model") for name in files)
         if not safe and not (pickled and self.allow_pickle):
@@ -197,8 +199,8 @@ class _Hub:
         from huggingface_hub import constants
 
         names = cached_models(Path(constants.HF_HUB_CACHE))
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        have = f"cached: {shown}" if names else f"nothing is cached in {constants.HF_HUB_CACHE}"
+        told = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        have = f"cached: {told}" if names else f"nothing is cached in {constants.HF_HUB_CACHE}"
         hint = f"{have}; connect and try again, or use builtin:stories, which needs no network"
         return ModelError(message, hint=hint)
 
@@ -216,7 +218,5 @@ def brief(error: BaseException, most: int = 240) -> str:
     """What an exception of a library says, on one line, without control characters or a traceback."""
     text = " ".join("".join(char if char.isprintable() else " " for char in str(error)).split())
     text = text.partition("Traceback (most recent call last)")[0].strip() or type(error).__name__
-    token = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
-    if token:
-        text = text.replace(token, "(token)")
+    text = without_secrets(text)
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -28,7 +28,7 @@ _BITS = {
     "F4": 4,
 }
 _LONGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors library
-_LARGEST_JSON = 64_000_000  # bytes; the index of the largest public checkpoints has a tenth of it
+LARGEST_JSON = 64_000_000  # bytes; the index of the largest public checkpoints has a tenth of it
 _SAMPLE = 64  # bytes read from each of three places of each tensor, for the fingerprint
 
 
@@ -58,7 +58,7 @@ class Weights:
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """A JSON object from a file. Raises ModelError, naming `what`, for anything else."""
     try:
-        if path.stat().st_size > _LARGEST_JSON:
+        if path.stat().st_size > LARGEST_JSON:
             raise ModelError(f"{what} has {path.stat().st_size:,} bytes, too many to be one")
         value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_once)
     except OSError as error:

@@ -1,0 +1,81 @@
+"""A model just read becomes one that computes: its numbers are looked at, its layers repacked, its device reached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from genctl.errors import ModelError, UsageError
+from genctl.models.weights import shown
+from genctl.params import Runtime
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+_SCANNED = 2 << 30  # bytes of weights up to which every number is looked at
+
+
+def check_options(runtime: Runtime) -> None:
+    """Refuse contradictions that need no torch to see. Raises UsageError."""
+    if runtime.quantize is None:
+        return
+    asked = f"--quantize {runtime.quantize}"
+    if not runtime.pack:
+        raise UsageError(f"{asked} and --no-pack contradict each other: {runtime.quantize} weights are packed ones")
+    if runtime.device_map is not None:
+        raise UsageError(f"{asked} and --device-map {runtime.device_map}: only a model that lies whole on the CPU")
+    if runtime.dtype == "float16":
+        raise UsageError(f"{asked} computes in float32 or bfloat16, not in --dtype float16")
+
+
+def check_device(runtime: Runtime, device: torch.device | None) -> None:
+    """Refuse a device that cannot compute what is asked. Raises UsageError."""
+    if runtime.quantize is not None and device is not None and device.type != "cpu":
+        chosen = "" if runtime.device == "auto" else f" (--device {runtime.device})"
+        raise UsageError(
+            f"--quantize {runtime.quantize} runs on the CPU, not on {device.type}{chosen}", hint="add --device cpu"
+        )
+
+
+def settle(model: nn.Module, runtime: Runtime, device: torch.device | None, config: dict[str, Any]) -> list[str]:
+    """Look at the numbers, and repack the layers if the model computes on the CPU; what to tell with --verbose.
+
+    Raises ModelError for NaN and infinite weights. Above 2 GB they are not looked at; logits still are, at every step.
+    """
+    size = sum(weight.nbytes for weight in model.parameters() if weight.device.type != "meta")
+    look = _look if size <= _SCANNED else None
+    if device is None or device.type != "cpu" or not runtime.pack:
+        if look is not None:
+            for name, weight in model.named_parameters():
+                look(name, weight)
+        return []
+    from genctl.models.packing import pack, weights_bytes
+
+    if runtime.quantize is not None and config.get("quantization_config"):
+        raise ModelError(f"--quantize {runtime.quantize}: the checkpoint is quantised already, by its config.json")
+    report = pack(model, quantize=runtime.quantize, look=look)
+    if runtime.quantize is not None and not report.packed:
+        raise ModelError(f"--quantize {runtime.quantize}: no layer of this model can hold such weights{_left(report)}")
+    if not report.packed and not set(report.left) - {"small"}:  # nothing to gain, nothing to tell
+        return []
+    how = f"weights in {runtime.quantize}" if runtime.quantize is not None else "weights packed for this CPU"
+    told = f"{report.packed} linear layers with {how}{_left(report)}"
+    if runtime.quantize is not None:
+        told += f"; all weights {weights_bytes(model) / 1e6:,.1f} MB, {size / 1e6:,.1f} MB as read"
+    return [told]
+
+
+def _left(report: Any) -> str:
+    return "".join(f", {count} left ({why})" for why, count in sorted(report.left.items()))
+
+
+def _look(name: str, weight: Tensor) -> None:
+    import torch
+
+    if weight.device.type == "meta" or not weight.is_floating_point() or not weight.numel():
+        return
+    # one pass: the extremes of a tensor are finite exactly if all its numbers are
+    low, high = torch.aminmax(weight.detach().float() if weight.element_size() < 2 else weight.detach())
+    if not (torch.isfinite(low) and torch.isfinite(high)):
+        bad = int((~torch.isfinite(weight.detach().float())).sum())
+        raise ModelError(f"tensor {shown(name)} holds {bad:,} NaN or infinite numbers: the weights are damaged")

@@ -1,0 +1,160 @@
+"""A lean import of transformers: what only training, sharding and compiling need is not imported until it is used.
+
+Importing one model class brings in torch.distributed.tensor, FSDP, torch._dynamo, sympy and torch._inductor: measured,
+a third of the time from the start of a process to its first token. transformers asks in each place whether torch has
+its distributed parts, and works without; a mark that concerns torch.compile alone can be left out where nothing is
+compiled. So while the model's modules are imported, the question is answered with no, and the marks do nothing.
+Afterwards everything is as it was: whatever is imported then is imported whole.
+
+The modules imported so cannot shard a model over processes, and torch.compile would not know the marks. It is therefore
+done in the process of the command line alone, never for a program that uses genctl as a library, for models on the CPU,
+and not where a quantisation library or a checkpoint's own code is wanted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from genctl.models import names
+
+_ITEMS = "torch._dynamo._trace_wrapped_higher_order_op"  # masking_utils wants one class of it, for vmapped masks
+_UTILS = "transformers.utils.import_utils"
+_DYNAMO = "torch._dynamo"
+_PROCESSES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+
+
+def possible() -> bool:
+    """Whether this is the command line's own process, with something left to save."""
+    if any(name in os.environ for name in _PROCESSES):
+        return False
+    return "genctl.cli.app" in sys.modules and "transformers.modeling_utils" not in sys.modules
+
+
+@contextmanager
+def imports() -> Iterator[None]:
+    """Within, transformers' modules are imported without what decoding never uses.
+
+    Raises ImportError or AttributeError where torch or transformers is not built as this supposes.
+    """
+    undo: list[Callable[[], None]] = []
+
+    def replace(owner: Any, name: str, value: Any) -> None:
+        before = getattr(owner, name)
+        undo.append(lambda: setattr(owner, name, before))
+        setattr(owner, name, value)
+
+    try:
+        names.import_transformers()
+        import torch
+        import transformers.utils
+
+        for owner in (sys.modules[_UTILS], transformers.utils):
+            replace(owner, "is_torch_distributed_available", _no)
+        if _DYNAMO not in sys.modules:
+            for name in ("disable", "allow_in_graph"):
+                replace(torch.compiler, name, _unmarked)
+            undo.append(_forget)
+            marks = dict.fromkeys(("assume_constant_result", "allow_in_graph", "disable"), _unmarked)
+            torch.__dict__["_dynamo"] = sys.modules[_DYNAMO] = _Waiting(_DYNAMO, {**marks, "__path__": []})
+            sys.modules[_ITEMS] = _Waiting(_ITEMS, {"TransformGetItemToIndex": _items_as_indices})
+            sys.meta_path.insert(0, _Whole)
+        # a thousand patterns, for the renamed weights of all architectures; a checkpoint needs few of them or none
+        replace(importlib.import_module("transformers.core_model_loading"), "re", _LateRe("re"))
+        yield
+    finally:
+        for step in reversed(undo):
+            step()
+
+
+def _no(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def _unmarked(function: Any = None, *_: Any, **__: Any) -> Any:
+    """A decorator of torch.compiler that leaves the function alone, written with or without arguments."""
+    return _unmarked if function is None else function
+
+
+def _items_as_indices(*arguments: Any, **keywords: Any) -> Any:
+    """TransformGetItemToIndex, the real one, when a mask is made with it."""
+    _forget()
+    return importlib.import_module(_ITEMS).TransformGetItemToIndex(*arguments, **keywords)
+
+
+class _LateRe(ModuleType):
+    """The module `re`, except that a pattern is compiled when it is first used."""
+
+    compile = staticmethod(lambda source, flags=0: _LatePattern(source, flags))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(re, name)
+
+
+class _LatePattern:
+    def __init__(self, source: str, flags: int) -> None:
+        self.source, self.late_flags = source, flags
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("source", "late_flags"):  # copying asks before anything is set
+            raise AttributeError(name)
+        return getattr(re.compile(self.source, self.late_flags), name)  # `re` remembers what it has compiled
+
+
+class _Waiting(ModuleType):
+    """A stand-in for a module: what is named here is at hand, everything else imports the real one."""
+
+    def __init__(self, name: str, known: dict[str, Any]) -> None:
+        super().__init__(name)
+        self.__dict__.update(known)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _forget()
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+class _Whole:
+    """Finds a part of torch._dynamo while a stand-in is in its place: the real one is imported, with the part."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if not name.startswith(f"{_DYNAMO}."):
+            return None
+        _forget()
+        module = importlib.import_module(name)
+        return ModuleSpec(name, _Made(module))
+
+
+class _Made(Loader):
+    """A loader of a module that is there already."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self.module
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def _forget() -> None:
+    """Take the stand-ins away, wherever they still are."""
+    torch = sys.modules["torch"]
+    if _Whole in sys.meta_path:
+        sys.meta_path.remove(_Whole)
+    for name in (_DYNAMO, _ITEMS):
+        if isinstance(sys.modules.get(name), _Waiting):
+            del sys.modules[name]
+    if isinstance(torch.__dict__.get("_dynamo"), _Waiting):
+        del torch.__dict__["_dynamo"]  # torch imports it when it is asked for

@@ -1,0 +1,107 @@
+"""A tokenizer's files, looked at before a library reads them: numbers in them become sizes, unasked.
+
+The library that reads them (github.com/huggingface/tokenizers) allocates what a file says and ends the process where
+there is not so much memory, so that nothing could be reported afterwards. Everything else it refuses itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from genctl.errors import ModelError
+from genctl.models.weights import read_json, shown
+
+MOST_IDS = 1 << 24  # no vocabulary comes near
+MOST_PADDING = 1 << 20  # tokens
+MOST_GROWTH = 1000  # times, of a text that is normalised or decoded; 3 is usual
+_CHARSMAP_GROWTH = 20  # at most 18 characters come of one by NFKC (unicode.org/reports/tr15)
+
+
+def check(folder: Path) -> None:
+    """Raises ModelError for a tokenizer file that is no JSON or asks for more than any tokenizer needs."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "added_tokens.json"):
+        if not (folder / name).is_file():
+            continue
+        data = read_json(folder / name, name)
+        _check_ids(name, _ids(name, data))
+        if name == "tokenizer.json":
+            _check_padding(data.get("padding"))
+            for part, inner in (("normalizer", "normalizers"), ("decoder", "decoders")):
+                if (growth := _growth(data.get(part), inner)) > MOST_GROWTH:
+                    raise ModelError(f"tokenizer.json: its {part} makes texts {growth:,} times as long")
+
+
+def _ids(name: str, data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Each token and its id, wherever the file has them."""
+    if name == "tokenizer_config.json":
+        told = data.get("added_tokens_decoder")
+        for key in told if isinstance(told, dict) else ():
+            # longer than any number that could be one; int() would take its time
+            yield key, int(key) if key.isdecimal() and len(key) < 20 else None if not key.isdecimal() else MOST_IDS
+        return
+    if name != "tokenizer.json":
+        yield from data.items()
+        return
+    model = data.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        yield from vocabulary.items()
+    added = data.get("added_tokens")
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict):
+            yield str(token.get("content")), token.get("id")
+
+
+def _check_ids(name: str, ids: Iterable[tuple[str, Any]]) -> None:
+    for token, number in ids:
+        if isinstance(number, int) and number >= MOST_IDS:
+            raise ModelError(f"{name}: token {shown(token, 40)} has id {number!s:.30}, far above what any model has")
+
+
+def _check_padding(padding: Any) -> None:
+    if not isinstance(padding, dict):
+        return
+    strategy = padding.get("strategy")
+    fixed = strategy.get("Fixed") if isinstance(strategy, dict) else None
+    for length in (fixed, padding.get("pad_to_multiple_of")):
+        if isinstance(length, (int, float)) and length > MOST_PADDING:
+            raise ModelError(f"tokenizer.json: pads to {length!s:.30} tokens, far above what any model reads")
+
+
+def _growth(step: Any, inner: str) -> int:
+    """How many times as long a text may become, by what its parts say; steps that only shorten count 1."""
+    if not isinstance(step, dict):
+        return 1
+    if isinstance(step.get(inner), list):
+        growth = 1
+        for one in step[inner]:
+            growth *= _growth(one, inner)
+            if growth > MOST_GROWTH:
+                break
+        return growth
+    kind = step.get("type")
+    if kind == "Precompiled":
+        _check_charsmap(step.get("precompiled_charsmap"))
+        return _CHARSMAP_GROWTH
+    if kind == "Replace" and isinstance(step.get("content"), str):
+        pattern = step.get("pattern")
+        found = pattern.get("String") if isinstance(pattern, dict) else None
+        return (
+            -(-len(step["content"]) // max(len(found), 1)) if isinstance(found, str) else max(len(step["content"]), 1)
+        )
+    return 1
+
+
+def _check_charsmap(text: Any) -> None:
+    """The trie of a SentencePiece normaliser: 4 bytes with its length in bytes, little endian, and then so many."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        return  # the library says so itself
+    length = int.from_bytes(data[:4], "little")
+    if data and (length > len(data) - 4 or length % 4):
+        raise ModelError("tokenizer.json: its precompiled_charsmap is damaged")

@@ -1,0 +1,319 @@
+"""Packed layers compute what plain ones do, in every architecture, 8-bit ones nearly; what was read is not kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+from genctl.errors import ModelError, UsageError
+from genctl.models import packing, pages, quantizing
+from genctl.models.hub import Loaded, load
+from genctl.models.text import encode_prompt
+from genctl.params import Runtime
+from tests.tiny import ARCHITECTURES, PAD, checkpoint, save, tiny
+
+PROMPTS = torch.tensor([[11, 48, 205, 93, 160], [5, 60, 250, 7, 31], [299, 3, 150, 9, 9]])
+
+
+def loaded(folder: Path, **options: Any) -> Loaded:
+    return load(Runtime(model=str(folder), **options))
+
+
+def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    given = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=ids, **given).logits
+    return found
+
+
+def greedy(model: Any, ids: torch.Tensor) -> list[list[int]]:
+    made: list[list[int]] = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, pad_token_id=PAD
+    ).tolist()
+    return made
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_computes_the_same_packed(arch: str, tmp_path: Path) -> None:
+    plain = tiny(arch)
+    model = loaded(checkpoint(arch, tmp_path), pack=False).model
+    report = packing.pack(model, smallest=0)
+    assert report.packed >= 2 * plain.config.get_text_config(decoder=True).num_hidden_layers
+    for ids in (PROMPTS[:1], PROMPTS, PROMPTS.repeat(6, 3), PROMPTS[:, :1]):
+        torch.testing.assert_close(logits(model, ids), logits(plain, ids), rtol=0.0, atol=1e-4)
+    for ids in (PROMPTS[:1], PROMPTS):
+        assert greedy(model, ids) == greedy(plain, ids)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_computes_nearly_the_same_in_int8(arch: str, tmp_path: Path) -> None:
+    """The tiny models' logits spread by about 4: a layer with the wrong scale or order breaks this."""
+    plain = tiny(arch)
+    model = loaded(checkpoint(arch, tmp_path), pack=False).model
+    assert packing.pack(model, smallest=0, quantize="int8").packed
+    for ids in (PROMPTS[:1], PROMPTS.repeat(6, 3)):
+        wanted, found = logits(plain, ids).flatten(), logits(model, ids).flatten()
+        assert torch.corrcoef(torch.stack([wanted, found]))[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv1d"])
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_a_packed_layer_takes_every_shape_that_a_plain_one_takes(kind: str, quantize: str | None) -> None:
+    torch.manual_seed(0)
+    layer: Any = nn.Linear(64, 40) if kind == "linear" else Conv1D(40, 64)
+    nn.init.normal_(layer.weight, std=0.125)
+    nn.init.normal_(layer.bias)
+    given = torch.randn(3, 7, 64)
+    weight = layer.weight.detach() if kind == "linear" else layer.weight.detach().t()
+    with torch.no_grad():
+        packing.pack(layer, smallest=0, quantize=quantize)
+        for x in (given, given[:, -1:], given.transpose(0, 1), given[0, 0], given[:, ::2], given[:0], given[:1, :1]):
+            wanted = functional.linear(x, weight, layer.bias)
+            error = 1e-5 if quantize is None else 0.06
+            torch.testing.assert_close(layer(x), wanted, rtol=0.0, atol=error)
+            assert layer(x).dtype == torch.float32
+
+
+def test_rows_do_not_depend_on_their_number_in_int8() -> None:
+    """The few-row kernel and the many-row product round alike, or a batch would change its members' text."""
+    torch.manual_seed(0)
+    layer = nn.Linear(256, 512)
+    given = torch.randn(4 * quantizing.FEW, 256)
+    with torch.no_grad():
+        packing.pack(layer, quantize="int8")
+        together, apart = layer(given), torch.cat([layer(row[None]) for row in given])
+    differ = (together != apart).float().mean()
+    assert differ < 0.01  # only sums that fall on the edge between two bfloat16 numbers
+    torch.testing.assert_close(together, apart, rtol=0.01, atol=1e-3)
+
+
+def test_int8_weights_are_within_half_a_step() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(50, 64) * torch.logspace(-6, 3, 50)[:, None]
+    weight[7] = 0.0
+    parts = quantizing.quantized(weight)
+    steps = parts["scales"].float()[:, None]
+    error = (parts["numbers"].float() * steps - weight).abs()
+    assert (error <= steps * 0.51).all()
+    assert (steps[:, 0] <= weight.abs().amax(1) / 127 * 1.01).all()
+    assert parts["numbers"].dtype == torch.int8
+    assert parts["scales"].dtype == torch.bfloat16
+
+
+def test_a_weight_says_what_it_is_and_unpacks_where_its_numbers_are_used() -> None:
+    layer: Any = nn.Linear(32, 48)
+    weight = layer.weight.detach().clone()
+    packing.pack(layer, smallest=0)
+    assert (layer.weight.shape, layer.weight.dtype, layer.weight.numel()) == ((48, 32), torch.float32, 48 * 32)
+    assert isinstance(layer.weight, torch.Tensor)
+    assert issubclass(type(layer), packing.PackedLayer)
+    x = torch.randn(32, 3)
+    kept = layer.weight
+    assert torch.equal(layer.weight @ x, weight @ x)
+    assert type(layer) is nn.Linear
+    assert torch.equal(layer.weight, weight)
+    assert torch.equal(kept @ x, weight @ x)
+
+
+def test_architectures_that_use_a_weight_functionally_get_it_back_once(tmp_path: Path) -> None:
+    model = loaded(checkpoint("mamba", tmp_path), pack=False).model
+    packing.pack(model, smallest=0)
+    mixer = model.backbone.layers[0].mixer
+    assert isinstance(mixer.dt_proj, packing.PackedLayer)
+    logits(model, PROMPTS)
+    assert not isinstance(mixer.dt_proj, packing.PackedLayer)
+    assert isinstance(mixer.in_proj, packing.PackedLayer)
+
+
+class Adapter(nn.Linear):
+    """Does more than its weight says."""
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return super().forward(given) + 1
+
+
+def test_what_is_not_fit_stays_as_it_is() -> None:
+    hooked = nn.Linear(32, 32)
+    hooked.register_forward_hook(lambda module, given, made: made + 1)
+    mixed = nn.Linear(32, 32)
+    mixed.bias = nn.Parameter(torch.zeros(32, dtype=torch.bfloat16))
+    model = nn.ModuleDict(
+        {
+            "adapter": Adapter(32, 32),
+            "attention": nn.MultiheadAttention(32, 2),
+            "halved": nn.Linear(32, 32, dtype=torch.float16),
+            "hooked": hooked,
+            "meta": nn.Linear(32, 32, device="meta"),
+            "mixed": mixed,
+            "small": nn.Linear(4, 4),
+            "fit": nn.Linear(32, 32),
+            "embedding": nn.Embedding(32, 32),
+        }
+    )
+    kinds = {name: type(module) for name, module in model.items()}
+    report = packing.pack(model, smallest=64)
+    assert report.packed == 1
+    assert report.left == {
+        "of another class": 2,  # the adapter, and what is inside MultiheadAttention
+        "with hooks": 1,
+        "not plain tensors on the CPU": 1,
+        "of mixed types": 1,
+        "small": 1,
+        "float16 without support in this CPU": 1,
+    }
+    assert [name for name, module in model.items() if type(module) is not kinds[name]] == ["fit"]
+    again = packing.pack(model, smallest=64)
+    assert again.packed == 0
+
+
+def test_without_onednn_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    packing._supported.cache_clear()
+    layer = nn.Linear(512, 512)
+    try:
+        assert packing.pack(layer).left == {"float32 without support in this CPU": 1}
+    finally:
+        packing._supported.cache_clear()
+    assert type(layer) is nn.Linear
+
+
+def test_tied_embeddings_stay_embeddings_and_the_head_is_packed(tmp_path: Path) -> None:
+    made = tiny("gpt2", tie_word_embeddings=True)
+    found = loaded(save(made, tmp_path), pack=False)
+    model = found.model
+    embedding = model.get_input_embeddings().weight.detach().clone()
+    packing.pack(model, smallest=0)
+    assert isinstance(model.get_output_embeddings(), packing.PackedLayer)
+    assert torch.equal(model.get_input_embeddings().weight, embedding)
+    assert model.get_output_embeddings().weight.shape[0] == found.vocab_size == 300
+    torch.testing.assert_close(logits(model, PROMPTS), logits(made, PROMPTS), rtol=0.0, atol=1e-4)
+
+
+def test_bytes_are_counted_in_every_form() -> None:
+    model: Any = nn.Sequential(nn.Embedding(100, 64), nn.Linear(64, 100))
+    model[1].weight = model[0].weight
+    assert packing.weights_bytes(model) == 100 * 64 * 4 + 100 * 4
+    packing.pack(model, smallest=0, quantize="int8")
+    assert packing.weights_bytes(model) == 100 * 64 * 4 + 100 * 4 + 100 * 64 + 100 * 2
+    model[1].unpack()
+    packing.pack(model, smallest=0)
+    assert packing.weights_bytes(model) == 2 * 100 * 64 * 4 + 100 * 4
+
+
+def test_loading_packs_by_default_and_says_so(tmp_path: Path) -> None:
+    save(tiny("gpt2", n_embd=256, tie_word_embeddings=True), tmp_path)
+    found = loaded(tmp_path)
+    assert found.notes == ("4 linear layers with weights packed for this CPU, 5 left (small)",)
+    plain = loaded(tmp_path, pack=False)
+    assert plain.notes == ()
+    assert not any(isinstance(module, packing.PackedLayer) for module in plain.model.modules())
+    torch.testing.assert_close(logits(found.model, PROMPTS), logits(plain.model, PROMPTS), rtol=0.0, atol=1e-4)
+
+
+def test_int8_says_what_it_takes() -> None:
+    (note,) = load(Runtime(quantize="int8")).notes
+    assert note == "21 linear layers with weights in int8, 8 left (small); all weights 1.9 MB, 3.7 MB as read"
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("pack", [True, False])
+def test_damaged_numbers_are_found_before_packing(quantize: str | None, pack: bool, tmp_path: Path) -> None:
+    if quantize and not pack:
+        pytest.skip("contradicts itself")
+    made = loaded(checkpoint("llama", tmp_path)).model
+    with torch.no_grad():
+        made.model.layers[1].mlp.up_proj.weight[3, 3] = torch.nan
+    made.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"tensor model.layers.1.mlp.up_proj.weight holds 1 NaN"):
+        loaded(tmp_path, pack=pack, quantize=quantize)
+
+
+def test_bfloat16_is_packed_or_left_and_computes_either_way(tmp_path: Path) -> None:
+    folder = checkpoint("llama", tmp_path)
+    plain = loaded(folder, dtype="bfloat16", pack=False).model
+    model = loaded(folder, dtype="bfloat16", pack=False).model
+    report = packing.pack(model, smallest=0)
+    assert report.packed == (15 if packing._supported(torch.bfloat16) else 0)
+    assert model.dtype == torch.bfloat16
+    torch.testing.assert_close(logits(model, PROMPTS), logits(plain, PROMPTS), rtol=0.0, atol=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"pack": False}, "--quantize int8 and --no-pack contradict each other"),
+        ({"device_map": "auto"}, "--quantize int8 and --device-map auto"),
+        ({"dtype": "float16"}, "--quantize int8 computes in float32 or bfloat16, not in --dtype float16"),
+    ],
+)
+def test_int8_contradictions_name_both_sides(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load(Runtime(quantize="int8", **options))
+
+
+def test_int8_is_refused_on_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    from genctl.models import hub
+
+    monkeypatch.setattr(hub, "_device", lambda name: torch.device("cuda"))
+    with pytest.raises(UsageError, match="--quantize int8 runs on the CPU, not on cuda") as caught:
+        load(Runtime(quantize="int8"))
+    assert caught.value.hint == "add --device cpu"
+
+
+def test_int8_hardly_changes_the_perplexity_of_held_out_text() -> None:
+    text = Path(__file__).parent.parent.joinpath("data", "stories_heldout.txt").read_text(encoding="utf-8")
+    loss = {}
+    for quantize in (None, "int8"):
+        found = load(Runtime(quantize=quantize))
+        ids = torch.tensor([encode_prompt(found, line)[:128] for line in text.splitlines()[:12]])
+        logprobs = logits(found.model, ids)[:, :-1].log_softmax(-1)
+        loss[quantize] = -logprobs.gather(2, ids[:, 1:, None]).mean()
+    assert 0 < abs(loss["int8"] - loss[None]) < 0.002  # nats for each token
+
+
+def test_a_model_without_a_layer_for_int8_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"--quantize int8: no layer of this model .*, 15 left \(small\)"):
+        loaded(checkpoint("llama", tmp_path), quantize="int8")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells what is mapped")
+def test_originals_are_not_kept_in_memory(tmp_path: Path) -> None:
+    """What was read of the file goes as soon as it is packed: nearly nothing of it is resident in the end."""
+    torch.manual_seed(0)
+    folder = save(tiny("gpt2", n_embd=512, n_layer=3, tie_word_embeddings=True), tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from genctl.models.hub import load; from genctl.params import Runtime\n"
+        "found = load(Runtime(model=sys.argv[1], pack=sys.argv[2] == 'pack'))\n"
+        "resident, inside = 0, False\n"
+        "for line in Path('/proc/self/smaps').read_text().splitlines():\n"
+        "    if '-' in line.split(' ')[0]: inside = line.endswith('.safetensors')\n"
+        "    elif inside and line.startswith('Rss:'): resident += int(line.split()[1])\n"
+        "print(resident * 1024)\n"
+    )
+    held = {}
+    for how in ("pack", "plain"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(folder), how], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        held[how] = int(done.stdout)
+    size = (folder / "model.safetensors").stat().st_size
+    assert held["plain"] > 0.9 * size
+    assert held["pack"] < 0.15 * size
+
+
+def test_only_whole_pages_of_mapped_files_are_released() -> None:
+    tensor = torch.ones(1 << 16)
+    assert pages.release(tensor, pages.mapped_files()) == 0
+    assert pages.release(tensor, []) == 0
+    begin = tensor.data_ptr()
+    assert pages.release(tensor, [(begin, begin + tensor.nbytes - 1)]) == 0  # not wholly inside
+    assert tensor.sum() == 1 << 16
