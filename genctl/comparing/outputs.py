@@ -147,6 +147,7 @@ def records(
                     tokens=one.sequence.tokens if tokens else None,
                     timing=timing,
                     extra={"run": run, "metrics": metrics},
+                    reused_tokens=result.reused or None,
                 )
             )
     return made

@@ -245,8 +245,11 @@ def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
         else:
             moot["chat"] = (True, system.place)
     use, kept = _get(settings, "use_cache"), _get(settings, "cache_implementation")
-    if kept.value == "off" and use.value and use.level > kept.level:
-        moot["cache_implementation"] = (default("cache_implementation"), use.place)
+    if use.value is (kept.value == "off"):  # two words for one thing: the later one holds
+        if use.level > kept.level:
+            moot["cache_implementation"] = (default("cache_implementation") if use.value else "off", use.place)
+        else:
+            moot["use_cache"] = (kept.value != "off", kept.place)
     loser = _loser(settings)
     if loser:
         moot[loser] = (None, "default")

@@ -47,6 +47,10 @@ MOST_MISTAKES = 100
 BOOKKEEPING = frozenset({"transformers_version", "generation_kwargs", "is_assistant", "trust_remote_code"})
 
 
+# Knobs whose text leads elsewhere: a checkpoint that somebody downloaded must not say what else is read.
+OUTWARD = frozenset({"json_schema", "grammar", "assistant_model", "amateur_model"})
+
+
 @dataclass(frozen=True)
 class Layer:
     """Settings that came from one place.
@@ -161,6 +165,8 @@ class _Reading:
             raise Wrong(self._unknown(layer, key, value))
         if layer.kind == "model" and known()[key][0] is Runtime:
             raise Wrong(f"{named(key)} is not a checkpoint's to say")
+        if layer.kind == "model" and key in OUTWARD:
+            raise Wrong(f"{named(key)} names files or further checkpoints, which is not a checkpoint's to say")
         if layer.kind == "row" and (fixed := _fixed(key)):
             raise Wrong(f"{key} = {shown(value)}: {fixed}")
         try:
@@ -208,7 +214,7 @@ def _fixed(key: str) -> str:
         return ""
     if params.knobs(Runtime)[key].metadata["group"] == params.MODEL:
         return "one checkpoint serves all rows, so a row cannot choose it"
-    return "belongs to the whole run, not to a row" if key == "batch_size" else ""
+    return "belongs to the whole run, not to a row" if key in ("batch_size", "prompt_cache") else ""
 
 
 def _about(value: Any) -> str:

@@ -1,0 +1,17 @@
+"""How fast genctl is, beside its peers, on this machine: one run, in which all of them take turns.
+
+    python scripts/bench.py [--rounds 5] [--threads N] [--only ROW ...] [--quick] [--curves] [--format md|json]
+
+Weights are random and made on the fly, in the sizes of GPT-2 small and T5-small; nothing is fetched. Each side runs in
+a process of its own, started with the same pinned threads. CTranslate2 and llama.cpp take part where they are installed
+(`pip install 'genctl[bench]'`). `bench_host.py` measures what genctl adds to a model that costs nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Speed and memory of genctl beside its peers; `scripts/bench.py` is the door."""

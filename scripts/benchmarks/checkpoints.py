@@ -1,0 +1,198 @@
+"""Checkpoints of real sizes with random weights, made on the fly; the same ones in the forms that peers read.
+
+Random weights at their usual scale give flat distributions, whose argmax flips with the order of a sum. Here logits
+spread by about 4, so that top-p has something to cut and the best token is clearly the best. The special tokens have
+embeddings of zero, which makes their logits the same as an average token's: EOS never wins, so every length is fixed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+SPECIAL = ("<pad>", "<eos>", "<unk>")  # ids 0, 1, 2; the others are w3, w4 …
+FORMS = ("transformers", "ctranslate2", "gguf", "gguf-bfloat16", "gguf-int8")
+
+
+@dataclass(frozen=True)
+class Size:
+    """A checkpoint to make: its architecture and fields of its config."""
+
+    name: str
+    model_type: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.fields["vocab_size"])
+
+    @property
+    def encoder_decoder(self) -> bool:
+        return self.model_type == "t5"
+
+
+def gpt2(name: str = "gpt2-small", vocabulary: int = 50257, positions: int = 1024, **fields: Any) -> Size:
+    """GPT-2 small: 12 layers of 768, 124 M parameters with 50,257 tokens."""
+    shape = {"n_layer": 12, "n_head": 12, "n_embd": 768, **fields}
+    return Size(name, "gpt2", {"vocab_size": vocabulary, "n_positions": positions, **shape})
+
+
+def t5(name: str = "t5-small", vocabulary: int = 32128, **fields: Any) -> Size:
+    """T5-small: 6 + 6 layers of 512, 61 M parameters."""
+    shape = {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8, **fields}
+    return Size(name, "t5", {"vocab_size": vocabulary, **shape})
+
+
+def installed(module: str) -> bool:
+    """Whether a module is there, without importing it."""
+    return importlib.util.find_spec(module) is not None
+
+
+def make(size: Size, form: str, folder: Path) -> Path:
+    """Write `size` to `folder` in a form and return where it lies; nothing is done if it is there already.
+
+    Every form but "transformers" is made from that one, which must be in the same folder.
+    """
+    place = folder / size.name / form
+    if not place.exists():
+        source = folder / size.name / "transformers"
+        # a conversion cut short leaves nothing under the real name
+        with tempfile.TemporaryDirectory(dir=folder) as aside:
+            part = Path(aside) / form
+            if form == "transformers":
+                _transformers(size, part)
+            elif form == "ctranslate2":
+                _ctranslate2(source, part)
+            else:
+                _gguf(size, source, part, form)
+            place.parent.mkdir(exist_ok=True)
+            part.rename(place)
+    return place
+
+
+def _transformers(size: Size, place: Path) -> None:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    ids = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+    if size.encoder_decoder:
+        config = transformers.T5Config(**size.fields, **ids, decoder_start_token_id=0)
+        model: Any = transformers.T5ForConditionalGeneration(config)
+    else:
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size.fields, **ids))
+    _sharpen(model)
+    model.eval().save_pretrained(place)
+    _tokenizer(size).save_pretrained(place)
+
+
+def _sharpen(model: Any) -> None:
+    """Draw all matrices anew, so that logits spread by about 4 and what a layer adds outweighs the token's echo."""
+    import torch
+
+    head = model.get_output_embeddings().weight
+    scaled = getattr(model.config, "scale_decoder_outputs", False)  # T5 divides what its head reads
+    spread = 4.0 if scaled else 4.0 / head.shape[1] ** 0.5
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim < 2:
+                continue
+            if weight is head or name.endswith("wpe.weight"):
+                weight.normal_(0.0, spread)
+                continue
+            inputs = weight.shape[0] if model.config.model_type == "gpt2" else weight.shape[1]
+            weight.normal_(0.0, _gain(name, spread) / inputs**0.5)
+        head[: len(SPECIAL)] = 0.0
+
+
+def _gain(name: str, spread: float) -> float:
+    if "EncDecAttention" in name or "relative_attention_bias" in name:
+        return 1.0
+    if name.endswith((".q.weight", ".k.weight")):  # T5 does not scale its attention
+        return 0.6
+    return 1.5 * max(1.0, spread)
+
+
+def _tokenizer(size: Size) -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = [*SPECIAL, *(f"w{number}" for number in range(len(SPECIAL), size.vocabulary))]
+    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=SPECIAL[2]))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    pad, eos, unknown = SPECIAL
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token=pad, eos_token=eos, unk_token=unknown, bos_token=eos
+    )
+
+
+def _ctranslate2(source: Path, place: Path) -> None:
+    converters: Any = import_module("ctranslate2.converters")
+    converters.TransformersConverter(str(source)).convert(str(place))
+
+
+_GGUF_NAMES = {
+    "transformer.wte.weight": "token_embd.weight",
+    "transformer.wpe.weight": "position_embd.weight",
+    "transformer.ln_f": "output_norm",
+    "ln_1": "attn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "ln_2": "ffn_norm",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+
+
+def _gguf(size: Size, source: Path, place: Path, form: str) -> None:
+    """GPT-2 as llama.cpp reads it, without a tokenizer: prompts are ids."""
+    import numpy
+    from safetensors.numpy import load_file
+
+    gguf: Any = import_module("gguf")
+    quants: Any = import_module("gguf.quants")
+    kinds = {
+        "gguf": gguf.GGMLQuantizationType.F32,
+        "gguf-bfloat16": gguf.GGMLQuantizationType.BF16,
+        "gguf-int8": gguf.GGMLQuantizationType.Q8_0,
+    }
+    files = {
+        "gguf": gguf.LlamaFileType.ALL_F32,
+        "gguf-bfloat16": gguf.LlamaFileType.MOSTLY_BF16,
+        "gguf-int8": gguf.LlamaFileType.MOSTLY_Q8_0,
+    }
+    fields = size.fields
+    place.mkdir(parents=True)
+    writer = gguf.GGUFWriter(place / "model.gguf", "gpt2")
+    writer.add_block_count(fields["n_layer"])
+    writer.add_context_length(fields["n_positions"])
+    writer.add_embedding_length(fields["n_embd"])
+    writer.add_feed_forward_length(4 * fields["n_embd"])
+    writer.add_head_count(fields["n_head"])
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_file_type(files[form])
+    writer.add_tokenizer_model("none")
+    writer.add_vocab_size(fields["vocab_size"])
+    for name, tensor in load_file(source / "model.safetensors").items():
+        wide = numpy.ascontiguousarray(tensor.T if tensor.ndim == 2 and ".h." in name else tensor)
+        kind = kinds[form] if wide.ndim == 2 and "wpe" not in name else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(_gguf_name(name), quants.quantize(wide, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _gguf_name(name: str) -> str:
+    if name in _GGUF_NAMES:
+        return _GGUF_NAMES[name]
+    stem, _, end = name.rpartition(".")  # …, weight or bias
+    if stem in _GGUF_NAMES:
+        return f"{_GGUF_NAMES[stem]}.{end}"
+    _, _, number, part = stem.split(".", 3)  # transformer.h.N.part
+    return f"blk.{number}.{_GGUF_NAMES[part]}.{end}"

@@ -1,0 +1,80 @@
+"""genctl as a side: a session, driven as the command line drives it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from .work import Ran, Setup, Unavailable, Work, checked
+
+
+class Genctl:
+    """`Session.stream` with a collector, the settings of each prompt resolved within the clock."""
+
+    def __init__(self, setup: Setup) -> None:
+        import torch
+
+        from genctl.config.layers import Layer, resolve
+        from genctl.params import Runtime, knobs
+        from genctl.session import Session
+
+        torch.set_num_threads(setup.threads)
+        settings: dict[str, Any] = {"model": str(setup.folder("transformers")), "device": setup.device}
+        settings["dtype"] = "bfloat16" if setup.dtype == "bfloat16" else "float32"
+        if setup.dtype == "int8":
+            if "quantize" not in knobs(Runtime):
+                raise Unavailable("genctl has no --quantize")
+            settings["quantize"] = "int8"
+        self.layer = Layer("load", settings, {}, "user")
+        self.session = Session.load(resolve([self.layer], tentative=True).runtime)
+        self.cuda = setup.device.startswith("cuda")
+
+    def run(self, work: Work) -> Ran:
+        """Do the work and time it. Raises Unavailable for unknown knobs, ValueError if a prompt fails."""
+        import torch
+
+        from genctl import events
+        from genctl.errors import PresetError
+        from genctl.results import Collector
+        from genctl.session import Report
+
+        if self.cuda:
+            torch.cuda.synchronize()
+        waiting = {str(place) for place in range(len(work.asks))}
+        first: float | None = None
+        found: dict[str, tuple[int, ...]] = {}
+        collector = Collector()
+        began = time.perf_counter()
+        try:
+            requests = list(self._requests(work))
+        except PresetError as error:
+            raise Unavailable(error.message) from error
+        for event in self.session.stream(requests, Report(scores=work.scores), width=work.width):
+            if waiting and isinstance(event, events.Stepped):
+                waiting.difference_update(row.lane for row in event.rows)
+                waiting.difference_update(row.lane for row in event.ended)
+                if not waiting:
+                    first = time.perf_counter() - began
+            result = collector.feed(event)
+            if result is not None:
+                if result.error is not None:
+                    raise ValueError(result.error.message)
+                found[result.lane] = result.sequences[0].token_ids
+        if self.cuda:
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - began
+        return checked(work, Ran(tuple(found[str(place)] for place in range(len(work.asks))), seconds, first))
+
+    def _requests(self, work: Work) -> Iterator[Any]:
+        from genctl.config.layers import Layer
+        from genctl.session import Request
+
+        known: dict[str, Any] = {}  # settings that many prompts share are resolved once, as the command line does
+        for place, ask in enumerate(work.asks):
+            settings = {key: value for key, value in ask.knobs.items() if key != "seed"}
+            settings["max_new_tokens"] = ask.new
+            key = repr(sorted(settings.items()))
+            if key not in known:
+                known[key] = self.session.resolve([self.layer, Layer("argument", settings, {}, "command")])
+            yield Request(str(place), known[key], ask.knobs.get("seed", 0), prompt_ids=ask.prompt)

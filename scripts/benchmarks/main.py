@@ -1,0 +1,140 @@
+"""The command: which rows, how often, and where the table goes."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import checkpoints, curves, host, measuring, readme, rows, sides, table
+from .checkpoints import Size
+from .work import Setup, Side, Unavailable
+
+
+@dataclass
+class Stock:
+    """Checkpoints that are made when they are first asked for, each in a process of its own."""
+
+    folder: Path
+    threads: int
+    device: str
+    missing: Sequence[str]  # sides that are not installed
+    say: Callable[[str], None]
+    made: dict[tuple[str, str], Path] = field(default_factory=dict)
+
+    def form(self, size: Size, form: str) -> Path:
+        """Where a checkpoint lies in a form."""
+        if (size.name, form) not in self.made:
+            if form != "transformers":
+                self.form(size, "transformers")
+            self.say(f"making {size.name} for {form}")
+            context = multiprocessing.get_context("spawn")
+            with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
+                self.made[size.name, form] = pool.submit(checkpoints.make, size, form, self.folder).result()
+        return self.made[size.name, form]
+
+    def transformers(self, size: Size) -> Path:
+        return self.form(size, "transformers")
+
+    def open(self, case: rows.Case, name: str) -> Side:
+        """A side in a process of its own, with the case's checkpoint. Raises Unavailable where it cannot be."""
+        if name in self.missing:
+            raise Unavailable("not installed")
+        dtype = case.dtype_of(name)
+        forms = [sides.gguf_form(dtype)] if name == sides.LLAMA else sides.SIDES[name][1]
+        if name == sides.LLAMA and case.size.encoder_decoder:
+            raise Unavailable("the checkpoint is not written in llama.cpp's form")
+        folders = {form: self.form(case.size, form) for form in forms}
+        return sides.Process(name, Setup(folders, dtype, self.device, self.threads, case.size.encoder_decoder))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    keys = ", ".join(case.key for case in rows.cases(rows.Plan()))
+    made = argparse.ArgumentParser(
+        prog="bench.py",
+        description="genctl beside generate(), CTranslate2 and llama.cpp, on random weights of real sizes.",
+        epilog=f"Rows: {keys}. A row is also chosen by how its name begins. "
+        f"Curves: {', '.join(curves.CURVES)}. Exit status 1 if tokens differ that must not, or a side fails.",
+    )
+    made.add_argument("--rounds", type=_positive, default=5, help="how often each side does each row (default: 5)")
+    made.add_argument("--threads", type=_positive, help="for every side (default: physical cores)")
+    made.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    made.add_argument("--format", choices=("md", "json"), default="md")
+    made.add_argument("--only", nargs="+", default=[], metavar="ROW", help="rows or curves to measure")
+    made.add_argument("--sides", nargs="+", choices=list(sides.SIDES), metavar="SIDE", help="leave out the others")
+    made.add_argument("--quick", action="store_true", help="short texts: to see that it works, not for figures")
+    made.add_argument("--curves", action="store_true", help="also memory, first token, and growth")
+    made.add_argument("--folder", type=Path, help="keep the checkpoints there, and use those that are there")
+    made.add_argument("--update-readme", action="store_true", help="rewrite the table in README.md")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and say by the exit status whether all was well."""
+    command = parser()
+    asked = command.parse_args(arguments)
+    threads = asked.threads or host.physical_cores()
+    plan = rows.Plan(rows.QUICK if asked.quick else rows.Lengths())
+    chosen = rows.cases(plan, asked.only)
+    drawn = {key: make for key, make in curves.CURVES.items() if key in asked.only or (asked.curves and not asked.only)}
+    if not chosen and not drawn:
+        command.error(f"--only {' '.join(asked.only)}: there is no such row or curve")
+    if asked.update_readme and (asked.only or asked.quick or asked.sides):
+        command.error("--update-readme wants the whole table: not with --only, --quick or --sides")
+    os.environ.update(host.environment(threads))  # inherited by every side's process; nothing is computed in this one
+    missing = sides.missing()
+    left_out = [*missing, *(name for name in sides.SIDES if asked.sides and name not in asked.sides)]
+    for name in missing:
+        _say(f"{name} is not installed and left out")
+    with ExitStack() as stack:
+        folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        stock = Stock(folder, threads, asked.device, left_out, _say)
+        results = measuring.run(chosen, stock.open, asked.rounds, _say)
+        bench = curves.Bench(stock.open, stock.transformers, plan, asked.rounds, asked.device, asked.quick, _say)
+        grown = [curve for make in drawn.values() for curve in make(bench)]
+    found = host.header(threads, asked.rounds, asked.device)
+    if asked.format == "json":
+        whole = {**found, "rows": list(map(table.record, results)), "curves": [curve.record() for curve in grown]}
+        print(json.dumps(whole, indent=2, ensure_ascii=False))
+    text = "\n\n".join([host.sentence(found) + ":", table.markdown(results), *(curve.markdown() for curve in grown)])
+    if asked.format == "md":
+        print(text)
+    if asked.update_readme:
+        readme.update(Path(__file__).resolve().parent.parent.parent / "README.md", text)
+    return status(results)
+
+
+def status(results: Sequence[measuring.Measured]) -> int:
+    """1 if tokens differ that must not or a side failed, else 0; says so, and which targets were missed."""
+    code = 0
+    for measured in results:
+        if measured.wrong:
+            _say(f"{measured.case.key}: genctl's tokens are not generate()'s")
+            code = 1
+        for name, why in measured.failed.items():
+            _say(f"{measured.case.key}: {name} {why}")
+            code = 1
+        for name, least in measured.missed().items():
+            _say(f"{measured.case.key}: below the target of {least} × {name}")
+    return code
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value

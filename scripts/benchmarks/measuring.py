@@ -1,0 +1,158 @@
+"""Sides take turns, round by round; what is compared was measured within the same round."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from .rows import Case
+from .sides import GENCTL, GENERATE, Process
+from .work import Ask, Ran, Side, Unavailable, Work
+
+WARM_UP = 4  # tokens written before anything counts
+Say = Callable[[str], None]
+
+
+@dataclass
+class Measured:
+    """What a case came to. Lists hold one entry a round; sides that could not are in `absent`."""
+
+    case: Case
+    speeds: dict[str, list[float]] = field(default_factory=dict)  # the case's figure
+    over_s: dict[str, list[float]] = field(default_factory=dict)  # seconds above the baseline, per row and step
+    over_share: dict[str, list[float]] = field(default_factory=dict)  # the same as a share of the baseline
+    tokens: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)  # side -> why
+    failed: dict[str, str] = field(default_factory=dict)  # side -> with what; a fault, where absence is none
+
+    def ratios(self, side: str) -> list[float]:
+        """genctl's speed as a multiple of a side's, round by round; [] where one of them is absent."""
+        mine, theirs = self.speeds.get(GENCTL), self.speeds.get(side)
+        if not mine or not theirs:
+            return []
+        return [a / b for a, b in zip(mine, theirs, strict=True)]
+
+    def same(self, side: str) -> bool | None:
+        """Whether a side wrote the tokens of generate(), all of them in every round; None if nobody can say."""
+        if self.case.equal is None:
+            return None
+        if side not in self.tokens or GENERATE not in self.tokens:
+            return None
+        return self.tokens[side] == self.tokens[GENERATE]
+
+    @property
+    def wrong(self) -> bool:
+        """Whether genctl's tokens had to be generate()'s and are not."""
+        return bool(self.case.equal) and self.same(GENCTL) is False
+
+    def missed(self) -> dict[str, float]:
+        """Targets that the median ratio does not reach: side -> the target."""
+        return {
+            side: least
+            for side, least in self.case.targets.items()
+            if (found := self.ratios(side)) and statistics.median(found) < least
+        }
+
+
+def measure(case: Case, sides: Mapping[str, Side], rounds: int, say: Say = lambda _: None) -> Measured:
+    """Run a case, every side once a round, each round beginning with another side. A side that cannot is left out."""
+    measured = Measured(case)
+    able = {name: side for name, side in sides.items() if _tried(measured, name, partial(_warm_up, case, side))}
+    for number in range(rounds):
+        names = [name for name in able if name not in measured.absent]
+        start = number % max(len(names), 1)
+        for name in (*names[start:], *names[:start]):
+            _tried(measured, name, partial(_once, measured, name, able[name]))
+        say(f"{case.key}: round {number + 1} of {rounds}")
+    for name in measured.absent:  # what it did before it failed has no partner in every round
+        measured.tokens.pop(name, None)
+        for found in (measured.speeds, measured.over_s, measured.over_share):
+            found.pop(name, None)
+    return measured
+
+
+def _tried(measured: Measured, name: str, act: Callable[[], None]) -> bool:
+    """Whether a side did it; if not, why is noted."""
+    try:
+        act()
+    except Unavailable as error:
+        measured.absent[name] = str(error)
+    except (RuntimeError, ValueError, OSError) as error:
+        lines = str(error).strip().splitlines()
+        measured.absent[name] = measured.failed[name] = f"failed: {lines[-1] if lines else type(error).__name__}"
+    return name not in measured.absent
+
+
+def _warm_up(case: Case, side: Side) -> None:
+    side.run(_short(case.work))
+    if case.baseline is not None:
+        side.run(_short(case.baseline))
+
+
+def _once(measured: Measured, name: str, side: Side) -> None:
+    case = measured.case
+    ran = side.run(case.work)
+    speed = case.speed(ran)
+    if speed is None:
+        raise Unavailable("it does not say when its first token came")
+    measured.speeds.setdefault(name, []).append(speed)
+    _keep(measured, name, ran)
+    if case.baseline is not None:
+        base = side.run(case.baseline).seconds
+        measured.over_s.setdefault(name, []).append((ran.seconds - base) / case.work.new_tokens)
+        measured.over_share.setdefault(name, []).append(ran.seconds / base - 1)
+
+
+def _keep(measured: Measured, name: str, ran: Ran) -> None:
+    known = measured.tokens.setdefault(name, ran.tokens)
+    if known != ran.tokens:  # a round that differs from the first is a difference from everyone
+        measured.tokens[name] = ()
+
+
+def _short(work: Work) -> Work:
+    """The same work with few tokens, for warming up: caches are made, kernels chosen, pages touched."""
+    return replace(work, asks=tuple(Ask(ask.prompt, min(ask.new, WARM_UP), ask.knobs) for ask in work.asks))
+
+
+def run(
+    chosen: Iterable[Case],
+    open_side: Callable[[Case, str], Side],
+    rounds: int,
+    say: Say = lambda _: None,
+) -> list[Measured]:
+    """Every case. `open_side` loads a side for a case, or raises Unavailable; sides are kept while cases need them.
+
+    A side that fails is said and left out of its case.
+    """
+    pending = list(chosen)
+    held: dict[tuple[Any, ...], Side] = {}
+    results = []
+    while pending:
+        case = pending.pop(0)
+        sides: dict[str, Side] = {}
+        absent: dict[str, str] = {}
+        for name in case.sides:
+            key = _key(case, name)
+            try:
+                if key not in held:
+                    held[key] = open_side(case, name)
+                sides[name] = held[key]
+            except Unavailable as error:
+                absent[name] = str(error)
+        measured = measure(case, sides, rounds, say)
+        measured.absent.update(absent)
+        results.append(measured)
+        wanted = {_key(later, name) for later in pending for name in later.sides}
+        wanted -= {_key(case, name) for name in measured.failed}  # begin anew with the next case
+        for key in [key for key in held if key not in wanted]:
+            side = held.pop(key)
+            if isinstance(side, Process):
+                side.close()
+    return results
+
+
+def _key(case: Case, name: str) -> tuple[Any, ...]:
+    return name, case.size.name, case.dtype_of(name)

@@ -1,0 +1,144 @@
+"""The sides by name, in the order of the table, and a process of its own for each: they share nothing but the machine.
+
+Every process is started with the same environment, so threads are as many and as pinned for all.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from .checkpoints import installed
+from .work import Ran, Setup, Side, Unavailable, Work
+
+GENCTL, GENERATE, CONTINUOUS = "genctl", "generate()", "generate_batch()"
+CTRANSLATE2, LLAMA = "CTranslate2", "llama.cpp"
+# name -> the module that must be installed, the forms of a checkpoint that it reads
+SIDES: dict[str, tuple[str, tuple[str, ...]]] = {
+    GENCTL: ("genctl", ("transformers",)),
+    GENERATE: ("transformers", ("transformers",)),
+    CTRANSLATE2: ("ctranslate2", ("ctranslate2",)),
+    LLAMA: ("llama_cpp", ("gguf", "gguf-bfloat16", "gguf-int8")),
+    CONTINUOUS: ("transformers", ("transformers",)),
+}
+
+
+def gguf_form(dtype: str) -> str:
+    """The form of a checkpoint that llama.cpp reads for a type."""
+    return "gguf" if dtype == "float32" else f"gguf-{dtype}"
+
+
+def missing() -> list[str]:
+    """Sides whose library is not installed."""
+    needed = {LLAMA: ("llama_cpp", "gguf")}
+    return [name for name, (module, _) in SIDES.items() if not all(map(installed, needed.get(name, (module,))))]
+
+
+def make(name: str, setup: Setup) -> Side:
+    """Load a checkpoint with a side. Raises Unavailable where it cannot."""
+    if name == GENCTL:
+        from .genctl_side import Genctl
+
+        return Genctl(setup)
+    if name in (GENERATE, CONTINUOUS):
+        from .generate_side import Continuous, Generate
+
+        return Generate(setup) if name == GENERATE else Continuous(setup)
+    if name == CTRANSLATE2:
+        from .ctranslate2_side import CTranslate2
+
+        return CTranslate2(setup)
+    from .llama_side import LlamaCpp
+
+    return LlamaCpp(setup)
+
+
+class Process:
+    """A side in a fresh process. Raises as the side does; a process that dies is Unavailable."""
+
+    def __init__(self, name: str, setup: Setup) -> None:
+        self.name = name
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, name, setup), daemon=True)
+        self.process.start()
+        theirs.close()
+        try:
+            self._answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, work: Work) -> Ran:
+        """Do the work over there."""
+        ran: Ran = self._ask(work)
+        return ran
+
+    def peak(self) -> int:
+        """Most bytes that the process has had in memory (VmHWM)."""
+        found: int = self._ask("peak")
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self.pipe.close()
+        self.process.join(5)
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join()
+
+    def _ask(self, what: Any) -> Any:
+        self.pipe.send(what)
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            kind, value = self.pipe.recv()
+        except EOFError:
+            self.process.join()
+            raise Unavailable(f"its process ended with status {self.process.exitcode}") from None
+        if kind == "unavailable":
+            raise Unavailable(value)
+        if kind == "error":
+            raise RuntimeError(value)
+        return value
+
+
+def _serve(pipe: Connection, name: str, setup: Setup) -> None:
+    answers: Mapping[str, Callable[[], Any]] = {"peak": peak}
+    try:
+        side = make(name, setup)
+        pipe.send(("made", None))
+    except Unavailable as error:
+        pipe.send(("unavailable", str(error)))
+        return
+    except Exception:
+        pipe.send(("error", traceback.format_exc()))
+        return
+    while True:
+        try:
+            what = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(("made", answers[what]() if isinstance(what, str) else side.run(what)))
+        except Unavailable as error:
+            pipe.send(("unavailable", str(error)))
+        except Exception:
+            pipe.send(("error", traceback.format_exc()))
+
+
+def peak() -> int:
+    """Most bytes that this process has had in memory (VmHWM). Raises Unavailable where /proc does not say."""
+    try:
+        with Path("/proc/self/status").open() as lines:
+            for line in lines:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    raise Unavailable("peak memory is read from /proc, which is not here")

@@ -1,0 +1,161 @@
+"""Results as a table for people (Markdown) and as JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .measuring import Measured
+from .sides import CTRANSLATE2, GENCTL, GENERATE, LLAMA, SIDES
+
+COLUMNS = (GENCTL, GENERATE, CTRANSLATE2, LLAMA)
+WORDS = {True: "yes", False: "no", None: ""}
+
+
+def record(measured: Measured) -> dict[str, Any]:
+    """A case as JSON: medians, ratios with their spread, and whether the tokens were generate()'s."""
+    case = measured.case
+    sides: dict[str, Any] = {}
+    for name, speeds in measured.speeds.items():
+        here: dict[str, Any] = {
+            "dtype": case.dtype_of(name),
+            "median": statistics.median(speeds),
+            "rounds": speeds,
+            "tokens_equal": measured.same(name),
+        }
+        if ratios := measured.ratios(name) if name != GENCTL else []:
+            here["ratio"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+        if name in case.targets:
+            here["target"] = case.targets[name]
+        if name in measured.over_s:
+            over, share = measured.over_s[name], measured.over_share[name]
+            here["over_greedy"] = {
+                "ms_per_row_and_step": statistics.median(over) * 1e3,
+                "percent": statistics.median(share) * 100,
+            }
+        sides[name] = here
+    return {
+        "row": case.key,
+        "title": case.title,
+        "unit": case.figure,
+        "sides": sides,
+        "absent": measured.absent,
+        "tokens_must_be_equal": case.equal,
+        "tokens_equal": measured.same(GENCTL),
+    }
+
+
+def markdown(results: Sequence[Measured]) -> str:
+    """The table of speeds, then what sampling costs over greedy search, then what could not be measured."""
+    peers = COLUMNS[1:]
+    lines = [
+        f"| work | unit | {' | '.join(COLUMNS)} | {' | '.join(f'× {name}' for name in peers)} | tokens equal |",
+        f"|---|---|{'--:|' * len(COLUMNS)}{'--:|' * len(peers)}---|",
+    ]
+    for measured in results:
+        cells = [_speed(measured, name) for name in COLUMNS] + [_ratio(measured, name) for name in peers]
+        equal = WORDS[measured.same(GENCTL)]
+        lines.append(f"| {measured.case.title} | {measured.case.figure} | {' | '.join(cells)} | {equal} |")
+        for name in SIDES:  # peers of this case alone
+            if name not in COLUMNS and name in measured.speeds:
+                lines.append(_aside(measured, name))
+    sampled = [measured for measured in results if measured.over_s]
+    if sampled:
+        lines += ["", *_over(sampled)]
+    notes = _absences(results)
+    if any("≠" in line for line in lines):
+        notes.insert(0, "- ≠: other tokens than generate()'s, as many")
+    if notes:
+        lines += ["", *notes]
+    return "\n".join(lines)
+
+
+def number(value: float) -> str:
+    """Three figures."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _speed(measured: Measured, name: str) -> str:
+    if name not in measured.speeds:
+        return "–"
+    other = measured.case.other_dtypes.get(name)
+    # a peer that wrote something else did like work, not the same; of one that draws, nothing else is to be expected
+    case = measured.case
+    unlike = bool(case.equal) and not case.work.samples and name != GENCTL and measured.same(name) is False
+    return number(statistics.median(measured.speeds[name])) + (f" ({other})" if other else "") + " ≠" * unlike
+
+
+def _ratio(measured: Measured, name: str) -> str:
+    ratios = measured.ratios(name)
+    if not ratios:
+        return "–"
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+
+
+def _aside(measured: Measured, name: str) -> str:
+    """A line for a peer that has no column: its speed under generate()'s, and the ratio to it."""
+    cells = ["", _speed(measured, name), "", "", _ratio(measured, name), "", ""]
+    return f"| the same, {name} | {measured.case.figure} | {' | '.join(cells)} | |"
+
+
+def _over(results: Sequence[Measured]) -> list[str]:
+    sides = [name for name in COLUMNS if any(name in measured.over_s for measured in results)]
+    lines = [
+        f"| cost of sampling over greedy search, per row and step | {' | '.join(sides)} |",
+        f"|---|{'--:|' * len(sides)}",
+    ]
+    for measured in results:
+        cells = []
+        for name in sides:
+            if name in measured.over_s:
+                over = statistics.median(measured.over_s[name]) * 1e3
+                share = statistics.median(measured.over_share[name]) * 100
+                cells.append(f"{over:.2f} ms ({share:+.0f} %)")
+            else:
+                cells.append("–")
+        lines.append(f"| {measured.case.title} | {' | '.join(cells)} |")
+    return lines
+
+
+def _absences(results: Sequence[Measured]) -> list[str]:
+    """Why there are dashes: each reason once, with the rows that it holds for."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for measured in results:
+        for name, why in measured.absent.items():
+            found.setdefault((name, why), []).append(measured.case.key)
+    lines = []
+    for (name, why), keys in found.items():
+        where = "" if len(keys) == len(results) else f" ({', '.join(keys)})"
+        lines.append(f"- {name}{where}: {why}")
+    return lines
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How one figure grows: a value for each side and point, None where there is none."""
+
+    key: str
+    title: str
+    across: str  # what the points are
+    points: tuple[int | str, ...]
+    unit: str
+    lines: dict[str, list[float | None]]
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    def markdown(self) -> str:
+        """A small table: a line for each side, a column for each point."""
+        points = [f"{point:,}" if isinstance(point, int) else point for point in self.points]
+        rows = [
+            f"| {self.title} ({self.unit}); {self.across} | {' | '.join(points)} |",
+            f"|---|{'--:|' * len(points)}",
+        ]
+        for name, values in self.lines.items():
+            rows.append(f"| {name} | {' | '.join('–' if value is None else number(value) for value in values)} |")
+        return "\n".join(rows)
