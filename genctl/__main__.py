@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from types import FrameType
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def main() -> None:
@@ -13,6 +19,7 @@ def main() -> None:
 
         print(f"genctl {__version__}")
         return
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         from genctl.cli.app import run
 

@@ -183,6 +183,7 @@ class Toll:
     lost: int = 0
     repeated: int = 0
     different: int = 0
+    shuffled: int = 0  # outputs whose rows are in another order
     wrong: list[str] = field(default_factory=list)  # runs that ended as they should not
 
     def compare(self, made: bytes, wanted: bytes) -> None:
@@ -191,19 +192,21 @@ class Toll:
         if made == wanted:
             return
         mine, theirs = _by_row(made), _by_row(wanted)
-        self.lost += sum((Counter(theirs.keys()) - Counter(mine.keys())).values())
-        self.repeated += sum(len(lines) - 1 for lines in mine.values())
-        different = sum(lines[0] != theirs[key][0] for key, lines in mine.items() if key in theirs)
-        self.different += max(different, 1)
+        for key in mine.keys() | theirs.keys():
+            here, there = mine.get(key, []), theirs.get(key, [])
+            self.lost += max(len(there) - len(here), 0)
+            self.repeated += max(len(here) - len(there), 0)
+            self.different += sum(one != other for one, other in zip(here, there, strict=False))
+        self.shuffled += int(list(mine) != list(theirs))
 
     def say(self) -> str:
         """The figures."""
         words = f"lost {self.lost}, repeated {self.repeated}, different {self.different}"
-        return f"{words}, ended wrongly {len(self.wrong)}"
+        return f"{words}, out of order {self.shuffled}, ended wrongly {len(self.wrong)}"
 
     @property
     def good(self) -> bool:
-        return not (self.lost or self.repeated or self.different or self.wrong)
+        return not (self.lost or self.repeated or self.different or self.shuffled or self.wrong)
 
 
 def _by_row(data: bytes) -> dict[Any, list[bytes]]:

@@ -193,7 +193,7 @@ def _say(message: str, hint: str, status: int) -> int:
 
 
 def _traceback(error: BaseException, status: int) -> int:
-    """Where it happened, for `--debug`: what libraries put into their messages is no more trusted here than elsewhere."""
+    """Where it happened, for `--debug`. What libraries say is no more trusted here than elsewhere."""
     from traceback import format_exception
 
     from genctl.render.parts import visible

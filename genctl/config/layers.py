@@ -47,8 +47,12 @@ MOST_MISTAKES = 100
 BOOKKEEPING = frozenset({"transformers_version", "generation_kwargs", "is_assistant", "trust_remote_code"})
 
 
-# Knobs whose text leads elsewhere: a checkpoint that somebody downloaded must not say what else is read.
-OUTWARD = frozenset({"json_schema", "grammar", "assistant_model", "amateur_model"})
+# Keys that lead elsewhere: a checkpoint that somebody downloaded must not say what else is read or run.
+OUTWARD = {
+    **dict.fromkeys(("json_schema", "grammar"), "a file"),
+    **dict.fromkeys(("assistant_model", "amateur_model"), "another checkpoint"),
+    **dict.fromkeys(LISTS, "code"),
+}
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,8 @@ class _Reading:
             raise Wrong(f"{named(key)} is not taken: {refused()[key]}")
         if key in UNSAFE and (layer.kind != "command" or layer.origin.startswith(SET)):
             raise Wrong(f"{key} runs code that others wrote; only the flag --{key.replace('_', '-')} can enable it")
+        if layer.kind == "model" and key in OUTWARD:
+            raise Wrong(f"{key} names {OUTWARD[key]}, which is not a checkpoint's to say")
         if key in LISTS:
             return _tables(key, value)
         if key == "about":
@@ -165,8 +171,6 @@ class _Reading:
             raise Wrong(self._unknown(layer, key, value))
         if layer.kind == "model" and known()[key][0] is Runtime:
             raise Wrong(f"{named(key)} is not a checkpoint's to say")
-        if layer.kind == "model" and key in OUTWARD:
-            raise Wrong(f"{named(key)} names files or further checkpoints, which is not a checkpoint's to say")
         if layer.kind == "row" and (fixed := _fixed(key)):
             raise Wrong(f"{key} = {shown(value)}: {fixed}")
         try:

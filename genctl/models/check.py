@@ -42,9 +42,18 @@ _LAYERS = (
     "num_decoder_layers",
 )
 _INNER = ("intermediate_size", "d_ff", "ffn_dim", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")
+_WINDOWS = ("sliding_window", "attention_chunk_size")
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 _POSITION_TABLES = ("wpe.weight", "embed_positions.weight", "position_embeddings.weight")
-_COUNTS = ("num_attention_heads", "n_head", "num_heads", "num_key_value_heads", "num_local_experts", "num_experts")
+_COUNTS = (
+    "num_attention_heads",
+    "n_head",
+    "num_heads",
+    "num_key_value_heads",
+    "num_local_experts",
+    "num_experts",
+    "num_labels",
+)
 
 _MOST_LAYERS = 1 << 16
 _WIDEST = 1 << 24  # no dimension of any published model comes near
@@ -134,14 +143,17 @@ def read_config(folder: Path) -> dict[str, Any]:
 def check_numbers(config: dict[str, Any]) -> None:
     """Refuse sizes that are no positive whole numbers, or that no model has. Raises ModelError."""
     for part, where in _parts(config):
-        for name in (*_HIDDEN, "vocab_size", *_LAYERS, *_COUNTS, *_INNER, *_POSITIONS):
+        for name in (*_HIDDEN, "vocab_size", *_LAYERS, *_COUNTS, *_INNER, *_POSITIONS, *_WINDOWS):
             value = part.get(name)
-            if value is None or (name in (*_INNER, *_COUNTS) and isinstance(value, list)):  # a list: one for each layer
+            if value is None or (name in _WINDOWS and value is False):
+                continue
+            if name in (*_INNER, *_COUNTS) and isinstance(value, list):  # a list: one for each layer
                 continue
             told = f"config.json says {where}{name} = {value!r:.40}"
             if type(value) is not int or value < 0 or (value == 0 and name in _HIDDEN):
                 raise ModelError(f"{told}, which is not a positive whole number")
-            most = _MOST_LAYERS if name in (*_LAYERS, *_COUNTS) else _MOST_POSITIONS if name in _POSITIONS else _WIDEST
+            most = _MOST_LAYERS if name in (*_LAYERS, *_COUNTS) else _WIDEST
+            most = _MOST_POSITIONS if name in (*_POSITIONS, *_WINDOWS) else most
             if part.get("model_type") in _COMPUTED_POSITIONS and name in _POSITIONS:
                 most = _MOST_COMPUTED
             if value > most:

@@ -208,12 +208,17 @@ def _config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrained
         import transformers
 
         raise ModelError(f"transformers {transformers.__version__} knows no architecture {kind!r:.80}")
-    return _guard(
+    config = _guard(
         lambda: AutoConfig.from_pretrained(
             checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
         ),
         "config.json cannot be used",
     )
+    # what a forward returns is ours to ask for
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+        if part is not None:
+            part.return_dict, part.output_hidden_states, part.output_attentions = True, False, False
+    return config
 
 
 def _kind(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_remote_code: bool) -> Any:
@@ -276,6 +281,7 @@ def _model(
             trust_remote_code=trust_remote_code,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
             **placement,
         )
 

@@ -3,12 +3,12 @@
 Importing one model class brings in torch.distributed.tensor, FSDP, torch._dynamo, sympy and torch._inductor: measured,
 a third of the time from the start of a process to its first token. transformers asks in each place whether torch has
 its distributed parts, and works without; a mark that concerns torch.compile alone can be left out where nothing is
-compiled. So while the model's modules are imported, the question is answered with no, and the marks do nothing.
-Afterwards everything is as it was: whatever is imported then is imported whole.
+compiled. So the question is answered with no from here on, and while the model's modules are imported the marks do
+nothing; torch itself is whole, and so is torch._dynamo as soon as something asks for it.
 
-The modules imported so cannot shard a model over processes, and torch.compile would not know the marks. It is therefore
-done in the process of the command line alone, never for a program that uses genctl as a library, for models on the CPU,
-and not where a quantisation library or a checkpoint's own code is wanted.
+transformers cannot shard a model over processes then, and torch.compile would not know the marks. It is therefore done
+in the process of the command line alone, never for a program that uses genctl as a library, for models on the CPU, and
+not where a quantisation library or a checkpoint's own code is wanted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -45,24 +45,21 @@ def imports() -> Iterator[None]:
 
     Raises ImportError or AttributeError where torch or transformers is not built as this supposes.
     """
-    undo: list[Callable[[], None]] = []
-
-    def replace(owner: Any, name: str, value: Any) -> None:
-        before = getattr(owner, name)
-        undo.append(lambda: setattr(owner, name, before))
-        setattr(owner, name, value)
-
-    try:
-        names.import_transformers()
+    with names.on_demand(), ExitStack() as undo:
         import torch
         import transformers.utils
 
+        def replace(owner: Any, name: str, value: Any) -> None:
+            undo.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
         for owner in (sys.modules[_UTILS], transformers.utils):
-            replace(owner, "is_torch_distributed_available", _no)
+            # for good: modules that hear yes do not go with those that heard no
+            setattr(owner, "is_torch_distributed_available", _no)  # noqa: B010
         if _DYNAMO not in sys.modules:
             for name in ("disable", "allow_in_graph"):
                 replace(torch.compiler, name, _unmarked)
-            undo.append(_forget)
+            undo.callback(_forget)
             marks = dict.fromkeys(("assume_constant_result", "allow_in_graph", "disable"), _unmarked)
             torch.__dict__["_dynamo"] = sys.modules[_DYNAMO] = _Waiting(_DYNAMO, {**marks, "__path__": []})
             sys.modules[_ITEMS] = _Waiting(_ITEMS, {"TransformGetItemToIndex": _items_as_indices})
@@ -70,9 +67,6 @@ def imports() -> Iterator[None]:
         # a thousand patterns, for the renamed weights of all architectures; a checkpoint needs few of them or none
         replace(importlib.import_module("transformers.core_model_loading"), "re", _LateRe("re"))
         yield
-    finally:
-        for step in reversed(undo):
-            step()
 
 
 def _no(*_: Any, **__: Any) -> bool:

@@ -2,28 +2,35 @@
 
 The package looks through its 2,500 files for names, twice, as it is imported, so that `transformers.AnyModel` can be
 found; a checkpoint needs the names of one folder. Here the search is left out at first, and made when a name is asked
-for that is not known yet: after that, the package is as it would have been.
+for that is not known yet: after that, the package knows what it would have known.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_UTILS, _SEARCH = "transformers.utils.import_utils", "create_import_structure_from_path"
+_UTILS, _SEARCH, _LAZY = "transformers.utils.import_utils", "create_import_structure_from_path", "_LazyModule"
+_PACKAGES = ("transformers", "transformers.models")
 _AUTO = "auto"  # the folder whose names are looked up in any case
 
 
-def import_transformers() -> None:
-    """Import `transformers` and `transformers.models`; their other names are searched for on demand."""
+@contextmanager
+def on_demand() -> Iterator[None]:
+    """Import `transformers`; within, and for what is imported within, names are searched for on demand.
+
+    Nothing is different where transformers is imported already.
+    """
     if "transformers" in sys.modules:
+        yield
         return
-    found: list[tuple[ModuleType, Any]] = []
+    undo: list[Callable[[], None]] = []
 
     class Finder:
         """Finds the module that has the search, and takes hold of it between its execution and its use."""
@@ -38,63 +45,73 @@ def import_transformers() -> None:
 
                 def exec_module(module: ModuleType) -> None:
                     execute(module)
-                    if hasattr(module, _SEARCH):
-                        found.append((module, getattr(module, _SEARCH)))
-                        setattr(module, _SEARCH, _only_auto(getattr(module, _SEARCH)))
+                    undo.append(_shorten(module))
 
                 spec.loader.exec_module = exec_module  # type: ignore[method-assign]
             return spec
 
     sys.meta_path.insert(0, Finder)
     try:
-        importlib.import_module("transformers.models")
+        try:
+            importlib.import_module("transformers.models")
+        finally:
+            sys.meta_path.remove(Finder)
+        yield
     finally:
-        sys.meta_path.remove(Finder)
-        for module, search in found:
-            setattr(module, _SEARCH, search)
-            for name in ("transformers", "transformers.models"):
-                if type(sys.modules.get(name)) is module._LazyModule:
-                    sys.modules[name].__class__ = _completing(module)
+        for step in undo:
+            step()
 
 
-def _only_auto(search: Any) -> Any:
-    def searched(path: Any) -> Any:
+def _shorten(utils: Any) -> Callable[[], None]:
+    search, lazy = getattr(utils, _SEARCH), getattr(utils, _LAZY)
+
+    def only_auto(path: Any) -> Any:
         folder = Path(path).parent if Path(path).is_file() else Path(path)
         if folder.name == "models" and (folder / _AUTO).is_dir():
             return {_AUTO: search(str(folder / _AUTO))}
         return search(path)
 
-    return searched
+    def use(found: Any, kind: Any) -> None:
+        setattr(utils, _SEARCH, found)
+        for owner in (utils, sys.modules.get("transformers.utils")):
+            if owner is not None:
+                setattr(owner, _LAZY, kind)
+        forget = getattr(utils.define_import_structure, "cache_clear", None)  # what it remembers is of the other search
+        if forget is not None:
+            forget()
 
+    class OnDemand(lazy):  # type: ignore[misc,valid-type]
+        """A package that searches for its names when it is asked for one that it does not know."""
 
-def _completing(utils: Any) -> Any:
-    """A lazy module that searches for names when it is asked for one that it does not know."""
-    lazy: Any = utils._LazyModule
-
-    class Completing(lazy):  # type: ignore[misc]
         def __getattr__(self, name: str) -> Any:
             known = (self._objects, self._object_missing_backend, self._class_to_module, self._modules)
             if not name.startswith("_") and not any(name in names for names in known):
-                _complete(self, utils)
+                self._complete()
             return lazy.__getattr__(self, name)
 
         def __dir__(self) -> list[str]:
-            _complete(self, utils)
+            self._complete()
             return list(lazy.__dir__(self))
 
-    return Completing
+        def _complete(self) -> None:
+            if self.__name__ not in _PACKAGES or self.__dict__.get("_is_complete"):
+                return
+            self._is_complete = True
+            root = self.__name__ == "transformers"
+            folder = str(Path(self.__path__[0]) / "models") if root else self.__path__[0]
+            before = getattr(utils, _SEARCH), getattr(utils, _LAZY)
+            use(search, lazy)
+            try:
+                names = utils.define_import_structure(folder, prefix="models" if root else None)
+            finally:
+                use(*before)
+            whole = lazy(self.__name__, self.__file__, names)
+            self._modules |= whole._modules
+            for part in ("_class_to_module", "_object_missing_backend", "_import_structure"):
+                held = getattr(self, part)
+                held.update({key: value for key, value in getattr(whole, part).items() if key not in held})
+            listed: list[str] = self.__dict__["__all__"]
+            self.__dict__["__all__"] = [*listed, *sorted(set(whole.__all__) - set(listed))]
 
-
-def _complete(module: Any, utils: Any) -> None:
-    """Give a lazy module all its names, and the class that it had."""
-    module.__class__ = utils._LazyModule
-    root = module.__name__ == "transformers"
-    folder = str(Path(module.__path__[0]) / "models") if root else module.__path__[0]
-    whole = utils._LazyModule(
-        module.__name__, module.__file__, utils.define_import_structure(folder, prefix="models" if root else None)
-    )
-    module._modules |= whole._modules
-    for name in ("_class_to_module", "_object_missing_backend", "_import_structure"):
-        held = getattr(module, name)
-        held.update({key: value for key, value in getattr(whole, name).items() if key not in held})
-    module.__all__ = [*module.__all__, *(name for name in whole.__all__ if name not in set(module.__all__))]
+    use(only_auto, OnDemand)
+    return lambda: use(search, lazy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,11 +22,18 @@ def quiet() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
+    # transformers sets its level as it is imported, which may happen within; no record of its is above CRITICAL
+    verbosity = os.environ.get("TRANSFORMERS_VERBOSITY")
+    os.environ["TRANSFORMERS_VERBOSITY"] = "critical"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        if verbosity is None:
+            os.environ.pop("TRANSFORMERS_VERBOSITY", None)
+        else:
+            os.environ["TRANSFORMERS_VERBOSITY"] = verbosity
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 

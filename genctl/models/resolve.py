@@ -83,9 +83,8 @@ def resolve(
 
 def _local(folder: Path, revision: str | None) -> Place:
     if revision is not None:
-        raise UsageError(
-            f"--revision {shown(revision)} makes no sense with {shown(str(folder))}: only Hub checkpoints have revisions"
-        )
+        asked = f"--revision {shown(revision)} makes no sense with {shown(str(folder))}"
+        raise UsageError(f"{asked}: only Hub checkpoints have revisions")
     return Place(folder)
 
 

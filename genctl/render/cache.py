@@ -175,7 +175,7 @@ def sum_lines(report: Report, width: int | None) -> list[Text]:
         found.append([("ended", ended_words(report["ended"]).removeprefix("ended "))])
     lines = []
     for items in found:
-        line = Text(f"{items[0][0]:<10}", style=theme.DIM)
+        line = Text().append(f"{items[0][0]:<10}", style=theme.DIM)
         for place, (_, words) in enumerate(items):
             if place and width is not None and line.cell_len + 3 + cell_len(words) > width:
                 lines.append(line)

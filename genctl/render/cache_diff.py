@@ -41,6 +41,6 @@ def diff_lines(diff: Mapping[str, Any], width: int | None) -> list[Text]:
 
 
 def _line(label: str, words: str, *, error: bool = False) -> Text:
-    line = Text(f"{label:<{LABEL}}", style=theme.DIM)
+    line = Text().append(f"{label:<{LABEL}}", style=theme.DIM)
     line.append(parts.visible(words), style=theme.ERROR if error else theme.PLAIN)
     return line

@@ -52,7 +52,7 @@ def _block(one: Mapping[str, Any], width: int, beside: bool, many: bool) -> list
             theirs = []
         label = NAMES.get(name, name)
         for place in range(max(len(mine), len(theirs))):
-            line = Text(f"{label if place == 0 else '':<{LABEL}}", style=theme.DIM, no_wrap=True)
+            line = Text(no_wrap=True).append(f"{label if place == 0 else '':<{LABEL}}", style=theme.DIM)
             left = mine[place] if place < len(mine) else ""
             line.append(parts.cells(left, column) if theirs else left, style=theme.PLAIN)
             if place < len(theirs):
@@ -87,7 +87,7 @@ def _cache_lines(one: Mapping[str, Any], width: int) -> list[Text]:
 
 
 def _line(label: str, words: str, width: int) -> Text:
-    line = Text(f"{label:<{LABEL}}", style=theme.DIM, no_wrap=True)
+    line = Text(no_wrap=True).append(f"{label:<{LABEL}}", style=theme.DIM)
     line.append(words, style=theme.PLAIN)
     line.truncate(width, overflow="ellipsis")
     return line

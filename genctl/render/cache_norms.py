@@ -55,7 +55,7 @@ def _block(part: Mapping[str, Any], start: int, end: int) -> list[Text]:
     lines = [numbers, tokens]
     for layer in part["layers"]:
         for letter, values in (("k", layer["keys"]), ("v", layer["values"])):
-            line = Text(f"{layer['layer']:>{LABEL - 3}} {letter} ", style=theme.DIM)
+            line = Text().append(f"{layer['layer']:>{LABEL - 3}} {letter} ", style=theme.DIM)
             most = max((value for value in values if value is not None), default=0.0)
             for value in values[start:end]:
                 line.append(_cell(value, most))
@@ -79,7 +79,7 @@ def _number(value: float) -> str:
 
 
 def _legend() -> Text:
-    line = Text("L2 norms, mean of heads and rows; colour: share of the layer's longest ", style=theme.DIM)
+    line = Text().append("L2 norms, mean of heads and rows; colour: share of the layer's longest ", style=theme.DIM)
     for step in range(0, 11, 2):
         line.append("█", style=theme.colour(step / 10))
     return line

@@ -103,6 +103,22 @@ def test_a_signal_while_it_is_loading_leaves_no_file(tmp_path: Path, environment
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_anything_is_known_ends_quietly(
+    tmp_path: Path, environment: dict[str, str], number: signal.Signals, status: int
+) -> None:
+    code = (
+        "import sys, time; from genctl.cli import app;"
+        "app.run = lambda: (print('importing', file=sys.stderr, flush=True), time.sleep(60));"
+        "from genctl.__main__ import main; main()"
+    )
+    with started([sys.executable, "-c", code, "run", "x"], environment, tmp_path) as process:
+        until(process, b"importing")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out, err) == (status, b"", b"")
+
+
 def test_the_second_signal_ends_at_once(tmp_path: Path, environment: dict[str, str]) -> None:
     """The first is being taken care of by somebody who takes his time."""
     code = (

@@ -20,5 +20,8 @@ def test_kills_and_write_faults_lose_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     kills, faults, *_ = done.stdout.splitlines()
     assert kills.startswith("kills 6 of 6 (")
-    assert kills.endswith(": lost 0, repeated 0, different 0, ended wrongly 0")
-    assert faults == "write faults 9 of 9 (ENOSPC, EIO, short): lost 0, repeated 0, different 0, ended wrongly 0"
+    assert kills.endswith(": lost 0, repeated 0, different 0, out of order 0, ended wrongly 0")
+    assert (
+        faults
+        == "write faults 9 of 9 (ENOSPC, EIO, short): lost 0, repeated 0, different 0, out of order 0, ended wrongly 0"
+    )

@@ -362,20 +362,12 @@ _JSON: tuple[Any, ...] = (
 def _row_value(random: Random, key: str) -> Any:
     choice = random.random()
     if key == "params" and choice < 0.85:
-        return {
-            name if random.random() < 0.8 else near_miss(random, name): _param(random)
-            for name in random.sample(
-                (*knobs(), "processors", "stopping", "about", "extends", "preset"), random.choice((1, 1, 2, 5))
-            )
-        }
+        keys = (*knobs(), "processors", "stopping", "about", "extends", "preset")
+        names = random.sample(keys, random.choice((1, 1, 2, 5)))
+        return {name if random.random() < 0.8 else near_miss(random, name): _param(random) for name in names}
     if choice < 0.35:
-        sound_ones = {
-            "prompt": "once",
-            "prompt_ids": [1, 2],
-            "messages": [{"role": "user", "content": "hi"}],
-            "id": "a",
-        }
-        return sound_ones.get(key, "text")
+        messages = [{"role": "user", "content": "hi"}]
+        return {"prompt": "once", "prompt_ids": [1, 2], "messages": messages, "id": "a"}.get(key, "text")
     return random.choice(_JSON) if choice < 0.65 else random.choice((*TEXTS, "\ud800", "a\udc80"))
 
 
@@ -403,11 +395,11 @@ _BYTE_SPOILERS: tuple[Callable[[Random, bytes], bytes], ...] = (
     lambda random, data: data * 2,
     lambda random, data: b"\xef\xbb\xbf" + data,
     lambda random, data: data.decode("utf-8", "replace").encode("utf-16"),
-    lambda random, data: _put(
-        random, data, random.choice((b"[", b"]", b"{", b"}", b'"', b"'", b"=", b",", b"\\", b"#", b"."))
-    ),
+    lambda random, data: _put(random, data, bytes([random.choice(b"[]{}\"'=,\\#.")])),
     lambda random, data: _put(random, data, random.randbytes(8)),
 )
+
+_NO_NUMBERS = ("NaN", "-Infinity", "1e999", "01", "+1", ".5", "\\u0000")
 
 _TEXT_SPOILERS: tuple[Callable[[Random, str], str], ...] = (
     lambda random, text: text[:-1] + ', "prompt": "again"}',
@@ -419,11 +411,11 @@ _TEXT_SPOILERS: tuple[Callable[[Random, str], str], ...] = (
     lambda random, text: text + text,
     lambda random, text: text + ",",
     lambda random, text: text.replace('"', "'"),
-    lambda random, text: text[:-1] + ', "x": ' + random.choice(("NaN", "-Infinity", "1e999", "01", "+1", ".5", "\\u0000")) + "}",
+    lambda random, text: text[:-1] + ', "x": ' + random.choice(_NO_NUMBERS) + "}",
     lambda random, text: text[:-1] + ', "' + "k" * random.choice((100, MEBIBYTE)) + '": 1}',
     lambda random, text: '{"prompt": "' + "x" * random.choice((1000, MEBIBYTE)) + '", ' + text[1:],
     lambda random, text: "\ufeff" + text,
-)  # fmt: skip
+)
 
 
 def _put(random: Random, data: bytes, piece: bytes, *, over: int = 0) -> bytes:

@@ -259,14 +259,21 @@ def _scratch() -> Path:
 
 def seeds(target: str) -> Iterator[bytes]:
     """Sound inputs from which a fuzzer may begin."""
-    shipped = sorted(presets.shipped_folder().glob("*.toml"))
+    if target == "preset":
+        yield from (path.read_bytes() for path in sorted(presets.shipped_folder().glob("*.toml")))
     yield from {
-        "preset": [path.read_bytes() for path in shipped],
-        "jsonl": [b'{"prompt": "a", "params": {"top_k": 5}}', b'{"id": 1, "messages": [{"role": "user", "content": "a"}]}'],
+        "preset": [b"[[processors]]\nuse = 'top_k'\n"],
+        "jsonl": [
+            b'{"prompt": "a", "params": {"top_k": 5}}',
+            b'{"id": 1, "messages": [{"role": "user", "content": "a"}]}',
+        ],
         "set": [b"top_k=5", b'logit_bias={" a" = 1.0}', b"stop_strings=['a', 'b']"],
         "environment": [b"TOP_K=5", b"MODEL=x"],
         "regex": [b"[a-z]+( [a-z]+)*", b"(?i)yes|no"],
-        "json-schema": [b'"type": "object", "properties": {"a": {"enum": [1, 2]}}}', b'"$ref": "#/$defs/a", "$defs": {"a": {}}}'],
+        "json-schema": [
+            b'"type": "object", "properties": {"a": {"enum": [1, 2]}}}',
+            b'"$ref": "#/$defs/a", "$defs": {"a": {}}}',
+        ],
         "grammar": [b'"a" b\nb: /[0-9]+/ | "c" b', b'%json {"type": "integer"}'],
         "stop-regex": [b"(a|b)+!", b"\\d{3}"],
-    }[target]  # fmt: skip
+    }[target]

@@ -404,9 +404,9 @@ def test_a_form_that_changes_nothing_is_told_of(mamba: Path, mistral: Path) -> N
         (["the dog", "--diff", "x"], "--diff takes exactly one prompt; there are 2"),
         (
             ["--cache", "off", "--heatmap"],
-            "--heatmap looks into the cache, and cache_implementation is off (flag --cache)",
+            "--heatmap looks into the cache, and there is none (flag --cache)",
         ),
-        (["--no-use-cache", "--diff", "x"], "--diff looks into the cache, and use_cache is off (flag --no-use-cache)"),
+        (["--no-use-cache", "--diff", "x"], "--diff looks into the cache, and there is none (flag --no-use-cache)"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], words: str, gpt2: Path) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from genctl.events import Began, CacheRead, Event, Finished, Given, Hypothesis, Prefilled, Row, Stepped, Token
 from genctl.inspecting.measured import Measurement
-from genctl.render import cache, cache_diff, cache_given, cache_norms
+from genctl.render import cache, cache_diff, cache_given, cache_norms, theme
 from genctl.render.cache_live import CacheView, picture
 from tests.cli.test_process import GENCTL, ROOT
 from tests.cli.tool import genctl
@@ -144,6 +144,17 @@ def test_the_heatmap_and_the_diff(width: int) -> None:
         "with_reuse": {"prompt_tokens_read": 4, "passes": 1}, "without_reuse": {"prompt_tokens_read": 9, "passes": 2},
     }  # fmt: skip
     check_screen(f"norms_{width}", text + "\n" + show(cache_diff.diff_lines(diff, width), width))
+
+
+def test_colour_and_number_say_the_same() -> None:
+    layers = [{"layer": 0, "keys": [1.0, 4.0], "values": [2.0, None]}]
+    lines = cache_norms.heatmap_lines({"positions": [0, 1], "tokens": ["a", "b"], "layers": layers}, 80)
+    keys, values = (line for line in lines if line.plain.lstrip().startswith("0 "))
+    assert not keys.style  # only the label is dim
+    assert [span.style for span in keys.spans[1:]] == [theme.colour(0.25), theme.colour(1.0)]
+    assert keys.plain.split() == ["0", "k", "1.00", "4.00"]
+    assert [span.style for span in values.spans[1:]] == [theme.colour(1.0), theme.DIM]
+    assert values.plain.split() == ["0", "v", "2.00", "·"]
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -32,8 +32,8 @@ def test_the_command_line_writes_text_without_importing_what_it_does_not_use(arc
     checkpoint(arch, tmp_path)
     told = inside(
         "from genctl.cli.app import run\n"
-        "from genctl.events import Loading\n"
-        "status = run(['run', '-m', sys.argv[1], '-n', '5', '--format', 'jsonl', '-o', sys.argv[1] + '/out', 'the cat'])\n"
+        "folder = sys.argv[1]\n"
+        "status = run(['run', '-m', folder, '-n', '5', '--format', 'jsonl', '-o', folder + '/out', 'the cat'])\n"
         f"told = [status, [name for name in {HEAVY} if name in sys.modules]]",
         str(tmp_path),
     )
@@ -61,7 +61,7 @@ def test_afterwards_everything_is_as_it_was(tmp_path: Path) -> None:
         "before = 'torch._dynamo' in sys.modules\n"
         "import re, torch, transformers, transformers.utils, transformers.core_model_loading as loading\n"
         "from transformers.modeling_utils import PreTrainedModel\n"
-        "answers = transformers.utils.is_torch_distributed_available() is torch.distributed.is_available()\n"
+        "answers = torch.distributed.is_available() and not transformers.utils.is_torch_distributed_available()\n"
         "stands = [name for name in list(sys.modules) if 'Waiting' in type(sys.modules[name]).__name__]\n"
         "finders = [str(finder) for finder in sys.meta_path if 'genctl' in str(finder)]\n"
         "names = [transformers.WhisperModel.__name__, 'VitsModel' in dir(transformers.models)]\n"
@@ -71,7 +71,8 @@ def test_afterwards_everything_is_as_it_was(tmp_path: Path) -> None:
         "mode = isinstance(TransformGetItemToIndex(), TorchFunctionMode)\n"
         "marked = torch.compiler.disable(lambda: 1)\n"
         "told = [before, answers, stands, finders, names, mode, marked(), loading.re is re,\n"
-        "    torch._dynamo.config.__name__, torch._dynamo is sys.modules['torch._dynamo'], hasattr(marked, '_torchdynamo_disable'),\n"
+        "    torch._dynamo.config.__name__, torch._dynamo is sys.modules['torch._dynamo'],\n"
+        "    hasattr(marked, '_torchdynamo_disable'),\n"
         "    PreTrainedModel.get_init_context.__qualname__]",
         str(checkpoint("llama", tmp_path)),
     )
@@ -138,8 +139,8 @@ def test_damage_is_told_once_and_in_the_same_words(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "genctl", "run", "-m", str(tmp_path), "x"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 3
-    (line,) = done.stderr.splitlines()
+    assert done.returncode == 3, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if not line.startswith("hint"))
     assert "the shape in the weight files is not the one that config.json implies" in line
 
 
@@ -147,10 +148,8 @@ def test_damage_is_told_once_and_in_the_same_words(tmp_path: Path) -> None:
 def test_every_architecture_is_built_without_numbers_and_read_as_it_was_saved(arch: str, tmp_path: Path) -> None:
     saved = tiny(arch)
     folder = checkpoint(arch, tmp_path)
-    built: list[bool] = []
     with skeleton.built():
         model = load(Runtime(model=str(folder))).model
-    built.append(True)
     weights = model.state_dict()
     assert all(torch.equal(weights[name], tensor) for name, tensor in saved.state_dict().items())
     tables = dict(model.named_buffers())

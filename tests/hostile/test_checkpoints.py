@@ -1,0 +1,445 @@
+"""Damaged checkpoints: one clear line each, exit status 3 or 2, and nothing is allocated that a config only claims."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cli.tool import Done, genctl
+from tests.hostile.damage import (
+    CONFIG,
+    GENERATION,
+    INDEX,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    WEIGHTS,
+    Damage,
+    all_of,
+    cut,
+    edit,
+    flip,
+    folder_instead,
+    header,
+    link,
+    pipe_instead,
+    put,
+    remove,
+    sharded,
+    sparse,
+    tensors,
+    write,
+)
+
+SHARD = "model-00001-of-00002.safetensors"
+HEAD, WTE, NORM = "lm_head.weight", "transformer.wte.weight", "transformer.ln_f.weight"
+GIGABYTE = 1 << 30
+BIG = 10**9
+CHARSMAP = "/////w=="  # says that 4 GB follow
+
+
+def deep(levels: int) -> str:
+    return '{"a": ' * levels + "1" + "}" * levels
+
+
+def first(parsed: dict[str, Any], at: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = parsed[sorted(name for name in parsed if name != "__metadata__")[at]]
+    return found
+
+
+def token(id: Any, content: str = "zz") -> dict[str, Any]:
+    marks = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": id, "content": content, "special": True, **marks}
+
+
+def doubling(kind: str) -> dict[str, Any]:
+    step = {"type": "Replace", "pattern": {"String": " "}, "content": "  "}
+    return {"type": "Sequence", {"normalizer": "normalizers", "decoder": "decoders"}[kind]: [step] * 40}
+
+
+def fixed(length: int) -> dict[str, Any]:
+    return {
+        "strategy": {"Fixed": length}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": "<pad>",
+    }  # fmt: skip
+
+
+# name -> how a sound gpt2 is spoilt, and what the one line says
+REFUSED: dict[str, tuple[Damage, str]] = {
+    # -- weights: cut ------------------------------------------------------------------------------------------------
+    **{
+        f"weights cut to {share:.0%}": (cut(WEIGHTS, share), r"truncated|does not fit")
+        for share in (0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99)
+    },
+    "weights without their last byte": (cut(WEIGHTS, 1.0, by=1), "is truncated: 1 of"),
+    "weights with a byte more": (
+        lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes() + b"\0"),
+        "bytes after its last tensor",
+    ),
+    # -- weights: header ---------------------------------------------------------------------------------------------
+    **{
+        f"header length, byte {at} bit {bit}": (flip(WEIGHTS, at, bit), "does not fit|is not JSON|truncated|corrupt")
+        for at, bit in ((0, 0), (0, 7), (1, 3), (2, 1), (3, 0), (4, 5), (7, 7))
+    },
+    **{
+        f"header, byte {at} bit {bit}": (flip(WEIGHTS, at, bit), r"corrupt|tensors that the model needs|not used")
+        for at, bit in ((8, 0), (9, 1), (12, 6), (20, 2), (40, 7), (61, 0))
+    },
+    "header of 2^62 bytes": (write(WEIGHTS, struct.pack("<Q", 1 << 62) + b"{}"), "does not fit"),
+    "header of a sparse terabyte": (sparse(WEIGHTS, 1 << 40), "is not JSON"),
+    "header as deep as a well": (
+        write(WEIGHTS, struct.pack("<Q", len(deep(90_000))) + deep(90_000).encode()),
+        "its header is not JSON",
+    ),
+    "a tensor twice": (
+        write(WEIGHTS, struct.pack("<Q", 18) + b'{"a": 1, "a": 2}  '),
+        "its header is not JSON",
+    ),
+    "overlapping ranges": (
+        header(lambda parsed: first(parsed, 1).update(data_offsets=first(parsed, 2)["data_offsets"])),
+        "overlaps|does not fill|leaves a gap",
+    ),
+    "a range of a terabyte": (
+        header(lambda parsed: first(parsed).update(shape=[1 << 38], data_offsets=[0, 1 << 40])),
+        "is truncated|overlaps|leaves a gap",
+    ),
+    "a shape whose product overflows": (
+        header(lambda parsed: first(parsed).update(shape=[1 << 32, 1 << 32, 0])),
+        "does not fill",
+    ),
+    "a negative range": (header(lambda parsed: first(parsed).update(data_offsets=[-8, 0])), "impossible shape"),
+    "a shape of words": (header(lambda parsed: first(parsed).update(shape=["32", 32])), "impossible shape"),
+    "a dtype of nobody": (header(lambda parsed: first(parsed).update(dtype="F7")), "unknown dtype"),
+    "a name that drives a terminal": (
+        header(lambda parsed: parsed.update({"\x1b]0;owned\x07\nerror: fine": 3})),
+        r"tensor .\]0;owned..error: fine has no dtype",
+    ),
+    # -- weights: tensors --------------------------------------------------------------------------------------------
+    "no tensors": (write(WEIGHTS, struct.pack("<Q", 2) + b"{}"), "holds no tensors"),
+    "a tensor is missing": (tensors(lambda held: held.pop(NORM)), "lack 1 tensors that the model needs"),
+    "all tensors renamed": (
+        tensors(lambda held: [held.update({f"x.{name}": held.pop(name)}) for name in list(held)]),
+        "tensors that the model needs",
+    ),
+    "a tensor renamed": (tensors(lambda held: held.update(stray=held.pop(NORM))), "lack 1 tensors"),
+    "a tensor of another shape": (tensors(lambda held: held.update({NORM: torch.ones(7)})), "shape in the weight"),
+    "a flat tensor": (tensors(lambda held: held.update({HEAD: held[HEAD].flatten()})), "shape in the weight"),
+    "an empty tensor": (tensors(lambda held: held.update({NORM: torch.ones(0)})), "shape in the weight"),
+    "whole numbers": (tensors(lambda held: held.update({HEAD: held[HEAD].long()})), "holds I64 numbers"),
+    "truth values": (tensors(lambda held: held.update({HEAD: held[HEAD] > 0})), "holds BOOL numbers"),
+    "NaN in the embedding": (put(WTE, float("nan")), f"tensor {WTE} holds 1 NaN or infinite"),
+    "infinity in the head": (put(HEAD, float("-inf")), f"tensor {HEAD} holds 1 NaN or infinite"),
+    "NaN everywhere": (
+        tensors(lambda held: [value.fill_(float("nan")) for value in held.values()]),
+        "holds [0-9,]+ NaN or infinite",
+    ),
+    "NaN in half precision": (
+        all_of(put(HEAD, float("nan")), tensors(lambda held: held.update({HEAD: held[HEAD].bfloat16()}))),
+        f"tensor {HEAD} holds 1 NaN",
+    ),
+    # -- weights: files ----------------------------------------------------------------------------------------------
+    "no weights": (remove(WEIGHTS), "has no weights"),
+    "weights that are a folder": (folder_instead(WEIGHTS), "has weights under another name|has no weights"),
+    "weights that are a pipe": (pipe_instead(WEIGHTS), "model.safetensors in .* is no regular file"),
+    "weights that link to themselves": (link(WEIGHTS, WEIGHTS), "is a link to a file that is gone"),
+    "weights that are a device": (link(WEIGHTS, "/dev/zero"), "model.safetensors in .* is no regular file"),
+    "only pickle": (
+        all_of(remove(WEIGHTS), write("pytorch_model.bin", b"cos\nsystem\n(S'touch owned'\ntR.")),
+        "has only pickle weights .* refused without --allow-pickle",
+    ),
+    "an index to nowhere": (sharded({HEAD: SHARD, NORM: "model-00002-of-00002.safetensors"}), "1 of 2 shards are miss"),
+    "an index to the outside": (sharded({HEAD: "../../etc/passwd"}), "names a weight file outside the folder"),
+    "an index to the root": (sharded({HEAD: "/dev/zero"}), "names a weight file outside the folder"),
+    "an index to a pickle": (sharded({HEAD: "x.bin"}), "is no safetensors file"),
+    "an index to what is not in there": (sharded({"stranger": SHARD}), "holds stranger, but it does not"),
+    "an index without a map": (all_of(remove(WEIGHTS), write(INDEX, '{"metadata": {}}')), "has no weight_map"),
+    "an index of lists": (all_of(remove(WEIGHTS), write(INDEX, '{"weight_map": {"a": []}}')), "outside the folder"),
+    "an index as deep as a well": (all_of(remove(WEIGHTS), write(INDEX, deep(90_000))), "not usable JSON|not JSON"),
+    # -- config: the file --------------------------------------------------------------------------------------------
+    "no config": (remove(CONFIG), "is not a checkpoint: it has no config.json"),
+    "an empty config": (write(CONFIG, b""), "config.json is not JSON"),
+    "a config that is a folder": (folder_instead(CONFIG), "it has no config.json"),
+    "a config that is a pipe": (pipe_instead(CONFIG), "config.json in .* is no regular file"),
+    "a config that is a device": (link(CONFIG, "/dev/zero"), "config.json in .* is no regular file"),
+    "a config that links to itself": (link(CONFIG, CONFIG), "it has no config.json"),
+    "a config of 10 GB": (sparse(CONFIG, 10 * GIGABYTE), "has 10,737,418,240 bytes, too many"),
+    "a config of zeros": (write(CONFIG, bytes(1000)), "config.json is not JSON"),
+    "a config in UTF-16": (write(CONFIG, '{"model_type": "gpt2"}'.encode("utf-16")), "config.json is not UTF-8"),
+    "a config cut in half": (cut(CONFIG, 0.5), "config.json is not JSON"),
+    "a config as deep as a well": (write(CONFIG, deep(90_000)), "config.json is not"),
+    "a config that says it twice": (write(CONFIG, '{"n_embd": 32, "n_embd": 64}'), "'n_embd' is given twice"),
+    "a config with a number without end": (write(CONFIG, '{"n_embd": ' + "9" * 5000 + "}"), "not usable JSON"),
+    "a list for a config": (write(CONFIG, "[]"), "holds a JSON list"),
+    # -- config: lies ------------------------------------------------------------------------------------------------
+    **{
+        f"{name} = {value!r}"[:60]: (edit(CONFIG, **{name: value}), rf"{name} = |implies at least|{said}")
+        for name, value, said in (
+            ("n_embd", BIG, ""),
+            ("n_embd", -32, ""),
+            ("n_embd", 0, ""),
+            ("n_embd", "wide", ""),
+            ("n_embd", 32.0, ""),
+            ("n_embd", [32], ""),
+            ("n_embd", 33, "shape in the weight|cannot be"),
+            ("n_layer", 10**6, ""),
+            ("n_layer", 60_000, ""),
+            ("n_layer", -1, ""),
+            ("n_layer", "2", ""),
+            ("n_layer", 3, "lack 12 tensors"),
+            ("n_head", BIG, ""),
+            ("n_head", 0, "cannot be"),
+            ("n_head", 5, "cannot be|shape in the weight"),
+            ("n_inner", BIG, ""),
+            ("n_positions", BIG, ""),
+            ("n_positions", 10**7, ""),
+            ("vocab_size", BIG, ""),
+            ("vocab_size", -1, ""),
+            ("vocab_size", 10**6, ""),
+            ("vocab_size", 301, "shape in the weight"),
+            ("num_labels", BIG, ""),
+            ("model_type", "nothing", "knows no architecture 'nothing'"),
+            ("model_type", "bert", "tensors that the model needs"),
+            ("model_type", {"a": 1}, "has no model_type"),
+            ("activation_function", "os.system", "cannot be"),
+            ("dtype", "float7", "cannot be"),
+            ("text_config", {"hidden_size": BIG}, "hidden_size = "),
+            ("architectures", [3], "architectures is not a list of names"),
+            ("architectures", ["GPT2Model"], "has no language-model head"),
+            ("transformers_weights", "../other.safetensors", "outside the folder"),
+            ("_attn_implementation", "somebody/kernel", "refused without --trust-remote-code"),
+        )
+    },
+    "own code": (
+        edit(CONFIG, model_type="own", auto_map={"AutoConfig": "own.Config"}),
+        "runs only with --trust-remote-code",
+    ),
+    # -- generation_config -------------------------------------------------------------------------------------------
+    "a generation config cut in half": (cut(GENERATION, 0.5), "generation_config.json is not JSON"),
+    "a generation config that is a pipe": (pipe_instead(GENERATION), "is no regular file"),
+    "an end that the model does not have": (edit(GENERATION, eos_token_id=300), "eos_token_id is 300, but"),
+    "an end below zero": (edit(GENERATION, eos_token_id=[-5]), "eos_token_id is -5, but"),
+    "words of ids that nobody has": (edit(GENERATION, bad_words_ids=[[-1]]), "-1 is not one of the 300 ids"),
+    "a watermark of nobody": (edit(GENERATION, watermarking_config={"keys": [BIG]}), "cannot be loaded"),
+    "an end that is a word": (edit(GENERATION, eos_token_id="end"), "eos_token_id is 'end'|cannot be loaded"),
+    # -- tokenizer ---------------------------------------------------------------------------------------------------
+    "no tokenizer": (all_of(remove(TOKENIZER), remove(TOKENIZER_CONFIG)), "has no tokenizer"),
+    "an empty tokenizer": (write(TOKENIZER, b""), "tokenizer.json is not JSON"),
+    "a tokenizer cut in half": (cut(TOKENIZER, 0.5), "tokenizer.json is not JSON"),
+    "a tokenizer of 10 GB": (sparse(TOKENIZER, 10 * GIGABYTE), "too many to be one"),
+    "a tokenizer that is a pipe": (pipe_instead(TOKENIZER), "is no regular file"),
+    "a tokenizer that is a folder": (folder_instead(TOKENIZER), "has no tokenizer"),
+    "a tokenizer without a model": (edit(TOKENIZER, model=...), "the tokenizer in .* cannot be loaded"),
+    "a tokenizer of no known kind": (edit(TOKENIZER, model__type="Oracle"), "cannot be loaded"),
+    "a vocabulary of words": (edit(TOKENIZER, model__vocab={"a": "b"}), "cannot be loaded"),
+    "a token with the id 2^31": (edit(TOKENIZER, model__vocab={"a": 1 << 31}), "token a has id 2147483648, far above"),
+    "an added token with the id 10^9": (edit(TOKENIZER, added_tokens=[token(BIG)]), "token zz has id 1000000000, far"),
+    "padding to 10^9": (edit(TOKENIZER, padding=fixed(BIG)), "pads to 1000000000 tokens"),
+    "a normaliser that doubles 40 times": (edit(TOKENIZER, normalizer=doubling("normalizer")), "its normalizer makes"),
+    "a decoder that doubles 40 times": (edit(TOKENIZER, decoder=doubling("decoder")), "its decoder makes texts"),
+    "a charsmap of 4 GB": (
+        edit(TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": CHARSMAP}),
+        "precompiled_charsmap is damaged",
+    ),
+    "a broken pattern": (
+        edit(
+            TOKENIZER,
+            pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False},
+        ),
+        "cannot be loaded",
+    ),
+    "added tokens that are a pipe": (pipe_instead("added_tokens.json"), "is no regular file"),
+    "a template that is a pipe": (pipe_instead("chat_template.jinja"), "is no regular file"),
+    "a tokenizer config as deep as a well": (write(TOKENIZER_CONFIG, deep(90_000)), "tokenizer_config.json is not"),
+    "a tokenizer class of nobody": (
+        edit(TOKENIZER_CONFIG, added_tokens_decoder={str(BIG): {"content": "x"}}),
+        "token 1000000000 has id 1000000000, far above",
+    ),
+    "an adapter": (write("adapter_config.json", "{}"), "is an adapter"),
+}
+
+
+@pytest.fixture
+def gpt2(sound: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sound["gpt2"], tmp_path / "gpt2"))
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """Whoever asks for 3 GiB more than there are now does not get them (where the system can be told so)."""
+    resource = pytest.importorskip("resource")
+    status = Path("/proc/self/statm")
+    if not status.exists():
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(status.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 3 * GIGABYTE, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def run(folder: Path, *options: str, prompt: str = "the cat") -> Done:
+    return genctl("run", prompt, "-m", str(folder), "-n", "3", "--seed", "1", *options)
+
+
+def one_line(done: Done) -> str:
+    """The one line with which a run was refused."""
+    line, *hint = done.err.splitlines()
+    assert line.startswith("error: ")
+    assert len(hint) <= 1
+    assert all(each.startswith("hint: ") for each in hint)
+    assert done.status in (2, 3), done.err
+    assert done.out == ""
+    assert done.err.replace("\n", "").isprintable()
+    assert len(done.err) < 900
+    assert not line.startswith("error: unexpected ")
+    assert "not enough memory" not in line
+    assert "Traceback" not in done.err
+    return line
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.usefixtures("little_memory")
+def test_a_damaged_checkpoint_is_refused_with_one_line(name: str, gpt2: Path) -> None:
+    damage, said = REFUSED[name]
+    damage(gpt2)
+    assert re.search(said, one_line(run(gpt2)))
+    assert not Path("owned").exists()
+
+
+def test_there_are_more_than_sixty_of_them() -> None:
+    assert len(REFUSED) >= 100
+
+
+def test_the_same_folder_undamaged_runs(gpt2: Path) -> None:
+    done = run(gpt2)
+    assert (done.status, done.err) == (0, "")
+
+
+def test_a_file_that_may_not_be_read_is_told(gpt2: Path) -> None:
+    for name in (CONFIG, TOKENIZER, WEIGHTS):
+        (gpt2 / name).chmod(0)
+        if os.access(gpt2 / name, os.R_OK):
+            pytest.skip("whoever runs the tests may read everything")
+        assert re.search(f"cannot read {name}: Permission denied", one_line(run(gpt2)))
+        (gpt2 / name).chmod(0o644)
+
+
+# -- what is odd but harmless -----------------------------------------------------------------------------------------
+
+HARMLESS: dict[str, Damage] = {
+    "numbers with a flipped bit": all_of(*(flip(WEIGHTS, -at, 3) for at in range(1, 2000, 97))),
+    "a tensor too many": tensors(lambda held: held.update(stray=torch.ones(3))),
+    "outputs that a config asks for": edit(
+        CONFIG, return_dict=False, output_hidden_states="yes", output_attentions=True
+    ),
+    "a template that does not parse": edit(TOKENIZER_CONFIG, chat_template="{% if %}"),
+    "an endless context": edit(TOKENIZER_CONFIG, model_max_length=10**30),
+    "a quantisation of nobody": edit(CONFIG, quantization_config={"quant_method": "nobody"}),
+    "no generation config": remove(GENERATION),
+    "a generation config that is a folder": folder_instead(GENERATION),
+    "hostile knobs": edit(
+        GENERATION,
+        num_beams=10**9,
+        temperature="hot",
+        stop_strings=[3],
+        trust_remote_code=True,
+        allow_plugins=True,
+        processors=[{"use": "os:system"}],
+        model="/dev/zero",
+        grammar="/dev/zero",
+        json_schema="/dev/zero",
+        assistant_model="somebody/else",
+        amateur_model="somebody/else",
+        custom_generate="somebody/else",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+@pytest.mark.usefixtures("little_memory")
+def test_what_is_odd_but_harmless_runs(name: str, gpt2: Path) -> None:
+    HARMLESS[name](gpt2)
+    done = run(gpt2)
+    assert done.status == 0, done.err
+    assert done.out.strip()
+
+
+def test_a_checkpoint_cannot_say_what_else_is_read(gpt2: Path) -> None:
+    HARMLESS["hostile knobs"](gpt2)
+    told = run(gpt2, "--verbose").err
+    for knob in ("grammar", "json_schema", "assistant_model", "amateur_model", "model", "processors"):
+        assert re.search(rf"^note: generation_config.*: .*\b{knob}\b", told, re.MULTILINE), knob
+
+
+def test_a_tokenizer_of_another_vocabulary_is_told_and_its_prompts_refused(gpt2: Path) -> None:
+    more = [token(300 + n, f"<more{n}>") for n in range(5)]
+    told = json.loads((gpt2 / TOKENIZER).read_text(encoding="utf-8"))
+    edit(TOKENIZER, added_tokens=[*told["added_tokens"], *more])(gpt2)
+    done = run(gpt2, "--verbose")
+    assert done.status == 0
+    assert "the tokenizer has 305 tokens, the model only 300" in done.err
+    done = run(gpt2, prompt="a<more3>")
+    assert done.status == 1
+    assert "error: prompt 0: token 1 of the prompt has id 303, but the model's ids are 0 to 299" in done.err
+
+
+# -- code that must not run -------------------------------------------------------------------------------------------
+
+
+def test_nothing_in_a_folder_is_run(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    witness = tmp_path / "witness"
+    code = f"import pathlib; pathlib.Path({str(witness)!r}).touch()\nclass Config: pass\nclass Model: pass\n"
+    names = ("own", "json", "torch", "tokenizers", "modeling_gpt2", "sitecustomize", "generate", "processors", "jinja2")
+    for name in names:
+        (gpt2 / f"{name}.py").write_text(code, encoding="utf-8")
+    (gpt2 / "custom_generate").mkdir()
+    (gpt2 / "custom_generate" / "generate.py").write_text(code, encoding="utf-8")
+    (gpt2 / "genctl.toml").write_text("top_k = 3\ndo_sample = true\n", encoding="utf-8")
+    mapped = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "AutoTokenizer": [None, "own.Model"]}
+    edit(CONFIG, auto_map=mapped)(gpt2)
+    edit(TOKENIZER_CONFIG, auto_map={"AutoTokenizer": [None, "own.Model"]}, chat_template="{{ messages }}")(gpt2)
+    monkeypatch.chdir(gpt2)
+    for options in ((), ("--chat",)):
+        done = genctl("run", "the cat", "-m", ".", "-n", "2", "--seed", "1", *options)
+        assert done.status == 0, done.err
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize("key", ["trust_remote_code", "allow_pickle", "allow_plugins"])
+def test_what_lies_in_the_current_folder_cannot_let_code_in(key: str, gpt2: Path, tmp_path: Path) -> None:
+    Path("presets").mkdir()
+    Path("presets/greedy.toml").write_text(f"{key} = true\n", encoding="utf-8")
+    assert f"{key} runs code that others wrote" in one_line(run(gpt2, "-p", "greedy"))
+    Path("genctl.toml").write_text(f"{key} = true\n", encoding="utf-8")
+    assert f"genctl.toml:1: {key} runs code that others wrote" in one_line(run(gpt2))
+    Path("genctl.toml").unlink()
+    Path("pyproject.toml").write_text(f"[tool.genctl]\n{key} = true\n", encoding="utf-8")
+    assert f"pyproject.toml:2: {key} runs code that others wrote" in one_line(run(gpt2))
+    Path("pyproject.toml").unlink()
+    Path("in.jsonl").write_text(json.dumps({"prompt": "a", "params": {key: True}}), encoding="utf-8")
+    done = genctl("run", "-i", "in.jsonl", "-m", str(gpt2), "-n", "2")
+    assert done.status == 1
+    assert f"{key} runs code that others wrote" in done.err
+
+
+def test_a_plugin_in_the_current_folder_is_not_loaded(
+    gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    witness = tmp_path / "witness"
+    Path("evil.py").write_text(f"import pathlib; pathlib.Path({str(witness)!r}).touch()\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    for table, item in (("processors", "evil:Processor"), ("stopping", "evil:Criterion")):
+        Path("genctl.toml").write_text(f'[[{table}]]\nuse = "{item}"\n', encoding="utf-8")
+        assert "--allow-plugins" in one_line(run(gpt2))
+    assert not witness.exists()
