@@ -95,12 +95,12 @@ class Session:
     @property
     def identity(self) -> Identity:
         """What a prompt saved by this session belongs to."""
-        import transformers
+        from importlib.metadata import version
 
         from genctl.decode.saved import Identity
 
         dtype = str(self.loaded.model.dtype).removeprefix("torch.")
-        return Identity(self.loaded.fingerprint(), self.loaded.name, dtype, transformers.__version__)
+        return Identity(self.loaded.fingerprint(), self.loaded.name, dtype, version("transformers"))
 
     def _saved(self, path: str | None) -> Prefix | None:
         if path is None:

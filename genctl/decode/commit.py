@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from genctl import events
@@ -52,18 +50,6 @@ def begin(tokens: Tensor, capacity: int) -> Pending:
     buffer = torch.empty(1, length + capacity, dtype=torch.long, device=tokens.device)
     buffer[:, :length] = tokens
     return Pending(Rows(buffer[:, :length], [0.0], [0.0], length), [None], [None], buffer)
-
-
-def log_normalizer(logits: Tensor) -> Tensor:
-    """The log-sum-exp over the vocabulary: logits f32 [N, F, V] -> f32 [N, F].
-
-    On a CPU the best score less its log-probability is the same number in two thirds of the time.
-    """
-    if logits.device.type == "cpu":
-        found: NDArray[np.float32] = logits.numpy().max(-1) - logits.log_softmax(-1).numpy().max(-1)
-        if bool(np.isfinite(found).all()):
-            return torch.from_numpy(found)
-    return logits.logsumexp(-1)
 
 
 def score(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode import cache as caches
-from genctl.decode.commit import Commit, Pending, begin, commit, log_normalizer, retain, score
+from genctl.decode.commit import Commit, Pending, begin, commit, retain, score
 from genctl.decode.forward import Forward, Output
 from genctl.decode.processors.trace import Stage
 from genctl.decode.types import Choice, Closed, Context, Lane, Prefix, Scores, Search
@@ -134,7 +134,7 @@ class Run:
         interrupted: str,
     ) -> Iterator[events.Event]:
         if normalizer is None:
-            normalizer = log_normalizer(raw)
+            normalizer = raw.logsumexp(-1)
         drafted, branches = self.drafted * self.branches, self.branches
         try:
             made = self._choose(raw, normalizer, hidden, layers, interrupted)
