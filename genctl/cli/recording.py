@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,12 +63,18 @@ def _event(line: bytes, place: str) -> events.Event:
         raise InputError(f"{place}: not JSON at column {error.colno} ({error.msg})") from error
     except RecursionError as error:
         raise InputError(f"{place}: nested too deeply") from error
+    except ValueError as error:  # a number of too many digits
+        raise InputError(f"{place}: {str(error).split(';')[0]}") from error
     if not isinstance(data, dict):
         raise InputError(f"{place}: an event is a JSON object, this is not")
     try:
         return events.from_json(data)
     except ValueError as error:
         raise InputError(f"{place}: {error}") from error
+
+
+def _unlinked(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o666)
 
 
 class EventFile:
@@ -78,9 +85,12 @@ class EventFile:
 
     def __enter__(self) -> EventFile:
         try:
-            self.file: IO[str] = self.path.open("w", encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            raise OutputError(f"cannot write events to {self.path}: {error.strerror}") from error
+            self.file: IO[str] = open(  # noqa: PTH123 — the opener refuses links, which others may have laid
+                self.path, "w", encoding="utf-8", errors="backslashreplace", opener=_unlinked
+            )
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise OutputError(f"cannot write events to {self.path}: {why}") from error
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -78,4 +78,7 @@ def _look(name: str, weight: Tensor) -> None:
     low, high = torch.aminmax(weight.detach().float() if weight.element_size() < 2 else weight.detach())
     if not (torch.isfinite(low) and torch.isfinite(high)):
         bad = int((~torch.isfinite(weight.detach().float())).sum())
-        raise ModelError(f"tensor {shown(name)} holds {bad:,} NaN or infinite numbers: the weights are damaged")
+        why = "the weights are damaged"
+        if weight.dtype == torch.float16:
+            why = f"{why}, or too large for float16 (--dtype bfloat16 and float32 hold them)"
+        raise ModelError(f"tensor {shown(name)} holds {bad:,} NaN or infinite numbers: {why}")

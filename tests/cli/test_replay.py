@@ -190,3 +190,20 @@ def test_step_by_step_each_key_is_one_step_and_q_ends(tmp_path: Path) -> None:
     assert child.exitstatus == 0
     assert "slept" not in child.before
     assert "not finished" in child.before
+
+
+def test_an_events_file_is_never_a_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    done = genctl("run", "One day", "-n", "2", "--events", str(tmp_path / "link"))
+    assert done.status == 2
+    assert "cannot write events to" in done.err
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert genctl("run", "One day", "-n", "2", "--events", "a\0b").status == 2
+
+
+def test_a_number_of_too_many_digits_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "events").write_text('{"event": "finished", "lane": "0", "prompt_tokens": ' + "1" * 5000 + "}\n")
+    done = genctl("replay", str(tmp_path / "events"))
+    assert done.status == 2
+    assert "line 1: Exceeds the limit" in done.err
