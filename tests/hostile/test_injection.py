@@ -1,0 +1,174 @@
+"""What a model writes and what a prompt says is shown, never executed: on terminals, in tables, notes and errors."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from genctl.errors import InputError, without_secrets
+from tests.cli.tool import genctl
+from tests.hostile.words import FIRST, HOSTILE, hostile_vocabulary, tame
+from tests.tiny import checkpoint
+
+SAID = "\x1b]0;owned\x07 \u202ecod.exe [bold]x[/bold] \x1b[31m\x00"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that writes nothing but hostile words, drawn at random."""
+    folder = hostile_vocabulary(checkpoint("gpt2", tmp_path_factory.mktemp("hostile")))
+    bad = [number for number in range(FIRST)]
+    (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": bad}))
+    return str(folder)
+
+
+DRAWN = ("--do-sample", "--temperature", "3.0", "--top-k", "0", "-n", "40", "--seed", "1")
+SHOWN = {
+    "run": ("run", *DRAWN),
+    "scores": ("run", *DRAWN, "--scores", "--top-logprobs", "3"),
+    "explain": ("run", *DRAWN, "--top-p", "0.9", "--explain"),
+    "samples": ("run", *DRAWN, "--num-return-sequences", "3"),
+    "echo": ("run", *DRAWN, "--echo"),
+    "stream": ("run", *DRAWN, "--stream"),
+    "beam": ("beam", "-n", "20", "--num-beams", "4"),
+    "tree": ("beam", "-n", "20", "--num-beams", "4", "--tree"),
+    "inspect": ("inspect-cache", "--steps", "6", "--inputs", "--heatmap"),
+    "score": ("score",),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_nothing_that_a_terminal_obeys_reaches_it(name: str, hostile: str) -> None:
+    command, *options = SHOWN[name]
+    done = genctl(command, SAID, "-m", hostile, *options, terminal=True, color="always")
+    assert done.status == 0, done.err
+    tame(done.out)
+    tame(done.err)
+
+
+def test_the_words_are_shown_all_the_same(hostile: str) -> None:
+    shown = tame(genctl("run", "a", "-m", hostile, *DRAWN, "-n", "200", terminal=True).out)
+    for word in ("[bold red]x[/bold red]", "<script>alert(1)</script>"):
+        assert word in re.sub(r"\s", "", shown) or word.replace(" ", "") in re.sub(r"\s", "", shown)
+
+
+def test_a_pipe_gets_the_text_itself(hostile: str) -> None:
+    text = genctl("run", "a", "-m", hostile, *DRAWN, stdin="").out
+    assert "\x1b" in text
+    record = json.loads(genctl("run", "a", "-m", hostile, *DRAWN, "--format", "jsonl", stdin="").out)
+    assert text == record["text"] + "\n"
+
+
+def test_raw_writes_it_to_a_terminal_too(hostile: str) -> None:
+    assert "\x1b]" in genctl("run", "a", "-m", hostile, *DRAWN, "--raw", terminal=True).out
+
+
+@pytest.mark.parametrize("command", ["run", "beam"])
+def test_a_table_has_as_many_lines_and_columns_as_it_should(command: str, hostile: str) -> None:
+    drawn = DRAWN if command == "run" else ("-n", "20", "--num-beams", "4")
+    count = ("--num-return-sequences", "3")
+    done = genctl(command, "a\tb", SAID, "-m", hostile, *drawn, *count, "--format", "tsv")
+    assert done.status == 0, done.err
+    head, *rows = done.out.split("\n")[:-1]
+    assert len(rows) == 6
+    assert {row.count("\t") for row in rows} == {head.count("\t")}
+    tame(done.out)
+    assert len(list(csv.reader(io.StringIO(done.out), delimiter="\t", quoting=csv.QUOTE_NONE))) == 7
+
+
+def test_records_are_one_line_each_and_hold_the_text_unchanged(hostile: str) -> None:
+    done = genctl("run", SAID, "-m", hostile, *DRAWN, "-n", "120", "--scores", "--format", "jsonl")
+    assert done.out.count("\n") == 1
+    assert "\x1b" not in done.out
+    (record,) = done.records
+    assert record["prompt"] == SAID
+    assert record["text"] == "".join(token["text"] for token in record["tokens"])
+    assert any(word in record["text"] for word in HOSTILE)
+
+
+def test_a_graph_cannot_be_broken_out_of(hostile: str) -> None:
+    done = genctl("beam", SAID, "-m", hostile, "-n", "20", "--num-beams", "4", "--tree-format", "dot")
+    assert done.status == 0, done.err
+    tame(done.out)
+    for line in done.out.splitlines():
+        bare = re.sub(r'"(?:\\.|[^"\\])*"', "", line)
+        assert '"' not in bare
+        assert "evil" not in bare
+
+
+def test_errors_show_names_without_obeying_them(tmp_path: Path) -> None:
+    name = "\x1b]0;owned\x07\nerror: all is well\u202e"
+    for arguments in (
+        ("run", "a", "-m", f"./{name}"),
+        ("run", "a", "-p", name),
+        ("run", "a", "--set", f"{name}=1"),
+        ("run", "-i", str(tmp_path / name)),
+        ("run", "a", "-o", str(tmp_path / "missing" / name)),
+        ("run", "a", "--strategy", name),
+        ("replay", str(tmp_path / name)),
+        ("run", "a", f"--{name}"),
+    ):
+        done = genctl(*arguments, terminal=True)
+        assert done.status in (2, 3), arguments
+        tame(done.err)
+        assert "\nerror: all is well" not in done.err
+
+
+def test_secrets_are_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = "hf_" + "a1B2" * 8
+    monkeypatch.setenv("HF_TOKEN", "sesame-sesame")
+    assert without_secrets(f"{token} sesame-sesame https://me:pw@host/x") == "(token) (token) https://(secret)@host/x"
+    error = InputError(f"no {token}", hint="try sesame-sesame")
+    assert token not in error.message
+    assert "sesame" not in error.hint
+    done = genctl("run", "a", "-m", f"./{token}")
+    assert done.status == 3
+    assert token not in done.err
+
+
+def test_no_secret_is_in_an_output_or_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "sesame-sesame")
+    (tmp_path / "in.jsonl").write_text('{"prompt": "One day"}\n')
+    out = tmp_path / "out.jsonl"
+    done = genctl("run", "-i", str(tmp_path / "in.jsonl"), "-o", str(out), "--resume", "-n", "2", "-v")
+    assert done.status == 0, done.err
+    assert "sesame" not in done.err
+    for path in tmp_path.iterdir():
+        assert "sesame" not in path.read_text(), path.name
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside", "..", "/etc/passwd", "sub/../../outside", "a\0b", "~/x", "./../outside"]
+)
+def test_a_preset_by_name_does_not_leave_its_folders(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outside.toml").write_text('about = "x"\nmax_new_tokens = 1\n')
+    work = tmp_path / "work"
+    (work / "presets").mkdir(parents=True)
+    (work / "presets" / "base.toml").write_text(f"extends = {json.dumps(name)}\n")
+    monkeypatch.chdir(work)
+    done = genctl("run", "a", "-p", "base", "--dry")
+    assert done.status == 2, done.out
+    tame(done.err)
+
+
+def test_a_preset_that_lies_around_enables_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "evil.py").write_text("raise SystemExit(77)")
+    monkeypatch.chdir(tmp_path)
+    for text in (
+        'about = "x"\ntrust_remote_code = true\n',
+        'about = "x"\nallow_plugins = true\n',
+        'about = "x"\nallow_pickle = true\n',
+        'about = "x"\n[[processors]]\nuse = "evil.Processor"\n',
+        'about = "x"\n[[processors]]\nuse = "evil:Processor"\n',
+    ):
+        (tmp_path / "presets" / "evil.toml").write_text(text)
+        done = genctl("run", "a", "-p", "evil", "-n", "1")
+        assert done.status == 2, text
