@@ -85,7 +85,7 @@ class EventFile:
 
     def __enter__(self) -> EventFile:
         try:
-            self.file: IO[str] = open(  # noqa: PTH123 — the opener refuses links, which others may have laid
+            self.file: IO[str] = open(
                 self.path, "w", encoding="utf-8", errors="backslashreplace", opener=_unlinked
             )
         except (OSError, ValueError) as error:
