@@ -85,9 +85,7 @@ class EventFile:
 
     def __enter__(self) -> EventFile:
         try:
-            self.file: IO[str] = open(
-                self.path, "w", encoding="utf-8", errors="backslashreplace", opener=_unlinked
-            )
+            self.file: IO[str] = open(self.path, "w", encoding="utf-8", errors="backslashreplace", opener=_unlinked)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise OutputError(f"cannot write events to {self.path}: {why}") from error
