@@ -60,7 +60,8 @@ class Batch:
 
     def clear(self) -> None:
         """Forget everything: the lanes go on elsewhere."""
-        self.__init__(self.forward, self.watcher)  # type: ignore[misc]
+        self.runs, self.joining, self.held, self.layout = [], [], [], []
+        self.cache = self.sources = self.advancing = None
 
     def step(self, interrupted: str) -> Iterator[events.Event]:
         """Bring the cache into the order that the last choices ask for, feed, and let every lane advance."""

@@ -146,12 +146,12 @@ class Attention:
         """query [R, H·G, 1, D]; key and value [R, H, S, D]. Returns [R, 1, H·G, D]."""
         layer = self.cache.layers[module.layer_idx] if getattr(module, "layer_idx", None) is not None else None
         if not isinstance(layer, SharedLayer) or key.data_ptr() != layer.keys.data_ptr():
-            return self.plain(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
+            return self.plain(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]  # transformers is untyped here
         self.reached += 1
         unusual = any(kwargs.get(name) is not None for name in _BENDS)
         if attention_mask is not None or query.shape[2] > 1 or unusual or key.shape != value.shape:
             keys, values = layer.content()
-            return self.plain(module, query, keys, values, attention_mask, **kwargs)  # type: ignore[no-any-return]
+            return self.plain(module, query, keys, values, attention_mask, **kwargs)  # type: ignore[no-any-return]  # transformers is untyped here
         return attend(query, layer, kwargs.get("scaling")), None
 
 
