@@ -44,6 +44,10 @@ def settle(model: nn.Module, runtime: Runtime, device: torch.device | None, conf
     """
     size = sum(weight.nbytes for weight in model.parameters() if weight.device.type != "meta")
     look = _look if size <= _SCANNED else None
+    if runtime.pack and device is not None:
+        from genctl.models.activations import fuse
+
+        fuse(model)
     if device is None or device.type != "cpu" or not runtime.pack:
         if look is not None:
             for name, weight in model.named_parameters():

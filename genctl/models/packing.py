@@ -1,13 +1,12 @@
 """Linear layers whose weights are laid out once, as they are read, for products with few rows (CPU).
 
-oneDNN keeps a weight in blocks that stream at nearly memory bandwidth; the numbers are the same to 1e-4. A layer stays
-the module that it was: only its class and its weight change, so hooks, names and ties hold. Where the layout cannot be
-had, the layer is left as it is. `quantizing` does the same with 8-bit weights.
+oneDNN keeps a weight in blocks that stream at nearly memory bandwidth; the numbers are the same to 1e-4. Where the
+layout cannot be had, the layer is left as it is. `halving` does the same for 16-bit weights where oneDNN cannot,
+`quantizing` with 8-bit weights.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 from transformers.pytorch_utils import Conv1D
 
-from genctl.models import pages
+from genctl.models import halving, pages, quantizing
+from genctl.models.packed import PackedLayer, Weight, type_name
 
 # Numbers in a weight below which a layer stays as it is. A call of oneDNN takes about 20 µs more than a plain product;
 # 8-bit weights are asked for by name, so that only what is not worth it in memory either is left.
@@ -33,70 +32,6 @@ class Report:
 
     packed: int = 0
     left: Counter[str] = field(default_factory=Counter)  # why -> how many layers stayed as they were
-
-
-class Weight(torch.Tensor):
-    """What model code finds as `layer.weight` of a packed layer: its shape, dtype and device, without the numbers.
-
-    An operation on it unpacks the layer for good, so that code which uses a weight functionally (Mamba's
-    `dt_proj.weight @ x`) gets its numbers, and gets them once.
-    """
-
-    owner: weakref.ref[PackedLayer]
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @staticmethod
-    def of(layer: PackedLayer, shape: torch.Size, dtype: torch.dtype) -> Weight:
-        made = torch.Tensor._make_wrapper_subclass(Weight, shape, dtype=dtype, device=torch.device("cpu"))
-        assert isinstance(made, Weight)
-        made.owner = weakref.ref(layer)
-        return made
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, function: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
-    ) -> Any:
-        arguments, keywords = tree_map_only(Weight, Weight.plain, (arguments, keywords or {}))
-        return function(*arguments, **keywords)
-
-    def plain(self) -> Tensor:
-        """The numbers, as an ordinary tensor."""
-        layer = self.owner()
-        if layer is None:
-            raise RuntimeError("the layer that this weight belonged to is gone")
-        if isinstance(layer, PackedLayer):
-            layer.unpack()
-        return layer.weight
-
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"Weight({list(self.shape)}, dtype={self.dtype}, packed)"
-
-
-class PackedLayer(nn.Module):
-    """A linear layer [in] -> [out] whose numbers are held in another form than `weight`."""
-
-    plain_class: type[nn.Module]  # what it was
-    in_features: int
-    out_features: int
-    shift: Tensor | None  # the bias [out]; an alias outside `_parameters`, which are slow to look up
-    weight: Tensor
-
-    def dense(self) -> Tensor:
-        """The weight anew, [out, in]."""
-        raise NotImplementedError
-
-    def held(self) -> tuple[Tensor, ...]:
-        """The tensors that stand for the weight."""
-        raise NotImplementedError
-
-    def unpack(self) -> None:
-        """Become the plain layer again."""
-        weight = self.dense()
-        if issubclass(self.plain_class, Conv1D):
-            weight = weight.t().contiguous()
-        del self.__dict__["weight"]
-        self.__class__ = self.plain_class  # type: ignore[assignment]
-        self.weight = nn.Parameter(weight, requires_grad=False)
 
 
 class OneDnnLayer(PackedLayer):
@@ -113,8 +48,8 @@ class OneDnnLayer(PackedLayer):
     def dense(self) -> Tensor:
         return self.packed.to_dense()
 
-    def held(self) -> tuple[Tensor, ...]:
-        return (self.packed,)
+    def held_bytes(self) -> int:
+        return self.packed.numel() * self.packed.element_size()
 
 
 def _product(given: Tensor, packed: Tensor, shift: Tensor | None, *how: Any) -> Tensor:
@@ -164,13 +99,8 @@ def weights_bytes(model: nn.Module) -> int:
     total = sum(held.values())
     for module in model.modules():
         if isinstance(module, PackedLayer):
-            total += sum(tensor.numel() * tensor.element_size() for tensor in module.held())
+            total += module.held_bytes()
     return total
-
-
-def type_name(tensor: Tensor) -> str:
-    """`float32` of torch.float32."""
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -206,10 +136,12 @@ def _unfit(module: nn.Module, quantize: str | None, smallest: int) -> str | None
     if bias is not None and bias.dtype != weight.dtype:
         return "of mixed types"
     if quantize is not None:
-        from genctl.models.quantizing import unfit
-
-        return unfit(module)
-    return None if _supported(weight.dtype) else f"{type_name(weight)} without support in this CPU"
+        return quantizing.unfit(module)
+    if _supported(weight.dtype):
+        return None
+    if weight.dtype in (torch.bfloat16, torch.float16) and halving.supported():
+        return halving.unfit(weight)
+    return f"{type_name(weight)} without support in this CPU"
 
 
 @cache
@@ -219,6 +151,8 @@ def _supported(dtype: torch.dtype) -> bool:
         return False
     weight, given = torch.ones(32, 32, dtype=dtype), torch.ones(2, 32, dtype=dtype)
     try:
+        if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False  # it would compute by its reference code, hundreds of times slower
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         return bool((_product(given, packed, None, "none", [], "") == 32).all())
     except (RuntimeError, AttributeError):
@@ -231,16 +165,17 @@ def _replace(module: Any, quantize: str | None) -> None:
     if kind is Conv1D:  # [in, out]
         weight = weight.t()
     held: dict[str, Any] = {"plain_class": kind, "out_features": weight.shape[0], "in_features": weight.shape[1]}
-    if quantize is None:
+    shift = None if bias is None else bias.detach()
+    made: type[PackedLayer]
+    if quantize is not None:
+        made, parts = quantizing.Int8Layer, quantizing.quantized(weight)
+    elif _supported(weight.dtype):
         # batch size None: the layout serves any number of rows (measured; a layout for 1 row is slower at 2 to 16)
-        held["packed"] = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-        made: type[PackedLayer] = OneDnnLayer
+        made, parts = OneDnnLayer, {"packed": torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)}
     else:
-        from genctl.models.quantizing import Int8Layer, quantized
-
-        held.update(quantized(weight))
-        made = Int8Layer
+        made, parts = halving.HalfLayer, halving.halved(weight, shift)
+    held.update(parts, shift=shift)
     del module._parameters["weight"]
     module.__class__ = made
-    module.__dict__.update(held, shift=None if bias is None else bias.detach())
+    module.__dict__.update(held)
     module.__dict__["weight"] = Weight.of(module, shape, weight.dtype)

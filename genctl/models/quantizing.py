@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from genctl.models.packing import PackedLayer, type_name
+from genctl.models.packed import PackedLayer, type_name
 
 FEW = 12  # rows up to which the 8-bit kernel is faster than the product with numbers turned back
 _AT_ONCE = 1 << 20  # weights turned back at a time: they stay in the processor's cache
@@ -53,8 +53,8 @@ class Int8Layer(PackedLayer):
     def dense(self) -> Tensor:
         return (self.numbers.float() * self.scales.float()[:, None]).to(self.as_read)
 
-    def held(self) -> tuple[Tensor, ...]:
-        return self.numbers, self.scales
+    def held_bytes(self) -> int:
+        return self.numbers.nbytes + self.scales.nbytes
 
 
 def quantized(weight: Tensor) -> dict[str, Any]:

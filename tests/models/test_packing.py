@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import packing, pages, quantizing
+from genctl.models import halving, packing, pages, quantizing
 from genctl.models.hub import Loaded, load
 from genctl.models.text import encode_prompt
 from genctl.params import Runtime
@@ -149,7 +149,7 @@ def test_what_is_not_fit_stays_as_it_is() -> None:
         {
             "adapter": Adapter(32, 32),
             "attention": nn.MultiheadAttention(32, 2),
-            "halved": nn.Linear(32, 32, dtype=torch.float16),
+            "doubled": nn.Linear(32, 32, dtype=torch.float64),
             "hooked": hooked,
             "meta": nn.Linear(32, 32, device="meta"),
             "mixed": mixed,
@@ -167,11 +167,69 @@ def test_what_is_not_fit_stays_as_it_is() -> None:
         "not plain tensors on the CPU": 1,
         "of mixed types": 1,
         "small": 1,
-        "float16 without support in this CPU": 1,
+        "float64 without support in this CPU": 1,
     }
     assert [name for name, module in model.items() if type(module) is not kinds[name]] == ["fit"]
     again = packing.pack(model, smallest=64)
     assert again.packed == 0
+
+
+@pytest.fixture
+def no_16_bit_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU with AVX2 only; FBGEMM must be there."""
+    if not halving.supported():
+        pytest.skip("FBGEMM does not run here")
+    known = packing._supported
+    monkeypatch.setattr(packing, "_supported", lambda dtype: dtype == torch.float32 and known(dtype))
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv1d"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.usefixtures("no_16_bit_onednn")
+def test_sixteen_bit_layers_take_every_shape_and_sum_in_float32(kind: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer: Any = nn.Linear(64, 40) if kind == "linear" else Conv1D(40, 64)
+    nn.init.normal_(layer.weight, std=0.125)
+    nn.init.normal_(layer.bias)
+    layer = layer.to(dtype)
+    given = torch.randn(3, 7, 64).to(dtype)
+    before = layer.weight.detach().clone()
+    weight = before if kind == "linear" else before.t()
+    with torch.no_grad():
+        assert packing.pack(layer, smallest=0).packed == 1
+        assert isinstance(layer, halving.HalfLayer)
+        for x in (given, given[:, -1:], given.transpose(0, 1), given[0, 0], given[:, ::2], given[:0], given[:1, :1]):
+            wanted = functional.linear(x.float(), weight.float(), layer.bias.float())
+            made = layer(x)
+            assert made.dtype == dtype
+            torch.testing.assert_close(made, wanted.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+    assert packing.weights_bytes(layer) == 2 * 64 * 40 + 2 * 40
+    layer.unpack()
+    assert torch.equal(layer.weight, before)
+
+
+@pytest.mark.usefixtures("no_16_bit_onednn")
+def test_a_bfloat16_weight_that_float16_cannot_hold_stays_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(torch.bfloat16)
+    with torch.no_grad():
+        model[0].weight[3, 5] = 1e5
+        model[1].weight[3, 5] = 3e-8  # less than the least number of float16 is as good as nothing beside the others
+    report = packing.pack(model, smallest=0)
+    assert report.left == {"beyond what float16 holds": 1}
+    assert report.packed == 1
+    error = (model[1].dense().float() - model[1].weight.float()).abs().max()
+    assert error <= 2**-25
+
+
+@pytest.mark.usefixtures("no_16_bit_onednn")
+@pytest.mark.parametrize("arch", ["gpt2", "llama", "gemma3", "t5", "bart"])
+def test_architectures_compute_nearly_the_same_in_16_bits(arch: str, tmp_path: Path) -> None:
+    plain = tiny(arch)
+    model = loaded(checkpoint(arch, tmp_path), pack=False, dtype="bfloat16").model
+    assert packing.pack(model, smallest=0).packed
+    for ids in (PROMPTS[:1], PROMPTS.repeat(6, 3)):
+        wanted, found = logits(plain, ids).flatten(), logits(model, ids).float().flatten()
+        assert torch.corrcoef(torch.stack([wanted, found]))[0, 1] > 0.99
 
 
 def test_without_onednn_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +299,8 @@ def test_bfloat16_is_packed_or_left_and_computes_either_way(tmp_path: Path) -> N
     plain = loaded(folder, dtype="bfloat16", pack=False).model
     model = loaded(folder, dtype="bfloat16", pack=False).model
     report = packing.pack(model, smallest=0)
-    assert report.packed == (15 if packing._supported(torch.bfloat16) else 0)
+    able = packing._supported(torch.bfloat16) or halving.supported()
+    assert report.packed == (15 if able else 0)
     assert model.dtype == torch.bfloat16
     torch.testing.assert_close(logits(model, PROMPTS), logits(plain, PROMPTS), rtol=0.0, atol=0.5)
 

@@ -1,0 +1,48 @@
+"""Written-out activations give way to torch's own, and nothing else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.models.bloom.modeling_bloom import BloomGelu
+
+from genctl.models.activations import fuse
+from genctl.models.hub import load
+from genctl.params import Runtime
+from tests.tiny import checkpoint
+
+GIVEN = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor([0.0, -0.0, 1e-8, 88.0, -88.0, 3e4])])
+
+
+@pytest.mark.parametrize("kind", ["gelu_new", "gelu_fast", "bloom"])
+def test_the_fused_one_computes_the_same(kind: str) -> None:
+    module = BloomGelu() if kind == "bloom" else ACT2FN[kind]
+    model = nn.Sequential(module).eval()
+    wanted = model(GIVEN)
+    assert fuse(model) == 1
+    assert type(model[0]) is nn.GELU
+    torch.testing.assert_close(model(GIVEN), wanted, rtol=2e-6, atol=2e-6)
+
+
+def test_others_and_hooked_ones_stay() -> None:
+    hooked = ACT2FN["gelu_new"]
+    hooked.register_forward_hook(lambda module, given, made: made + 1)
+    model = nn.Sequential(hooked, ACT2FN["gelu"], ACT2FN["quick_gelu"], nn.ReLU())
+    kinds = [type(module) for module in model]
+    assert fuse(model) == 0
+    assert [type(module) for module in model] == kinds
+
+
+@pytest.mark.parametrize(("arch", "many"), [("gpt2", 2), ("bloom", 2), ("llama", 0)])
+def test_a_loaded_model_has_them_unless_told_not_to(arch: str, many: int, tmp_path: Path) -> None:
+    folder = str(checkpoint(arch, tmp_path))
+    fused, plain = (load(Runtime(model=folder, pack=pack)).model for pack in (True, False))
+    assert sum(type(module) is nn.GELU for module in fused.modules()) == many
+    assert not any(type(module) is nn.GELU for module in plain.modules())
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(fused(ids).logits, plain(ids).logits, rtol=0.0, atol=1e-5)
