@@ -59,7 +59,8 @@ class Model:
             seed = random_seed()
         requests = self._requests(_several(prompts), resolved, seed)
         report = Report(top_logprobs, scores or top_logprobs > 0)
-        return self._session.stream(requests, report, width=self._session.width(resolved, 16))
+        width = self._session.width(resolved, 16)
+        return self._session.stream(requests, report, width=width, ahead=2 * width if width > 1 else 0)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], *, top_logprobs: int = 0, scores: bool = False, **settings: Any

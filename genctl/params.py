@@ -327,13 +327,18 @@ class Runtime:
     revision: str | None = knob(None, "branch, tag or commit of a Hub checkpoint", MODEL)
     offline: bool = knob(False, "never reach for the network", MODEL)
     device: str = knob("auto", "auto, cpu, cuda, cuda:1, mps, …", MODEL)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob("auto", "auto keeps the checkpoint's", MODEL)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
+        "auto", "auto keeps the checkpoint's; on a CUDA device float32 is read as bfloat16", MODEL
+    )
     device_map: str | None = knob(None, "auto spreads the weights over devices, memory and disk (accelerate)", MODEL)
     max_memory: str | None = knob(None, "with --device-map: 0=20GiB,cpu=64GiB", MODEL)
     offload_folder: str | None = knob(None, "with --device-map: where weights that fit nowhere else are kept", MODEL)
     pack: bool = knob(True, "on the CPU, lay weights out for speed once, as they are read", MODEL)
     quantize: Literal["int8"] | None = knob(
         None, "on the CPU, hold the weights of linear layers in 8 bits: faster, a little less exact", MODEL
+    )
+    compile: bool = knob(
+        False, "run the steps through torch.compile, and as CUDA graphs on a GPU: worth it for long runs there", MODEL
     )
     seed: Annotated[int, Ge(0), Lt(2**64)] | None = knob(
         None, "seed of the first prompt (default: random, always recorded)", RUN
@@ -386,8 +391,8 @@ REFUSED: dict[str, str] = {
     "assistant_ensemble_weight": "bends the result towards the assistant; genctl's assisted text is the model's own",
     "cache_config": "fields of transformers' cache classes; genctl makes its caches itself",
     "max_cache_len": "only sizes transformers' static caches; genctl's caches grow with the text",
-    "compile_config": "genctl does not compile the forward pass; measured, it gained next to nothing",
-    "disable_compile": "genctl never compiles the forward pass, so there is nothing to disable",
+    "compile_config": "genctl chooses torch.compile's options itself; compile = true asks for it",
+    "disable_compile": "genctl compiles nothing by itself; compile = true asks for it",
     "continuous_batching_config": "deprecated in transformers; genctl batches continuously by itself, see batch_size",
     "constraints": "takes Python objects; say the same with force_words or force_words_ids",
     "low_memory": "no longer does anything in transformers; batch_size bounds what is computed at once",

@@ -86,7 +86,9 @@ class Planner:
         from genctl.models import hub
 
         if name not in self.companions:
-            loaded = hub.load(replace(self.runtime, model=name, revision=None), **self.flags)
+            # a companion's steps come in bursts between the model's own: it is packed, never compiled
+            runtime = replace(self.runtime, model=name, revision=None, compile=False)
+            loaded = hub.load(runtime, **self.flags)
             self.companions[name] = loaded, Forward(loaded.model)
         return self.companions[name]
 

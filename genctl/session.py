@@ -55,7 +55,7 @@ class Session:
         from genctl.planning import Planner
 
         self.loaded = loaded
-        self.forward = Forward(loaded.model)
+        self.forward = Forward(loaded.model, compile=runtime.compile)
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
         self.saved = self._saved(runtime.prompt_cache)
 
@@ -166,10 +166,12 @@ class Session:
         interrupted: Callable[[], str] = lambda: "",
         watch: bool = False,
         on_shortage: Callable[[int], None] = lambda width: None,
+        ahead: int = 0,
     ) -> Generator[events.Event, None, None]:
         """Decode requests, at most `width` at once: Began, Prefilled, Stepped …, Finished for each, or Failed.
 
-        `requests` is read lazily. `interrupted` is asked once per step, `watch` adds CacheRead (`decode.loop.decode`).
+        `requests` is read lazily, at most `ahead` beyond those that have begun: of them the longest begins first.
+        `interrupted` is asked once per step, `watch` adds CacheRead (`decode.loop.decode`).
         """
         from genctl.decode.healing import Healed, unhealed
         from genctl.decode.loop import decode
@@ -177,6 +179,7 @@ class Session:
         from genctl.trimming import Guard, trimmed
 
         asides: deque[events.Event] = deque()
+        begins: dict[str, events.Began] = {}
         guards: dict[str, Guard] = {}
         healed: dict[str, Healed] = {}
         ranked: dict[str, rerank.Plan] = {}
@@ -200,7 +203,9 @@ class Session:
                     asides.append(events.Failed(request.id, error.code, error.message))
                     continue
                 keep(made)
-                asides.append(events.Began(request.id, made.prompt.text, made.kind, name, request.seed, made.settings))
+                begins[made.lane.name] = events.Began(
+                    request.id, made.prompt.text, made.kind, name, request.seed, made.settings
+                )
                 yield made.lane
 
         def told() -> Iterator[events.Event]:
@@ -212,9 +217,13 @@ class Session:
                 watch=watch,
                 saved=self.saved,
                 on_shortage=on_shortage,
+                ahead=ahead,
             ):
                 while asides:
                     yield asides.popleft()
+                began = None if isinstance(event, events.Loading) else begins.pop(event.lane, None)
+                if began is not None:
+                    yield began
                 yield event
             while asides:
                 yield asides.popleft()

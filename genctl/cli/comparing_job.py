@@ -16,7 +16,7 @@ from genctl import events as told
 from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import caching
+from genctl.cli import caching, compiling
 from genctl.cli.comparing import Asked, Naming, is_terminal, settled
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.recording import EventFile
@@ -171,6 +171,7 @@ class Job:
             layers=self.runs[members[0]].layers,
         )
         view.hide()
+        compiling.announce(session, self.say, quiet=asked.quiet, before=view.hide)
         self.load_s += time.perf_counter() - began
         name = session.loaded.name
         if asked.save is not None or asked.expect is not None:

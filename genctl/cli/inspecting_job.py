@@ -12,7 +12,7 @@ from genctl import events as told
 from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import caching, strategy
+from genctl.cli import caching, compiling, strategy
 from genctl.cli.comparing import is_terminal
 from genctl.cli.inspecting import Asked
 from genctl.cli.interrupt import Interrupt
@@ -90,6 +90,7 @@ class Job:
             layers=self.layers,
         )
         view.hide()
+        compiling.announce(session, self.say, quiet=asked.quiet, before=view.hide)
         self.base = session.resolve(self.layers)
         kind = session.check(self.base)
         if asked.strategy:

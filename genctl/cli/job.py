@@ -17,7 +17,7 @@ from genctl.batch.counting import Looked, look_over
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import caching, resuming, searching, strategy
+from genctl.cli import caching, compiling, resuming, searching, strategy
 from genctl.cli.asked import Asked as Asked
 from genctl.cli.asked import check
 from genctl.cli.emitting import Nowhere as Nowhere
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from genctl.session import Report, Request, Session
 
 WIDTH = 16  # prompts decoded at once where nobody watches
+AHEAD = 2  # times as many rows are looked at, where they are at hand, for the longest to begin first
 SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
 SHOWN_TOP = 3  # alternatives shown with --scores on a terminal unless --top-logprobs says otherwise
 
@@ -161,6 +162,7 @@ class Job:
             layers=self.layers,
         )
         self.load_s = time.perf_counter() - began
+        compiling.announce(session, self.say, quiet=asked.quiet, before=self._hide)
         base = session.resolve(self.layers)
         kind = session.check(base)
         if asked.strategy:
@@ -237,8 +239,15 @@ class Job:
     def _stream(self, group: Iterator[InputRow | BadRow]) -> Generator[told.Event, None, None]:
         requests, report = self._requests(group), self._report()
         if not self.asked.check_batch:
+            # rows that somebody types or pipes are not waited for while others could be decoded
+            at_hand = bool(self.asked.arguments) or self.asked.input not in (None, "-")
             return self.session.stream(
-                requests, report, width=self.width, interrupted=self.interrupt, on_shortage=self._shortage
+                requests,
+                report,
+                width=self.width,
+                interrupted=self.interrupt,
+                on_shortage=self._shortage,
+                ahead=AHEAD * self.width if at_hand and self.width > 1 else 0,
             )
         from genctl.inspecting.batches import checked
 

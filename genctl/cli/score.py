@@ -16,7 +16,7 @@ Texts = Annotated[
 ]
 
 
-@with_knobs(exclude=frozenset({"seed", "chat", "system", "prompt_cache"}), kinds=(params.Runtime,))
+@with_knobs(exclude=frozenset({"seed", "chat", "system", "prompt_cache", "compile"}), kinds=(params.Runtime,))
 def score(
     context: typer.Context,
     texts: Texts = None,

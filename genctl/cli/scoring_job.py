@@ -163,6 +163,11 @@ class ScoringJob:
                 place = self.early.origins["prompt_cache"]
                 self._say(f"note: prompt_cache ({place}) is not used: genctl score reads every text as a whole")
             runtime = replace(runtime, prompt_cache=None)
+        if runtime.compile:  # so does this
+            if not asked.quiet:
+                place = self.early.origins["compile"]
+                self._say(f"note: compile ({place}) is not used: genctl score reads every text as a whole")
+            runtime = replace(runtime, compile=False)
         bar = LoadingBar(self.err, time.monotonic)
         with ExitStack() as stack:
             stack.callback(bar.close)

@@ -99,8 +99,12 @@ def _add(key: str, value: str, setting: Setting) -> str:
 
 
 def find_clashes(settings: Settings) -> list[Clash]:
-    """Every contradiction, in the order: sampling, how many sequences, lengths, knobs that refine others, chat."""
-    found = [*_sampling(settings), *_sequences(settings), *_lengths(settings), *_caches(settings)]
+    """Every contradiction.
+
+    In the order: sampling, how many sequences, lengths, caches, compiling, knobs that refine others, chat.
+    """
+    kinds = (_sampling, _sequences, _lengths, _caches, _compiling)
+    found = [clash for kind in kinds for clash in kind(settings)]
     idle = {key for key, _ in _idle(settings)} if _greedy(settings) else set()
     for key, setting in _unrefined(settings):
         other = _get(settings, REFINES[key])
@@ -201,6 +205,24 @@ def _caches(settings: Settings) -> Iterator[Clash]:
     if off is not None and not (off is kept and use.level > kept.level):
         words = _say("use_cache", off) if off is use else _say("cache_implementation", off)
         yield Clash(both | {"prompt_cache"}, f"{_say('prompt_cache', saved)} fills a cache, and {words} keeps none")
+
+
+def _compiling(settings: Settings) -> Iterator[Clash]:
+    """What --compile cannot do, where somebody asked for it: packed layers, and caches whose shape changes."""
+    wanted = _get(settings, "compile")
+    if not wanted.value:
+        return
+    pack, use, kept = (_get(settings, key) for key in ("pack", "use_cache", "cache_implementation"))
+    found = []
+    if pack.value and pack.level >= 0:
+        found.append(("pack", pack, "packed layers are opaque to a compiler"))
+    if use.value is False:
+        found.append(("use_cache", use, "without a cache no two steps have one shape"))
+    elif kept.level >= 0 and kept.value != "static" and not (kept.value == "dynamic" and kept.kind == "model"):
+        found.append(("cache_implementation", kept, "compiled steps keep a cache of fixed size"))
+    for key, setting, why in found:
+        words = f"{_say('compile', wanted)} and {_say(key, setting)} contradict each other: {why}"
+        yield Clash(frozenset({"compile", key}), words, "leave out one of them")
 
 
 def _level(setting: Setting) -> int:

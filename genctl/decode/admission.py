@@ -18,6 +18,7 @@ from genctl.decode import cache as caches
 from genctl.decode.batch import Batch
 from genctl.decode.forward import Forward
 from genctl.decode.lane import Run
+from genctl.decode.together import groups, work
 from genctl.decode.types import Lane, Prefix, Source
 from genctl.decode.watch import Watcher
 from genctl.errors import GenctlError
@@ -37,10 +38,13 @@ class Admission:
         clock: Callable[[], float],
         watcher: Watcher | None,
         on_shortage: Callable[[int], None],
+        ahead: int = 0,
     ) -> None:
         self.forward = forward
         self.waiting = iter(lanes)
         self.width = width
+        self.ahead = max(ahead, 1)  # lanes among which the next one is chosen
+        self.known: list[Lane] = []  # and those of them that have been asked for
         self.shelf = shelf
         self.clock = clock
         self.watcher = watcher
@@ -57,7 +61,7 @@ class Admission:
 
     def done(self, interrupted: str) -> bool:
         """Whether nothing is left to do."""
-        nothing_new = (self.exhausted and not self.postponed) or bool(interrupted)
+        nothing_new = (self.exhausted and not self.postponed and not self.known) or bool(interrupted)
         return not self.batches and not self.stepped_back and nothing_new
 
     def admit(self, interrupted: str) -> Iterator[events.Event]:
@@ -67,10 +71,10 @@ class Admission:
         while self.live < self.width and not closed:
             if self.stepped_back:
                 yield from self._readmit(self.stepped_back.popleft())
-            elif interrupted or (lane := self._next()) is None:
+            elif interrupted or not (lanes := self._choose(self.width - self.live)):
                 return
             else:
-                yield from self._admit(lane, interrupted)
+                yield from self._admit(lanes, interrupted)
 
     def step(self, interrupted: str) -> Iterator[events.Event]:
         """One pass for every batch."""
@@ -92,17 +96,50 @@ class Admission:
         for run in self.stepped_back:
             run.close()
 
+    def _choose(self, places: int) -> list[Lane]:
+        """The lanes to begin next, at most `places`."""
+        chosen: list[Lane] = []
+        while len(chosen) < places and (lane := self._next()) is not None:
+            chosen.append(lane)
+        return chosen
+
     def _next(self) -> Lane | None:
         if self.postponed:
             return self.postponed.popleft()
-        if self.exhausted:
+        while not self.exhausted and len(self.known) < self.ahead:
+            lane = next(self.waiting, None)
+            if lane is None:
+                self.exhausted = True
+            else:
+                self.known.append(lane)
+        if not self.known:
             return None
-        lane = next(self.waiting, None)
-        self.exhausted = lane is None
-        return lane
+        longest = max(self.known, key=work)  # the first of equals
+        self.known.remove(longest)
+        return longest
 
-    def _admit(self, lane: Lane, interrupted: str) -> Iterator[events.Event]:
-        began = self.clock()
+    def _admit(self, lanes: list[Lane], interrupted: str) -> Iterator[events.Event]:
+        """Read prompts, short ones together, and let their lanes begin."""
+        unread, others = self.shelf.unread(lanes)
+        if self.watcher is not None:  # it shows each prompt's cache as it was read
+            unread, others = [], lanes
+        for group in [*groups(unread), *([lane] for lane in others)]:
+            began = self.clock()
+            if len(group) > 1:
+                try:
+                    self.shelf.read(group)
+                except (MemoryError, RuntimeError) as error:
+                    if not is_shortage(error):
+                        raise
+                    error.__traceback__ = None
+                    release()  # one by one, then
+            for lane in group:
+                if self.live < self.width:
+                    yield from self._begin(lane, began, interrupted)
+                else:  # there was not enough memory for all
+                    self.postponed.append(lane)
+
+    def _begin(self, lane: Lane, began: float, interrupted: str) -> Iterator[events.Event]:
         try:
             prefix, known = self.shelf.take(lane)
         except GenctlError as error:
@@ -207,6 +244,30 @@ class Shelf:
         self.saved = saved
         self.made: dict[tuple[Prompt, str, bool], Prefix] = {}
         self.sources: dict[tuple[int, ...], Source] = {}
+        self.ready: dict[tuple[Prompt, str], Prefix] = {}  # read together, and not taken yet
+
+    def unread(self, lanes: list[Lane]) -> tuple[list[Lane], list[Lane]]:
+        """Lanes whose prompts may be read together, each prompt once, and the other lanes."""
+        if self.saved is not None or not self.forward.reads_together:
+            return [], lanes
+        unread: dict[Prompt, Lane] = {}
+        others = []
+        for lane in lanes:
+            prompt = (lane.tokens, lane.source)
+            plain = lane.use_cache and not lane.strategy.needs_hidden
+            known = prompt in self.given or any(key[0] == prompt for key in self.made)
+            if plain and not known and prompt not in unread:
+                unread[prompt] = lane
+            else:
+                others.append(lane)
+        return list(unread.values()), others
+
+    def read(self, lanes: list[Lane]) -> None:
+        """Read the prompts of these lanes in one pass, to be taken next."""
+        prefixes = self.forward.prefill_together([lane.tokens for lane in lanes])
+        for lane, prefix in zip(lanes, prefixes, strict=True):
+            caches.kept_as(prefix.cache, lane.cache)
+            self.ready[(lane.tokens, lane.source), lane.cache] = prefix
 
     def take(self, lane: Lane) -> tuple[Prefix, bool]:
         """The lane's prefix, and whether it was there already."""
@@ -219,6 +280,10 @@ class Shelf:
                 found = self.made.get((prompt, form, False))
         if found is not None:
             return found, True
+        ready = None if hidden else self.ready.pop((prompt, form), None)
+        if ready is not None:
+            self.made[prompt, form, False] = ready
+            return ready, False
         saved = self.saved if lane.use_cache else None
         source = None
         reused = 0
@@ -245,6 +310,7 @@ class Shelf:
 
     def release(self, lanes: list[Lane]) -> None:
         """Forget what no live lane began from: memory must not grow with the number of prompts."""
+        self.ready = {}
         if self.made or self.sources:
             wanted = {(lane.tokens, lane.source) for lane in lanes}
             self.made = {key: prefix for key, prefix in self.made.items() if key[0] in wanted}

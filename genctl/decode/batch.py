@@ -180,7 +180,9 @@ class Batch:
         self.layout = layout
         cross = [None if run.prefix.cache is None else run.prefix.cache.cross_attention_cache for run in self.runs]
         sources = [run.prefix.source for run in self.runs if run.prefix.source is not None]
-        self.sources = join_sources(sources, cross, [run.rows for run in self.runs])
+        counts = [run.rows for run in self.runs]
+        group = len(counts) > 1 and counts[0] > 1 and cross[0] is not None and self.forward.groups(self.runs[0].prefix)
+        self.sources = join_sources(sources, cross, counts, group=group)
 
     # -- the pass ------------------------------------------------------------------------------------------------------
 

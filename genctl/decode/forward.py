@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from genctl.decode import cache as caches
 from genctl.decode.shared import attending, share
 from genctl.decode.types import Prefix, Source
 from genctl.errors import ModelError
+
+if TYPE_CHECKING:
+    from genctl.decode.compiled import Compiled
 
 # Decoders whose positions are only relative: rows of different lengths may share a step of an encoder-decoder.
 RELATIVE_DECODERS = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
@@ -54,12 +57,16 @@ class Sources:
     states: Tensor  # [N, S, H]; views of one row where a prompt has several
     mask: Tensor | None  # int64 [N, S], None when nothing is padded
     cross: Cache | None  # the cross-attention cache, computed once per prompt
+    grouped: bool = False  # whether `cross` has one row for each prompt, for as many decoder rows each
 
 
 class Forward:
-    """A model as the loop sees it. `forwards` counts the passes through the decoder."""
+    """A model as the loop sees it. `forwards` counts the passes through the decoder.
 
-    def __init__(self, model: Any) -> None:
+    With `compile` its steps go through torch.compile (see `compiled`). Raises ModelError where they cannot.
+    """
+
+    def __init__(self, model: Any, *, compile: bool = False) -> None:
         self.model = model
         self.config = model.config
         self.device = model.device if model.device.type != "meta" else torch.device("cpu")
@@ -75,7 +82,14 @@ class Forward:
         self.supports_cache = bool(model._supports_default_dynamic_cache())
         self.forwards = 0
         self._shares: bool | None = None
+        self._groups: bool | None = None
+        self._together: bool | None = None
         self.watch: Callable[[Passed], None] | None = None
+        self.compiled: Compiled | None = None
+        if compile:
+            from genctl.decode.compiled import Compiled
+
+            self.compiled = Compiled(model, frozenset(accepted), self.device)
 
     @property
     def vocab_size(self) -> int:
@@ -114,12 +128,39 @@ class Forward:
         output = self(tokens, cache, sources=sources, first=True, keep=0 if hidden else 1, hidden=hidden)
         return Prefix(
             tokens,
-            output.cache,
+            output.cache if whole else self.kept(output.cache),
             output.logits[:, -1],
             output.hidden,
             None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers),
             source,
         )
+
+    @property
+    def reads_together(self) -> bool:
+        """Whether several prompts may be read in one pass: padding must be maskable, and leave no trace in a state."""
+        if self._together is None:
+            attends = self.takes_mask and self.supports_cache and not self.is_encoder_decoder
+            layers = caches.new_cache(self.config).layers if attends else []
+            self._together = bool(layers) and all(isinstance(layer, caches.GrowingLayer) for layer in layers)
+        return self._together
+
+    def prefill_together(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
+        """Read prompts in one pass, padded on the left; each prefix holds its own row, without the padding."""
+        longest = max(map(len, prompts))
+        pads = [longest - len(ids) for ids in prompts]
+        tokens = torch.tensor([[0] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)])
+        tokens = tokens.to(self.device)
+        mask = None
+        positions = torch.arange(longest, device=self.device)[None]
+        if any(pads):
+            before = torch.tensor(pads, device=self.device)[:, None]
+            mask, positions = (positions >= before).long(), (positions - before).clamp(min=0)
+        output = self(tokens, caches.new_cache(self.config), mask=mask, positions=positions, first=True, keep=1)
+        found = []
+        for row, pad in enumerate(pads):
+            cache = self.kept(caches.select(output.cache, torch.tensor([row], device=self.device), drop=pad))
+            found.append(Prefix(tokens[row : row + 1, pad:], cache, output.logits[row : row + 1, -1], None, None, None))
+        return found
 
     def resume(
         self, saved: Prefix, ids: Sequence[int], source: Source | None, *, hidden: bool = False
@@ -154,7 +195,7 @@ class Forward:
             cache = output.cache
             if output.hidden is not None:
                 states.append(output.hidden)
-        caches.narrowed(cache, self.config)
+        cache = self.kept(caches.narrowed(cache, self.config))
         layers = None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers)
         seen = torch.cat(states, 1) if hidden else None
         return Prefix(tokens, cache, output.logits[:, -1], seen, layers, source), kept
@@ -205,12 +246,16 @@ class Forward:
         if hidden:
             inputs["output_hidden_states"] = True
         before = 0 if self.watch is None or cache is None else caches.length_of(cache)
-        with torch.no_grad(), attending(cache):
-            output = self.model(**inputs, return_dict=True)
+        output: Any = None
+        with torch.no_grad(), attending(cache, grouped=sources is not None and sources.grouped):
+            if self.compiled is not None and not first and self.compiled.takes(feed, cache, hidden=hidden):
+                logits = self.compiled.step(feed, cache, mask, positions, self._eager(inputs))
+            else:
+                output = self.model(**inputs, return_dict=True)
+                logits = output.logits
         self.forwards += 1
         if self.watch is not None:
             self.watch(Passed(inputs, cache, before, first))
-        logits = output.logits
         if keep and logits.shape[1] > keep:
             logits = logits[:, -keep:]
         states = None
@@ -224,6 +269,15 @@ class Forward:
             logits.float(), cache, None if states is None else states[-1], None if states is None else tuple(states)
         )
 
+    def _eager(self, inputs: dict[str, Any]) -> Callable[[Cache], Tensor]:
+        """The same step without compiling, on whatever cache it is given: logits [N, 1, V]."""
+
+        def step(cache: Cache) -> Tensor:
+            logits: Tensor = self.model(**{**inputs, self.cache_name: cache}, return_dict=True).logits
+            return logits
+
+        return step
+
     def reread(self, tokens: Tensor, prefix: Prefix) -> Cache:
         """The self-attention cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
         cache = caches.new_cache(self.config)
@@ -231,7 +285,15 @@ class Forward:
         if prefix.source is not None:
             sources = join_sources([prefix.source], [prefix.cache.cross_attention_cache], [len(tokens)])
         self(tokens, cache, sources=sources, first=True, keep=1)
-        return cache
+        return self.kept(cache)
+
+    def kept(self, cache: Any) -> Any:
+        """A cache, or None, in the form that the steps to come want, in place."""
+        if self.compiled is None or not isinstance(cache, Cache):
+            return cache
+        from genctl.decode.compiled import kept
+
+        return kept(cache)
 
     def shares(self, prefix: Prefix) -> bool:
         """Whether rows that continue a prompt may share its keys and values (see `shared`).
@@ -239,16 +301,35 @@ class Forward:
         Tried once with a pass of its own, because a model that computes attention by itself would not see them.
         """
         if self._shares is None:
-            config = self.config.get_text_config(decoder=True)
-            usual = self.device.type == "cpu" and getattr(config, "_attn_implementation", "") == "sdpa"
+            usual = self._attends and self.compiled is None  # compiled steps see plain buffers
             self._shares = usual and not self.is_encoder_decoder and self._tries(prefix)
         return self._shares
 
+    def groups(self, prefix: Prefix) -> bool:
+        """Whether several rows may attend to one row of an encoder's (see `shared`). Tried once."""
+        if self._groups is None:
+            self._groups = self._attends and self.is_encoder_decoder and self._tries(prefix)
+        return self._groups
+
+    @property
+    def _attends(self) -> bool:
+        config = self.config.get_text_config(decoder=True)
+        return self.device.type == "cpu" and getattr(config, "_attn_implementation", "") == "sdpa"
+
     def _tries(self, prefix: Prefix) -> bool:
-        cache = share(prefix.cache, 1, 1)
-        inputs = {"input_ids": prefix.tokens[:, -1:], self.cache_name: cache, "use_cache": True}
+        feed = prefix.tokens[:, -1:]
+        if prefix.source is None:
+            cache = share(prefix.cache, 1, 1)
+            inputs = {"input_ids": feed, self.cache_name: cache, "use_cache": True}
+        else:
+            row = torch.zeros(2, dtype=torch.long, device=self.device)
+            cache = EncoderDecoderCache(
+                caches.select(caches.self_part(prefix.cache), row), prefix.cache.cross_attention_cache
+            )
+            inputs = {"decoder_input_ids": feed.expand(2, -1), self.cache_name: cache, "use_cache": True}
+            inputs["encoder_outputs"] = BaseModelOutput(last_hidden_state=prefix.source.states.expand(2, -1, -1))
         try:
-            with torch.no_grad(), attending(cache) as attention:
+            with torch.no_grad(), attending(cache, grouped=prefix.source is not None) as attention:
                 self.model(**inputs, return_dict=True)
         except (RuntimeError, ValueError, IndexError, TypeError):
             return False
@@ -262,11 +343,13 @@ class Forward:
         return {key: value for key, value in prepared.items() if key != "is_first_iteration"}
 
 
-def join_sources(sources: Sequence[Source], cross: Sequence[Cache | None], counts: Sequence[int]) -> Sources:
+def join_sources(
+    sources: Sequence[Source], cross: Sequence[Cache | None], counts: Sequence[int], *, group: bool = False
+) -> Sources:
     """The encoder side of a batch from one prompt each: lane i has `counts[i]` rows.
 
     One prompt: its single row seen `counts[0]` times through a view, nothing is copied. Several: copied once, padded on
-    the right and masked.
+    the right and masked; with `group`, where all counts are equal, with one row for each prompt.
     """
     if len(sources) == 1:
         states = sources[0].states.expand(counts[0], -1, -1)
@@ -286,9 +369,11 @@ def join_sources(sources: Sequence[Source], cross: Sequence[Cache | None], count
         at += count
     full = all(source.states.shape[1] == longest for source in sources)
     joined = None
+    group = group and counts[0] > 1 and len(set(counts)) == 1
     if all(part is not None for part in cross):
-        joined = _join_cross([part for part in cross if part is not None], counts, longest)
-    return Sources(states, None if full else mask, joined)
+        wide = [1] * len(counts) if group else counts
+        joined = _join_cross([part for part in cross if part is not None], wide, longest)
+    return Sources(states, None if full else mask, joined, group and joined is not None)
 
 
 def _expand(cross: Cache, count: int) -> Cache:

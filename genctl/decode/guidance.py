@@ -57,4 +57,6 @@ class Unconditional:
     def _afresh(self, new: Tensor) -> Tensor:
         tokens = torch.cat([self.negative.expand(len(new), -1), new], 1)
         self.cache = caches.new_cache(self.forward.config) if self.use_cache else None
-        return self.forward(tokens, self.cache, keep=1, first=True).logits
+        logits = self.forward(tokens, self.cache, keep=1, first=True).logits
+        self.cache = self.forward.kept(self.cache)
+        return logits

@@ -45,7 +45,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         self._append(self._encode(key_states, value_states))
         self._refresh()
         # what was just computed is exact, whatever is kept of it
-        return (key_states, value_states) if first else self.content()
+        return (key_states, value_states) if first else self._met()
 
     def get_seq_length(self) -> int:
         """Columns stored."""
@@ -157,9 +157,12 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         keys, values = columns
         return keys, values
 
+    def _met(self) -> tuple[Tensor, Tensor]:
+        """`content`, right after `_refresh`."""
+        return self.keys, self.values
+
     def _columns(self) -> tuple[Tensor, ...]:
-        end = self.begin + self.length
-        return tuple(buffer[:, :, self.begin : end] for buffer in self.buffers)
+        return tuple([buffer.narrow(2, self.begin, self.length) for buffer in self.buffers])
 
     def _refresh(self) -> None:
         """`keys` and `values` are what transformers' code expects to find."""
@@ -190,7 +193,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         self.buffers, self.begin = tuple(grown), 0
 
     def _move(self, device: torch.device | str) -> None:
-        if self.buffers and self.buffers[0].device != torch.device(device):
+        if self.buffers and self.buffers[0].device != (torch.device(device) if isinstance(device, str) else device):
             self.buffers = tuple(buffer.to(device, non_blocking=True) for buffer in self.buffers)
             self._refresh()
 
@@ -311,6 +314,51 @@ class StaticLayer(GrowingLayer):
     fixed = True
 
 
+class SlottedLayer(StaticLayer):
+    """A static layer for compiled steps: rows always see the whole buffers, whose width is a multiple of `STEP`.
+
+    Columns that hold nothing yet are zeros, because a masked column still meets the values, and 0 x NaN is NaN. Read in
+    the usual way it is a static layer like any other.
+    """
+
+    def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> GrowingLayer:
+        """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one stays."""
+        new = super().select(rows, room=_rounded(self.length - drop, room), drop=drop)
+        _blank(new)
+        return new
+
+    def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> GrowingLayer:
+        """A new layer with the rows of this one and of others, aligned to the right over zeros."""
+        longest = max(layer.length for layer in (self, *others))
+        return super().merge(others, _rounded(longest, room))
+
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, written or not, `[rows, heads, capacity, head_dim]`, with room for a column at `length`."""
+        if self.buffers[0].shape[-2] <= self.length:
+            self._grow(self.length + 1)
+        keys, values = self.buffers
+        return keys, values
+
+    def written(self) -> None:
+        """A column was written at `length`, from outside."""
+        self.length += 1
+        self._refresh()
+
+    def _grow(self, capacity: int) -> None:
+        super()._grow(self.length + _rounded(self.length, capacity - self.length))
+        _blank(self)
+
+
+def _rounded(length: int, room: int) -> int:
+    """Free columns, at least `room`, that bring a buffer with `length` columns to a multiple of `STEP`."""
+    return -(-(length + room) // STEP) * STEP - length
+
+
+def _blank(layer: GrowingLayer) -> None:
+    for buffer in layer.buffers:
+        buffer[:, :, layer.length :] = 0
+
+
 class QuantizedLayer(GrowingLayer):
     """A full-attention layer in 8 bits: each token's key and value of each head is scaled by its own largest number.
 
@@ -330,6 +378,9 @@ class QuantizedLayer(GrowingLayer):
 
     def _refresh(self) -> None:  # nothing is kept unpacked
         pass
+
+    def _met(self) -> tuple[Tensor, Tensor]:
+        return self.content()
 
 
 def _quantize(states: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,11 @@
-"""A prompt whose keys and values are kept once for all rows that continue it.
+"""A prompt whose keys and values are kept once for all rows that continue it, and a source for all that attend to it.
 
 Beams of one prompt, samples of it, and strategies compared on it share the prompt's columns: these are neither copied
 nor reordered, and attention reads them once for all rows. It is computed in two parts, over the prompt with all rows as
 queries and over each row's own columns, which are merged by their log-sum-exps (the merge of FlashAttention, Dao et al.
 2022; shared prefixes as in Hydragen, Juravsky et al. 2024).
+
+What an encoder said of several sources is kept once for each too: the rows of a source are queries on its one row.
 
 R rows, G query heads for each of H key heads, P prompt columns, S own columns, D head dimension.
 """
@@ -16,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from genctl.decode import cache as caches
@@ -128,15 +130,19 @@ def shareable(cache: Any) -> bool:
 
 
 class Attention:
-    """Stands in for transformers' "sdpa" during a pass over a cache with shared layers.
+    """Stands in for transformers' "sdpa" during a pass over a cache with shared layers, or whose sources are `grouped`.
 
-    `reached` counts the shared layers whose attention went through here: a model that computes attention by itself
-    would see the own columns only.
+    `reached` counts the layers whose attention went through here as it must: a model that computes attention by itself
+    would see the own columns only, or too few rows.
     """
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache, grouped: bool = False) -> None:
         self.cache = cache
-        self.wanted = sum(isinstance(layer, SharedLayer) for layer in cache.layers)
+        self.grouped = grouped
+        double = isinstance(cache, EncoderDecoderCache)
+        self.layers = () if double else cache.layers
+        shared = sum(isinstance(layer, SharedLayer) for layer in self.layers)
+        self.wanted = len(cache.cross_attention_cache.layers) if double else shared
         self.reached = 0
         self.plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
@@ -144,7 +150,11 @@ class Attention:
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, None]:
         """query [R, H·G, 1, D]; key and value [R, H, S, D]. Returns [R, 1, H·G, D]."""
-        layer = self.cache.layers[module.layer_idx] if getattr(module, "layer_idx", None) is not None else None
+        if self.grouped and len(key) < len(query):
+            self.reached += 1
+            return self._grouped(module, query, key, value, attention_mask, **kwargs)
+        number = getattr(module, "layer_idx", None)
+        layer = self.layers[number] if self.layers and number is not None else None
         if not isinstance(layer, SharedLayer) or key.data_ptr() != layer.keys.data_ptr():
             return self.plain(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]  # transformers is untyped here
         self.reached += 1
@@ -153,6 +163,22 @@ class Attention:
             keys, values = layer.content()
             return self.plain(module, query, keys, values, attention_mask, **kwargs)  # type: ignore[no-any-return]  # transformers is untyped here
         return attend(query, layer, kwargs.get("scaling")), None
+
+
+    def _grouped(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        """query [P·B, H·G, 1, D]; key and value [P, H, S, D]; the mask is the same for the B rows of a source."""
+        rows, heads, fed, size = query.shape
+        each = rows // len(key)
+        if fed > 1:
+            keys, values = key.repeat_interleave(each, 0), value.repeat_interleave(each, 0)
+            return self.plain(module, query, keys, values, attention_mask, **kwargs)  # type: ignore[no-any-return]  # transformers is untyped here
+        asked = query.view(len(key), each, heads, size).transpose(1, 2)
+        if attention_mask is not None and len(attention_mask) == rows:
+            attention_mask = attention_mask[::each]
+        made, _ = self.plain(module, asked, key, value, attention_mask, **{**kwargs, "is_causal": False})
+        return made.reshape(rows, 1, heads, -1), None
 
 
 _BENDS = ("softcap", "s_aux", "sliding_window", "position_bias")  # arguments that change the scores of attention
@@ -174,12 +200,15 @@ def attend(query: Tensor, layer: SharedLayer, scaling: float | None = None) -> T
 
 
 @contextmanager
-def attending(cache: Any) -> Iterator[Attention | None]:
-    """For one pass: attention that knows the shared columns of `cache`. Nothing is changed for other caches."""
-    if not isinstance(cache, Cache) or not is_shared(cache):
+def attending(cache: Any, *, grouped: bool = False) -> Iterator[Attention | None]:
+    """For one pass: attention that knows the shared columns of `cache`, and cross-attention with a row for each source.
+
+    Nothing is changed for other caches.
+    """
+    if not isinstance(cache, Cache) or not (grouped or is_shared(cache)):
         yield None
         return
-    attention = Attention(cache)
+    attention = Attention(cache, grouped)
     ALL_ATTENTION_FUNCTIONS["sdpa"] = attention  # of this instance only: the library's own table stays
     try:
         yield attention

@@ -5,7 +5,7 @@ rows x columns x what one column of one row takes, and how many rows and columns
 
     full, static, quantised   all rows, all columns
     sliding window            all rows, the newest window - 1 columns
-    cross-attention           the source's columns; one row where there is one prompt, however many beams it has
+    cross-attention           the source's columns; one row for each prompt, however many beams it has
     recurrent state           all rows, no columns
 
 so a plan equals what `inspect-cache` measures for as many rows and columns, to the byte.
@@ -77,8 +77,8 @@ class Part:
         )
 
     def rows(self, size: Size) -> int:
-        """Rows that are stored. Those of one prompt are views of one row of its cross-attention."""
-        return 1 if self.kind == CROSS and size.batch == 1 else size.rows
+        """Rows that are stored. Those of one prompt share one row of cross-attention."""
+        return size.batch if self.kind == CROSS else size.rows
 
     def columns(self, size: Size) -> int:
         """Columns that are stored; 1 for a state, which has none."""

@@ -71,6 +71,9 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
         kind = hub._kind(checkpoint, config, trust_remote_code)
         notes = list(place.notes)
         dtype = _dtype(runtime, config, checkpoint, notes)
+        if runtime.dtype == "auto" and device.type == "cuda" and not checkpoint.config.get("quantization_config"):
+            named = layout.dtype_on("cuda", str(dtype).removeprefix("torch."), torch.cuda.is_bf16_supported())
+            dtype = getattr(torch, named)
         model = hub._guard(lambda: _made(kind, config, dtype, trust_remote_code), "config.json cannot be used")
     if checkpoint.config.get("quantization_config"):
         notes.append(
@@ -110,7 +113,8 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     """
     model = skeleton.model
     held = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
-    if not runtime.pack or runtime.device_map is not None or torch.device(skeleton.device).type != "cpu":
+    packs = runtime.pack and not runtime.compile and runtime.device_map is None
+    if not packs or torch.device(skeleton.device).type != "cpu":
         return int(sum(held.values()))
     users: dict[int, int] = {}
     packed: list[nn.Module] = []

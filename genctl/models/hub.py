@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _T = TypeVar("_T")
+_STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MEMORY = re.compile(r"(cpu|disk|mps|\d+)\s*=\s*(\d+(?:\.\d+)?\s*[KMGT]i?B)", re.IGNORECASE)
 
 
@@ -89,13 +90,15 @@ def load(
             before_weights(checkpoint.generation)
         device = _device(runtime.device) if runtime.device_map is None else None
         layout.check_device(runtime, device)
-        plain = device is not None and device.type == "cpu" and not trust_remote_code
+        plain = device is not None and device.type == "cpu" and not trust_remote_code and not runtime.compile
         plain = plain and not checkpoint.config.get("quantization_config")
 
         def read() -> tuple[PreTrainedModel, list[str], PreTrainedTokenizerBase | None]:
             config = _config(checkpoint, trust_remote_code)
             kind = _kind(checkpoint, config, trust_remote_code)
-            model, notes = _model(checkpoint, kind, config, runtime, placement, trust_remote_code, on_event)
+            dtype, told = _dtype(checkpoint, config, runtime, device)
+            model, notes = _model(checkpoint, kind, config, runtime, dtype, placement, trust_remote_code, on_event)
+            notes += told
             return model, notes, _tokenizer(checkpoint, trust_remote_code) if checkpoint.has_tokenizer else None
 
         model, notes, tokenizer = _read_lean(read) if plain and lean.possible() else read()
@@ -258,19 +261,41 @@ def _flat(values: Any) -> Iterator[str]:
             yield value
 
 
+def _dtype(
+    checkpoint: check.Checkpoint, config: PreTrainedConfig, runtime: Runtime, device: torch.device | None
+) -> tuple[Any, list[str]]:
+    """The dtype to load with, "auto" for the checkpoint's own, and what to tell of it with --verbose.
+
+    `device` is None where accelerate places the weights: on the GPUs, if there are any.
+    """
+    import torch
+
+    if runtime.dtype != "auto":
+        return getattr(torch, runtime.dtype), []
+    cuda = torch.cuda.is_available() if device is None else device.type == "cuda"
+    if not cuda or checkpoint.config.get("quantization_config"):
+        return "auto", []
+    said = getattr(config, "dtype", None)  # as transformers decides: the config's word, else the first tensor
+    stored = str(said).removeprefix("torch.") if isinstance(said, torch.dtype) else ""
+    if not stored:
+        found = (tensor.dtype for tensor in checkpoint.weights.tensors.values() if tensor.dtype in _STORED)
+        stored = _STORED[next(found, "F32")]
+    chosen = layout.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
+    if chosen == stored:
+        return "auto", []
+    return getattr(torch, chosen), [f"{stored} weights are read as {chosen} on this GPU; --dtype {stored} keeps them"]
+
+
 def _model(
     checkpoint: check.Checkpoint,
     kind: Any,
     config: PreTrainedConfig,
     runtime: Runtime,
+    dtype: Any,
     placement: dict[str, Any],
     trust_remote_code: bool,
     on_event: OnEvent | None,
 ) -> tuple[PreTrainedModel, list[str]]:
-    import torch
-
-    dtype = runtime.dtype if runtime.dtype == "auto" else getattr(torch, runtime.dtype)
-
     def read() -> Any:
         return kind.from_pretrained(
             checkpoint.folder,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, UsageError
@@ -17,6 +20,14 @@ _SCANNED = 2 << 30  # bytes of weights up to which every number is looked at
 
 def check_options(runtime: Runtime) -> None:
     """Refuse contradictions that need no torch to see. Raises UsageError."""
+    if runtime.compile:
+        if runtime.quantize is not None:
+            raise UsageError(
+                f"--compile and --quantize {runtime.quantize} contradict each other: "
+                "8-bit layers are opaque to a compiler"
+            )
+        if runtime.device_map is not None:
+            raise UsageError(f"--compile and --device-map {runtime.device_map}: only a model that lies on one device")
     if runtime.quantize is None:
         return
     asked = f"--quantize {runtime.quantize}"
@@ -30,11 +41,37 @@ def check_options(runtime: Runtime) -> None:
 
 def check_device(runtime: Runtime, device: torch.device | None) -> None:
     """Refuse a device that cannot compute what is asked. Raises UsageError."""
+    if runtime.compile and device is not None:
+        if device.type not in ("cpu", "cuda"):
+            chosen = "" if runtime.device == "auto" else f" (--device {runtime.device})"
+            raise UsageError(f"--compile runs on the CPU and on CUDA devices, not on {device.type}{chosen}")
+        if device.type == "cpu" and cpp_compiler() is None:
+            raise UsageError(
+                "--compile on the CPU needs a C++ compiler, and none is found",
+                hint="install g++ or clang++, or name one in the environment variable CXX",
+            )
     if runtime.quantize is not None and device is not None and device.type != "cpu":
         chosen = "" if runtime.device == "auto" else f" (--device {runtime.device})"
         raise UsageError(
             f"--quantize {runtime.quantize} runs on the CPU, not on {device.type}{chosen}", hint="add --device cpu"
         )
+
+
+def cpp_compiler() -> str | None:
+    """The C++ compiler that torch.compile would call on the CPU; None where it is not there."""
+    usual = "clang++" if sys.platform == "darwin" else "cl" if sys.platform == "win32" else "g++"
+    return shutil.which(os.environ.get("CXX") or usual)
+
+
+def dtype_on(device: str, stored: str, bfloat16: bool) -> str:
+    """What `--dtype auto` makes of a checkpoint in `stored` numbers on a kind of device.
+
+    A GPU computes float32 at a fraction of its speed: there it becomes bfloat16, or float16 where the GPU has no
+    `bfloat16`. All other numbers stay what they are, and so does everything elsewhere.
+    """
+    if device != "cuda" or stored != "float32":
+        return stored
+    return "bfloat16" if bfloat16 else "float16"
 
 
 def settle(model: nn.Module, runtime: Runtime, device: torch.device | None, config: dict[str, Any]) -> list[str]:
@@ -44,11 +81,12 @@ def settle(model: nn.Module, runtime: Runtime, device: torch.device | None, conf
     """
     size = sum(weight.nbytes for weight in model.parameters() if weight.device.type != "meta")
     look = _look if size <= _SCANNED else None
-    if runtime.pack and device is not None:
+    packs = runtime.pack and not runtime.compile  # packed layers are opaque to a compiler, and it fuses by itself
+    if packs and device is not None:
         from genctl.models.activations import fuse
 
         fuse(model)
-    if device is None or device.type != "cpu" or not runtime.pack:
+    if device is None or device.type != "cpu" or not packs:
         if look is not None:
             for name, weight in model.named_parameters():
                 look(name, weight)

@@ -145,6 +145,7 @@ def run(
         measured = measure(case, sides, rounds, say)
         measured.absent.update(absent)
         results.append(measured)
+        say(f"{case.key}: {_told(measured)}")
         wanted = {_key(later, name) for later in pending for name in later.sides}
         wanted -= {_key(case, name) for name in measured.failed}  # begin anew with the next case
         for key in [key for key in held if key not in wanted]:
@@ -152,6 +153,11 @@ def run(
             if isinstance(side, Process):
                 side.close()
     return results
+
+
+def _told(measured: Measured) -> str:
+    speeds = {name: statistics.median(found) for name, found in measured.speeds.items()}
+    return ", ".join(f"{name} {speed:.4g} {measured.case.figure}" for name, speed in speeds.items()) or "nothing"
 
 
 def _key(case: Case, name: str) -> tuple[Any, ...]:

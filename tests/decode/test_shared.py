@@ -11,13 +11,13 @@ from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode import shared
 from genctl.decode.batch import Batch
-from genctl.decode.forward import Forward
+from genctl.decode.forward import Forward, join_sources
 from genctl.decode.layers import GrowingLayer
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
-from tests.tiny import HEADS, HIDDEN, tiny
+from tests.tiny import HEADS, HIDDEN, SEQ2SEQ, tiny
 
 PROMPT = tuple(torch.randint(5, 300, (90,), generator=torch.Generator().manual_seed(4)).tolist())
 SHARES = ("gpt2", "gpt_neox", "llama", "qwen3", "gemma3", "opt", "phi", "mixtral", "jamba")
@@ -124,3 +124,48 @@ def test_reordering_moves_only_what_differs_between_rows() -> None:
         [8, 9, 10, 11, 12, 21, 22, 23],
         [16, 17, 18, 19, 20, 5, 6, 7],
     ]
+
+
+SOURCES = [(11, 48, 205, 93), (5, 60, 250, 7, 31, 77, 8), (299, 3, 150)]
+
+
+@pytest.mark.parametrize("arch", SEQ2SEQ)
+@pytest.mark.parametrize("counts", [[3, 3, 3], [2, 2], [2, 3]])
+def test_rows_of_several_sources_attend_to_one_row_of_each(arch: str, counts: list[int]) -> None:
+    forward = Forward(tiny(arch))
+    prefixes = [forward.prefill((2,), forward.encode(ids)) for ids in SOURCES[: len(counts)]]
+    assert forward.groups(prefixes[0])
+    rows = [place for place, count in enumerate(counts) for _ in range(count)]
+    parts = [caches.select(caches.self_part(prefixes[place].cache), torch.tensor([0])) for place in rows]
+    feed = torch.arange(5, 5 + len(rows))[:, None]
+    found = []
+    for group in (False, True):
+        sources = join_sources(
+            [prefix.source for prefix in prefixes if prefix.source is not None],
+            [prefix.cache.cross_attention_cache for prefix in prefixes],
+            counts,
+            group=group,
+        )
+        assert sources.grouped == (group and len(set(counts)) == 1)
+        assert sources.cross is not None
+        held = {len(layer.keys) for layer in sources.cross.layers}
+        assert held == {len(counts) if sources.grouped else len(rows)}
+        cache = caches.merge(parts, room=2)
+        output = forward(feed, cache, positions=torch.ones(1, 1, dtype=torch.long), sources=sources)
+        found.append(output.logits)
+    torch.testing.assert_close(found[0], found[1], rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("arch", SEQ2SEQ)
+def test_a_batch_of_beams_keeps_one_row_for_each_source(arch: str) -> None:
+    lanes = [Lane(str(number), (2,), Beam(3), 6, source=ids, returned=3) for number, ids in enumerate(SOURCES)]
+    alone = {lane.name: run(Forward(tiny(arch)), [lane])[lane.name] for lane in lanes}
+    assert run(Forward(tiny(arch)), lanes, width=3) == alone
+
+
+def run(forward: Forward, lanes: list[Lane], **how: Any) -> dict[str, Any]:
+    return {
+        event.lane: [one.tokens for one in event.hypotheses]
+        for event in decode(forward, lanes, **how)
+        if isinstance(event, events.Finished)
+    }

@@ -1,0 +1,238 @@
+"""Steps through torch.compile: one shape from step to step, so that what was compiled (or recorded) serves them all.
+
+A step reads one token of each row. Its rows see the whole buffers of the cache, filled or not; a mask says which
+columns count, and the place of the new column is a tensor. Everything else (prompts, drafts on trial, steps whose
+hidden states are looked at) is computed as without compiling, on the same cache.
+
+The first step of each kind is computed both ways: a model that reads a cache in a way of its own would come out wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.generation.utils import GenerationMixin
+
+from genctl.decode import cache as caches
+from genctl.decode.layers import GrowingLayer, SlottedLayer
+from genctl.errors import ModelError
+
+VARIANTS = 64  # compilations that one process may hold; each model needs two
+_ALIKE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}  # difference of logits to the largest of them
+
+Step = Callable[[Tensor, Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]], Tensor]
+Eager = Callable[[Cache], Tensor]
+
+
+class Slots(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
+    """What a model is given during a compiled step: a layer's buffers, and where the new column goes."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, place: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.place = keys, values, place
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing is left to do."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write one column; returns all, `[rows, heads, capacity, head_dim]`."""
+        self.keys.index_copy_(2, self.place, key_states)
+        self.values.index_copy_(2, self.place, value_states)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """All columns; which of them count is the mask's to say."""
+        return self.keys.shape[2], 0
+
+    def get_seq_length(self) -> int:
+        """As if all columns but the last were the past, so that causality takes none away."""
+        return self.keys.shape[2] - 1  # int() would bind what is compiled to this width
+
+    def get_max_length(self) -> int:
+        """Columns there are."""
+        return self.keys.shape[2]
+
+
+class Compiled:
+    """The compiled steps of one model. `say` is told, one line at a time, of what takes long or is left out.
+
+    Raises ModelError for a model whose steps cannot keep one shape.
+    """
+
+    def __init__(self, model: Any, accepted: frozenset[str], device: torch.device) -> None:
+        _check(model, accepted)
+        self.device = device
+        self.say: Callable[[str], None] = logging.getLogger("genctl").warning
+        self.steps = 0  # that went through what was compiled
+        self.failed = False
+        self._tried: set[bool] = set()  # for one row, for several
+        self._told: set[str] = set()
+        mode = "reduce-overhead" if device.type == "cuda" else None  # the first records CUDA graphs
+        with _calm():
+            import torch._dynamo  # the compiler, which nothing else needs
+
+            dynamo = torch._dynamo.config
+            dynamo.recompile_limit = max(dynamo.recompile_limit, VARIANTS)  # at the limit it would stop without a word
+            self._step: Step = torch.compile(_stepping(model, accepted), mode=mode)
+
+    def takes(self, feed: Tensor, cache: Any, *, hidden: bool) -> bool:
+        """Whether a pass over `feed` int64 [N, F] is a step that can be compiled. Says once why one is not."""
+        if self.failed or not isinstance(cache, Cache):
+            return False
+        if not all(type(layer) is SlottedLayer for layer in cache.layers):
+            return False
+        if hidden:
+            return self._refuse("steps that look at hidden states")
+        return feed.shape[1] == 1 or self._refuse("steps that read several tokens at once")
+
+    def step(self, feed: Tensor, cache: Cache, mask: Tensor | None, positions: Tensor | None, eager: Eager) -> Tensor:
+        """One step: feed int64 [N, 1], mask int64 [N, T+1] or None, positions int64 [N or 1, 1] -> logits [N, 1, V].
+
+        `eager` computes it as without compiling, on the cache that it is given. Where compiling fails, or gives other
+        logits, this and all later steps are eager.
+        """
+        if positions is None:
+            positions = torch.full((1, 1), cache.layers[0].length, dtype=torch.long, device=feed.device)
+        rows, several = feed.shape[0], feed.shape[0] > 1
+        if several in self._tried:
+            return self._compute(feed, cache, mask, positions)
+        # compared on a copy: both ways write the new column
+        index = torch.arange(rows, device=self.device)
+        wanted = eager(caches.select(cache, index, room=1))
+        self.say(f"compiling the step for {'several rows' if several else '1 row'} …")
+        began = time.perf_counter()
+        length = cache.layers[0].length
+        try:
+            with _calm():
+                found = self._compute(feed, cache, mask, positions)
+        except Exception as error:
+            if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "out of memory" in str(error):
+                raise  # the loop knows what to do
+            why = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:200]}"
+            return self._give_up(f"compiling failed ({why})", cache, length, eager)
+        if not _alike(found, wanted):
+            return self._give_up("the compiled step gives other numbers", cache, length, eager)
+        self._tried.add(several)
+        self.say(f"compiled in {time.perf_counter() - began:.1f} s")
+        return found
+
+    def _compute(self, feed: Tensor, cache: Cache, mask: Tensor | None, positions: Tensor) -> Tensor:
+        rows, length = feed.shape[0], cache.layers[0].length
+        buffers = [layer.slots() for layer in cache.layers]
+        capacity = buffers[0][0].shape[2]
+        # made on the device: nothing here waits for it
+        whole = torch.zeros(rows, capacity, dtype=torch.long, device=feed.device)
+        whole[:, : length + 1] = 1 if mask is None else mask
+        place = torch.full((1,), length, dtype=torch.long, device=feed.device)
+        # copies, because a view of something larger counts as another kind of input
+        positions = positions.expand(rows, 1).clone(memory_format=torch.contiguous_format)
+        feed = feed.clone(memory_format=torch.contiguous_format)
+        for keys, values in buffers:
+            self._mark(keys)
+            self._mark(values)
+        for tensor in (feed, whole, positions):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        torch._dynamo.maybe_mark_dynamic(whole, 1)
+        if self.device.type == "cuda":
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        logits = self._step(feed, whole, positions, place, buffers)
+        for layer in cache.layers:
+            layer.written()
+        self.steps += 1
+        # what a CUDA graph returns is overwritten by its next run
+        return logits.clone() if self.device.type == "cuda" else logits
+
+    def _mark(self, buffer: Tensor) -> None:
+        """Rows and width may change; on a GPU the address does not change from step to step, so it is not copied."""
+        if not hasattr(buffer, "_dynamo_weak_dynamic_indices"):
+            torch._dynamo.maybe_mark_dynamic(buffer, [0, 2])
+            if self.device.type == "cuda":
+                torch._dynamo.mark_static_address(buffer)
+
+    def _refuse(self, what: str) -> bool:
+        if what not in self._told:
+            self._told.add(what)
+            self.say(f"{what} are not compiled")
+        return False
+
+    def _give_up(self, why: str, cache: Cache, length: int, eager: Eager) -> Tensor:
+        self.failed = True
+        self.say(f"{why}: going on without --compile")
+        for layer in cache.layers:  # as it was before
+            layer.crop(layer.length - length)
+        return eager(cache)
+
+
+@contextmanager
+def _calm() -> Iterator[None]:
+    """Without the warnings that the compiler's own code causes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def kept(cache: Cache) -> Cache:
+    """A cache with its growing layers made ready for compiled steps, in place."""
+    for number, layer in enumerate(cache.layers):
+        if type(layer) is GrowingLayer:
+            new = SlottedLayer()
+            if layer.is_initialized:
+                new.hold(*layer.content())
+            cache.layers[number] = new
+    return cache
+
+
+def _check(model: Any, accepted: frozenset[str]) -> None:
+    name = type(model).__name__
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ModelError(f"--compile is for decoders; {name} is an encoder-decoder", hint="leave out --compile")
+    why = ""
+    if not {"past_key_values", "attention_mask"} <= accepted or not model._supports_default_dynamic_cache():
+        why = "keeps no cache of keys and values that could be masked"
+    elif any(type(layer) is not GrowingLayer for layer in caches.new_cache(model.config).layers):
+        why = "has layers that keep a window or a recurrent state"
+    elif type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
+        why = "prepares what it reads in a way of its own"
+    if why:
+        raise ModelError(
+            f"--compile needs steps of one shape, in which every layer looks back over all tokens; {name} {why}",
+            hint="leave out --compile",
+        )
+
+
+def _stepping(model: Any, accepted: frozenset[str]) -> Step:
+    takes_positions, takes_keep = "position_ids" in accepted, "logits_to_keep" in accepted
+
+    def step(
+        feed: Tensor, mask: Tensor, positions: Tensor, place: Tensor, buffers: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        cache = Cache(layers=[Slots(keys, values, place) for keys, values in buffers])
+        inputs = {"input_ids": feed, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+        if takes_positions:
+            inputs["position_ids"] = positions
+        if takes_keep:
+            inputs["logits_to_keep"] = 1
+        logits: Tensor = model(**inputs, return_dict=True).logits
+        return logits
+
+    return step
+
+
+def _alike(found: Tensor, wanted: Tensor) -> bool:
+    if found.shape != wanted.shape:
+        return False
+    largest = wanted.float().abs().amax().clamp(min=1.0)
+    difference = (found.float() - wanted.float()).abs().amax()
+    return bool(difference <= _ALIKE.get(found.dtype, 5e-2) * largest)

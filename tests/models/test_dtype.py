@@ -1,0 +1,72 @@
+"""`--dtype auto`: a checkpoint's own numbers, except that a GPU computes float32 checkpoints in half of the bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from genctl.models import check, hub, layout
+from genctl.params import Runtime
+from tests.tiny import checkpoint
+
+
+@pytest.mark.parametrize(
+    ("device", "stored", "bfloat16", "chosen"),
+    [
+        ("cuda", "float32", True, "bfloat16"),
+        ("cuda", "float32", False, "float16"),
+        ("cuda", "float16", True, "float16"),
+        ("cuda", "bfloat16", False, "bfloat16"),
+        ("cuda", "float64", True, "float64"),
+        ("cpu", "float32", True, "float32"),
+        ("mps", "float32", True, "float32"),
+    ],
+)
+def test_only_float32_on_a_gpu_becomes_something_else(device: str, stored: str, bfloat16: bool, chosen: str) -> None:
+    assert layout.dtype_on(device, stored, bfloat16) == chosen
+
+
+def chosen(folder: Path, said: Any, device: str | None, **options: Any) -> tuple[Any, list[str]]:
+    made = check.inspect(folder, allow_pickle=False, trust_remote_code=False, need_tokenizer=True)
+    runtime = Runtime(model=str(folder), **options)
+    config: Any = SimpleNamespace(dtype=said)
+    return hub._dtype(made, config, runtime, None if device is None else torch.device(device))
+
+
+def test_a_gpu_reads_float32_as_what_it_is_good_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = checkpoint("gpt2", tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    told = ["float32 weights are read as bfloat16 on this GPU; --dtype float32 keeps them"]
+    assert chosen(folder, torch.float32, "cuda") == (torch.bfloat16, told)
+    assert chosen(folder, None, "cuda") == (torch.bfloat16, told)  # a config without a word: its tensors say
+    assert chosen(folder, torch.float16, "cuda:1") == ("auto", [])
+    assert chosen(folder, torch.float32, "cuda", dtype="float32") == (torch.float32, [])
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    assert chosen(folder, torch.float32, "cuda")[0] is torch.float16
+
+
+def test_weights_that_are_spread_go_by_the_gpus_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = checkpoint("gpt2", tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    for there, wanted in ((True, torch.bfloat16), (False, "auto")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert chosen(folder, torch.float32, None)[0] == wanted
+
+
+def test_the_cpu_keeps_what_a_checkpoint_says(tmp_path: Path) -> None:
+    folder = checkpoint("gpt2", tmp_path)
+    found = hub.load(Runtime(model=str(folder), device="cpu"))
+    assert found.model.dtype == torch.float32
+    assert not any("weights are read as" in note for note in found.notes)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_float32_checkpoint_lies_on_a_gpu_in_half_of_the_bits(tmp_path: Path) -> None:
+    found = hub.load(Runtime(model=str(checkpoint("gpt2", tmp_path)), device="cuda"))
+    assert found.model.dtype in (torch.bfloat16, torch.float16)
+    assert any("float32 weights are read as" in note for note in found.notes)
