@@ -1,6 +1,6 @@
 """How fast genctl is, beside its peers, on this machine: one run, in which all of them take turns.
 
-    python scripts/bench.py [--rounds 5] [--threads N] [--only ROW ...] [--quick] [--curves] [--format md|json]
+    python scripts/bench.py [--rounds 5] [--threads N] [--only ROW ...] [--quick] [--curves [CURVE ...]]
 
 Weights are random and made on the fly, in the sizes of GPT-2 small and T5-small; nothing is fetched. Each side runs in
 a process of its own, started with the same pinned threads. CTranslate2 and llama.cpp take part where they are installed

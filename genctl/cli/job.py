@@ -239,8 +239,9 @@ class Job:
     def _stream(self, group: Iterator[InputRow | BadRow]) -> Generator[told.Event, None, None]:
         requests, report = self._requests(group), self._report()
         if not self.asked.check_batch:
-            # rows that somebody types or pipes are not waited for while others could be decoded
-            at_hand = bool(self.asked.arguments) or self.asked.input not in (None, "-")
+            # in order, what an interrupt leaves is the beginning of the input; and rows that somebody types or pipes
+            # are not waited for while others could be decoded
+            at_hand = self.asked.unordered and self.asked.input != "-" and (self.asked.input or self.asked.arguments)
             return self.session.stream(
                 requests,
                 report,

@@ -123,7 +123,8 @@ class Admission:
         unread, others = self.shelf.unread(lanes)
         if self.watcher is not None:  # it shows each prompt's cache as it was read
             unread, others = [], lanes
-        for group in [*groups(unread), *([lane] for lane in others)]:
+        places = {id(lane): place for place, lane in enumerate(lanes)}
+        for group in sorted([*groups(unread), *([lane] for lane in others)], key=lambda group: places[id(group[0])]):
             began = self.clock()
             if len(group) > 1:
                 try:
@@ -250,17 +251,15 @@ class Shelf:
         """Lanes whose prompts may be read together, each prompt once, and the other lanes."""
         if self.saved is not None or not self.forward.reads_together:
             return [], lanes
-        unread: dict[Prompt, Lane] = {}
-        others = []
+        seen = {*self.given, *(key[0] for key in self.made)}
+        unread: list[Lane] = []
+        others: list[Lane] = []
         for lane in lanes:
             prompt = (lane.tokens, lane.source)
             plain = lane.use_cache and not lane.strategy.needs_hidden
-            known = prompt in self.given or any(key[0] == prompt for key in self.made)
-            if plain and not known and prompt not in unread:
-                unread[prompt] = lane
-            else:
-                others.append(lane)
-        return list(unread.values()), others
+            (unread if plain and prompt not in seen else others).append(lane)
+            seen.add(prompt)
+        return unread, others
 
     def read(self, lanes: list[Lane]) -> None:
         """Read the prompts of these lanes in one pass, to be taken next."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,6 @@ class Forward:
         self.forwards = 0
         self._shares: bool | None = None
         self._groups: bool | None = None
-        self._together: bool | None = None
         self.watch: Callable[[Passed], None] | None = None
         self.compiled: Compiled | None = None
         if compile:
@@ -135,14 +135,13 @@ class Forward:
             source,
         )
 
-    @property
+    @cached_property
     def reads_together(self) -> bool:
         """Whether several prompts may be read in one pass: padding must be maskable, and leave no trace in a state."""
-        if self._together is None:
-            attends = self.takes_mask and self.supports_cache and not self.is_encoder_decoder
-            layers = caches.new_cache(self.config).layers if attends else []
-            self._together = bool(layers) and all(isinstance(layer, caches.GrowingLayer) for layer in layers)
-        return self._together
+        if not self.takes_mask or not self.supports_cache or self.is_encoder_decoder:
+            return False
+        layers = caches.new_cache(self.config).layers
+        return bool(layers) and all(isinstance(layer, caches.GrowingLayer) for layer in layers)
 
     def prefill_together(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
         """Read prompts in one pass, padded on the left; each prefix holds its own row, without the padding."""

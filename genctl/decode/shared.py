@@ -164,7 +164,6 @@ class Attention:
             return self.plain(module, query, keys, values, attention_mask, **kwargs)  # type: ignore[no-any-return]  # transformers is untyped here
         return attend(query, layer, kwargs.get("scaling")), None
 
-
     def _grouped(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, None]:

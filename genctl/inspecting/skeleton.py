@@ -71,9 +71,9 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
         kind = hub._kind(checkpoint, config, trust_remote_code)
         notes = list(place.notes)
         dtype = _dtype(runtime, config, checkpoint, notes)
-        if runtime.dtype == "auto" and device.type == "cuda" and not checkpoint.config.get("quantization_config"):
-            named = layout.dtype_on("cuda", str(dtype).removeprefix("torch."), torch.cuda.is_bf16_supported())
-            dtype = getattr(torch, named)
+        if runtime.dtype == "auto" and device.startswith("cuda") and not checkpoint.config.get("quantization_config"):
+            able = not torch.cuda.is_available() or torch.cuda.is_bf16_supported()  # a plan for elsewhere: as new ones
+            dtype = getattr(torch, layout.dtype_on("cuda", str(dtype).removeprefix("torch."), able))
         model = hub._guard(lambda: _made(kind, config, dtype, trust_remote_code), "config.json cannot be used")
     if checkpoint.config.get("quantization_config"):
         notes.append(

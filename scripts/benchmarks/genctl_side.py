@@ -50,7 +50,7 @@ class Genctl:
             requests = list(self._requests(work))
         except PresetError as error:
             raise Unavailable(error.message) from error
-        report, ahead = Report(scores=work.scores), 2 * work.width if work.width > 1 else 0  # as the command line
+        report, ahead = Report(scores=work.scores), 2 * work.width if work.width > 1 else 0  # as in Python
         for event in self.session.stream(requests, report, width=work.width, ahead=ahead):
             if waiting and isinstance(event, events.Stepped):
                 waiting.difference_update(row.lane for row in event.rows)

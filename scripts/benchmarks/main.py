@@ -72,7 +72,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--only", nargs="+", default=[], metavar="ROW", help="rows or curves to measure")
     made.add_argument("--sides", nargs="+", choices=list(sides.SIDES), metavar="SIDE", help="leave out the others")
     made.add_argument("--quick", action="store_true", help="short texts: to see that it works, not for figures")
-    made.add_argument("--curves", action="store_true", help="also memory, first token, and growth")
+    wanted = "also these curves; all of them where none is named"
+    made.add_argument("--curves", nargs="*", choices=list(curves.CURVES), metavar="CURVE", help=wanted)
     made.add_argument("--folder", type=Path, help="keep the checkpoints there, and use those that are there")
     made.add_argument("--update-readme", action="store_true", help="rewrite the table in README.md")
     return made
@@ -85,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     threads = asked.threads or host.physical_cores()
     plan = rows.Plan(rows.QUICK if asked.quick else rows.Lengths())
     chosen = rows.cases(plan, asked.only)
-    drawn = {key: make for key, make in curves.CURVES.items() if key in asked.only or (asked.curves and not asked.only)}
+    named = asked.only if asked.curves is None else asked.curves or list(curves.CURVES)
+    drawn = {key: make for key, make in curves.CURVES.items() if key in named}
     if not chosen and not drawn:
         command.error(f"--only {' '.join(asked.only)}: there is no such row or curve")
     if asked.update_readme and (asked.only or asked.quick or asked.sides):

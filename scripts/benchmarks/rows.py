@@ -149,7 +149,8 @@ def sampling(plan: Plan) -> Iterator[Case]:
             yield Case(
                 f"{key}-{count}", f"{title}, {count} row{'s' * (count > 1)}, float32", plan.causal,
                 plan.rows(count, lengths.short, lengths.new, knobs),
-                sides=(GENCTL, GENERATE, CTRANSLATE2), equal=True if plain and count == 1 else None,
+                sides=(GENCTL, GENERATE, CTRANSLATE2) if plain else (GENCTL, GENERATE),
+                equal=True if plain and count == 1 else None,
                 baseline=plan.rows(count, lengths.short, lengths.new),
                 targets={GENERATE: 2.5} if key == "topp" else {},
             )  # fmt: skip

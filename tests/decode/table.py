@@ -21,7 +21,7 @@ class Table:
     is_encoder_decoder = False
     relative = True
     takes_mask = True
-    supports_cache = False
+    supports_cache = reads_together = False
     device = torch.device("cpu")
 
     def __init__(self, vocabulary: int, length: int, eos: int, seed: int) -> None:

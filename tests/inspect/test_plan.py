@@ -405,3 +405,12 @@ def test_a_device_that_is_elsewhere_can_be_planned_for(tmp_path: Path) -> None:
         plan(Runtime(model=str(folder), device="abacus"), Generation(), batch=1, length=3)
     with pytest.raises(UsageError, match="int8 runs on the CPU"):
         plan(Runtime(model=str(folder), device="cuda", quantize="int8"), Generation(), batch=1, length=3)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cuda", "bfloat16"), ("cuda:1", "bfloat16"), ("cpu", "float32")])
+def test_a_plan_knows_that_a_gpu_reads_float32_as_bfloat16(device: str, dtype: str, tmp_path: Path) -> None:
+    folder = checkpoint("llama", tmp_path)
+    made = plan(Runtime(model=str(folder), device=device), Generation(), batch=1, length=3)
+    assert {layer["dtype"] for layer in made["layers"]} == {dtype}
+    asked = plan(Runtime(model=str(folder), device=device, dtype="float32"), Generation(), batch=1, length=3)
+    assert {layer["dtype"] for layer in asked["layers"]} == {"float32"}

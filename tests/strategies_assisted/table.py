@@ -22,7 +22,7 @@ class Table(Forward):
         self.model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
         self.is_encoder_decoder = False
         self.relative = self.takes_mask = True
-        self.supports_cache = False
+        self.supports_cache = self.reads_together = False
         self.forwards = 0
 
     def prefill(self, ids: Sequence[int], source: Any, **_: Any) -> Prefix:
