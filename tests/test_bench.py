@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,17 @@ def test_a_side_that_fails_is_left_out_and_said() -> None:
     assert sides.GENERATE not in measured.speeds
     assert "- generate(): failed: out of paper" in table.markdown([measured])
     assert main.status([measured]) == 1
+
+
+def test_a_side_that_takes_minutes_is_ended_and_said() -> None:
+    context = multiprocessing.get_context("spawn")
+    side = sides.Process.__new__(sides.Process)
+    side.pipe, _theirs = context.Pipe()
+    side.process = context.Process(target=time.sleep, args=(60,), daemon=True)
+    side.process.start()
+    with pytest.raises(Unavailable, match=r"took more than 0\.1 s to warm up"):
+        side.run(case("greedy-float32").work, 0.1)
+    assert not side.process.is_alive()
 
 
 def test_fewer_tokens_than_asked_for_are_no_comparison() -> None:

@@ -13,6 +13,7 @@ from .sides import GENCTL, GENERATE, Process
 from .work import Ask, Ran, Side, Unavailable, Work
 
 WARM_UP = 4  # tokens written before anything counts
+PATIENCE = 60.0  # seconds for that; a side that takes longer would take many minutes for the case, and is left out
 Say = Callable[[str], None]
 
 
@@ -58,7 +59,10 @@ class Measured:
 
 
 def measure(case: Case, sides: Mapping[str, Side], rounds: int, say: Say = lambda _: None) -> Measured:
-    """Run a case, every side once a round, each round beginning with another side. A side that cannot is left out."""
+    """Run a case, every side once a round, each round beginning with another side.
+
+    A side that cannot, or would take minutes, is left out.
+    """
     measured = Measured(case)
     able = {name: side for name, side in sides.items() if _tried(measured, name, partial(_warm_up, case, side))}
     for number in range(rounds):
@@ -87,7 +91,11 @@ def _tried(measured: Measured, name: str, act: Callable[[], None]) -> bool:
 
 
 def _warm_up(case: Case, side: Side) -> None:
-    side.run(_short(case.work))
+    work = _short(case.work)
+    if isinstance(side, Process):
+        side.run(work, PATIENCE)
+    else:
+        side.run(work)
     if case.baseline is not None:
         side.run(_short(case.baseline))
 
@@ -148,6 +156,7 @@ def run(
         say(f"{case.key}: {_told(measured)}")
         wanted = {_key(later, name) for later in pending for name in later.sides}
         wanted -= {_key(case, name) for name in measured.failed}  # begin anew with the next case
+        wanted -= {key for key, side in held.items() if isinstance(side, Process) and not side.process.is_alive()}
         for key in [key for key in held if key not in wanted]:
             side = held.pop(key)
             if isinstance(side, Process):

@@ -73,9 +73,14 @@ class Process:
             self.close()
             raise
 
-    def run(self, work: Work) -> Ran:
-        """Do the work over there."""
-        ran: Ran = self._ask(work)
+    def run(self, work: Work, limit: float | None = None) -> Ran:
+        """Do the work over there. Beyond `limit` seconds the process is ended: Unavailable."""
+        self.pipe.send(work)
+        if limit is not None and not self.pipe.poll(limit):
+            self.process.kill()
+            self.process.join()
+            raise Unavailable(f"took more than {limit:g} s to warm up")
+        ran: Ran = self._answer()
         return ran
 
     def peak(self) -> int:
