@@ -146,7 +146,7 @@ class Compiled:
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
         torch._dynamo.maybe_mark_dynamic(whole, 1)
         if self.device.type == "cuda":
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch is, here
         logits = self._step(feed, whole, positions, place, buffers)
         for layer in cache.layers:
             layer.written()

@@ -181,8 +181,7 @@ class Run:
                 choice = self.search.send(scores)
         except StopIteration:
             return None
-        elapsed = lambda: self.clock() - self.began  # noqa: E731
-        made = commit(lane, self.pending, draft, scores, choice, self.stages, elapsed, interrupted)
+        made = commit(lane, self.pending, draft, scores, choice, self.stages, self._elapsed, interrupted)
         self.pending, self.survivors, self.parents, self.choice = made.pending, made.survivors, made.parents, choice
         if made.closed:
             found = [closed for _, _, closed in made.closed]
@@ -194,6 +193,10 @@ class Run:
             parents = torch.tensor(made.parents, device=raw.device)
             self.front = raw[parents, choice.kept], None if hidden is None else hidden[parents, choice.kept]
         return made
+
+    def _elapsed(self) -> float:
+        """Seconds since the lane was admitted."""
+        return self.clock() - self.began
 
     def _refuse(self) -> None:
         """Raises ModelError where the cache cannot take back what the strategy will put on trial."""

@@ -77,7 +77,7 @@ def report_lines(report: Report, width: int | None) -> list[Text]:
     lines = heading_lines(report, width)
     lines += layer_lines(report, width)
     lines += sum_lines(report, width)
-    lines += ["", *pass_lines(report, width)]  # type: ignore[list-item]
+    lines += ["", *pass_lines(report, width)]  # type: ignore[list-item]  # a list is invariant
     return [fitted(line, width) if isinstance(line, Text) else Text(line) for line in lines]
 
 

@@ -61,6 +61,7 @@ class Path:
     def tokens(self, last: int | None = None) -> list[Token]:
         """The tokens in reading order, or only the `last` of them. Costs what it returns."""
         wanted = self.length if last is None else min(last, self.length)
+        # the shorter of the two ends it
         found = [node.token for node, _ in zip(self.back(), range(wanted)) if node.token]  # noqa: B905
         return found[::-1]
 

@@ -184,7 +184,7 @@ def top_h(share: float, most: int) -> Keep:
         descending[0, : len(found)] = np.sort(found)[::-1][:most]
         # transformers' own sums, over the same numbers in the same order
         categorical = torch.distributions.Categorical(logits=torch.from_numpy(descending), validate_args=False)
-        limit = (categorical.entropy() * share).unsqueeze(-1)  # type: ignore[no-untyped-call]
+        limit = (categorical.entropy() * share).unsqueeze(-1)  # type: ignore[no-untyped-call]  # torch is, here
         sums = torch.cumsum(-categorical.probs * torch.log(categorical.probs), dim=-1)
         kept = max(1, int((sums <= limit).sum()))
         places = places[found >= descending[0, kept - 1]]
