@@ -89,7 +89,7 @@ class Planner:
             # a companion's steps come in bursts between the model's own: it is packed, never compiled
             runtime = replace(self.runtime, model=name, revision=None, compile=False)
             loaded = hub.load(runtime, **self.flags)
-            self.companions[name] = loaded, Forward(loaded.model)
+            self.companions[name] = loaded, Forward(loaded.model, record=runtime.pack)
         return self.companions[name]
 
     # -- requests ------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Session:
         from genctl.planning import Planner
 
         self.loaded = loaded
-        self.forward = Forward(loaded.model, compile=runtime.compile)
+        self.forward = Forward(loaded.model, compile=runtime.compile, record=runtime.pack)
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
         self.saved = self._saved(runtime.prompt_cache)
 

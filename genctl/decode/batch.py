@@ -11,8 +11,9 @@ from transformers.cache_utils import Cache
 from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode import shared
-from genctl.decode.forward import Forward, Output, Sources, join_sources
+from genctl.decode.forward import Forward, Output
 from genctl.decode.lane import Run
+from genctl.decode.sources import Sources, join_sources
 from genctl.decode.watch import Watcher
 
 ROOM = 512  # columns a cache is given at once beyond what it holds, at most
@@ -216,6 +217,7 @@ class Batch:
             keep=keep,
             hidden=hidden,
             first=self.cache is None,
+            ahead=max(run.lane.max_new_tokens - run.pending.rows.written for run in self.runs),
         )
         if self.cache is not None:
             self.columns += feed.shape[1]

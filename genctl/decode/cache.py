@@ -124,7 +124,7 @@ def select(cache: Cache, rows: Tensor, *, room: int = 0, drop: int = 0) -> Cache
     """A new cache holding `rows` (int64 [N], repeats allowed) of this one, without its first `drop` columns.
 
     The old cache is left as it was, so a prefix can be forked any number of times. Cross-attention is not touched:
-    see `forward.Sources`.
+    see `sources.Sources`.
     """
     return with_layers(cache, [select_layer(layer, rows, room, drop) for layer in cache.layers])
 

@@ -20,7 +20,9 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
 from genctl.decode import cache as caches
+from genctl.decode.recorded import Fed, Recorder, recordable
 from genctl.decode.shared import attending, share
+from genctl.decode.sources import Sources, join_sources
 from genctl.decode.types import Prefix, Source
 from genctl.errors import ModelError
 
@@ -51,23 +53,14 @@ class Passed:
     first: bool
 
 
-@dataclass
-class Sources:
-    """The encoder side of a batch: one row for each decoder row. Never reordered between the rows of one prompt."""
-
-    states: Tensor  # [N, S, H]; views of one row where a prompt has several
-    mask: Tensor | None  # int64 [N, S], None when nothing is padded
-    cross: Cache | None  # the cross-attention cache, computed once per prompt
-    grouped: bool = False  # whether `cross` has one row for each prompt, for as many decoder rows each
-
-
 class Forward:
     """A model as the loop sees it. `forwards` counts the passes through the decoder.
 
-    With `compile` its steps go through torch.compile (see `compiled`). Raises ModelError where they cannot.
+    With `compile` its steps go through torch.compile (see `compiled`). Raises ModelError where they cannot. With
+    `record` they run from a record where that gives the same (see `recorded`).
     """
 
-    def __init__(self, model: Any, *, compile: bool = False) -> None:
+    def __init__(self, model: Any, *, compile: bool = False, record: bool = True) -> None:
         self.model = model
         self.config = model.config
         self.device = model.device if model.device.type != "meta" else torch.device("cpu")
@@ -90,6 +83,8 @@ class Forward:
             from genctl.decode.compiled import Compiled
 
             self.compiled = Compiled(model, frozenset(accepted), self.device)
+        usual = record and not compile and not self.prepares
+        self.recorder = Recorder(model) if usual and recordable(model) else None
 
     @property
     def vocab_size(self) -> int:
@@ -210,10 +205,12 @@ class Forward:
         first: bool = False,
         keep: int = 0,
         hidden: bool = False,
+        ahead: int | None = None,
     ) -> Output:
         """One pass. feed int64 [N, F]; mask int64 [N, T+F], None without padding; positions int64 [N, F].
 
         `keep` limits the logits to the last positions; 0 keeps all. With a cache, what is fed is appended to it.
+        `ahead` is how many steps may follow at most, where that is known.
         """
         inputs: dict[str, Any] = {}
         if self.is_encoder_decoder:
@@ -246,11 +243,23 @@ class Forward:
             inputs["output_hidden_states"] = True
         before = 0 if self.watch is None or cache is None else caches.length_of(cache)
         output: Any = None
-        with torch.no_grad(), attending(cache, grouped=sources is not None and sources.grouped):
+        logits: Any = None
+        grouped = sources is not None and sources.grouped
+        with torch.no_grad():
             if self.compiled is not None and not first and self.compiled.takes(feed, cache, hidden=hidden):
                 logits = self.compiled.step(feed, cache, mask, positions, self._eager(inputs))
-            else:
-                output = self.model(**inputs, return_dict=True)
+            elif self.recorder is not None and not (hidden or grouped or self.watch is not None):
+                if first or feed.shape[1] > 1:
+                    self.recorder.begin()
+                elif isinstance(cache, Cache):
+                    if positions is None:
+                        positions = torch.full((1, 1), caches.length_of(cache), device=feed.device)
+                    encoded = (None, None) if sources is None else (sources.states, sources.mask)
+                    fed = Fed(feed, cache, mask, positions, *encoded)
+                    logits = self.recorder.step(fed, ahead, self._eager(inputs))
+            if logits is None:
+                with attending(cache, grouped=grouped):
+                    output = self.model(**inputs, return_dict=True)
                 logits = output.logits
         self.forwards += 1
         if self.watch is not None:
@@ -269,10 +278,11 @@ class Forward:
         )
 
     def _eager(self, inputs: dict[str, Any]) -> Callable[[Cache], Tensor]:
-        """The same step without compiling, on whatever cache it is given: logits [N, 1, V]."""
+        """The same step by the model itself, on whatever cache it is given: logits [N, 1, V]."""
 
         def step(cache: Cache) -> Tensor:
-            logits: Tensor = self.model(**{**inputs, self.cache_name: cache}, return_dict=True).logits
+            with attending(cache):
+                logits: Tensor = self.model(**{**inputs, self.cache_name: cache}, return_dict=True).logits
             return logits
 
         return step
@@ -340,64 +350,3 @@ class Forward:
         given.pop("decoder_input_ids" if self.is_encoder_decoder else "input_ids")
         prepared = self.model.prepare_inputs_for_generation(feed, is_first_iteration=first, **given)
         return {key: value for key, value in prepared.items() if key != "is_first_iteration"}
-
-
-def join_sources(
-    sources: Sequence[Source], cross: Sequence[Cache | None], counts: Sequence[int], *, group: bool = False
-) -> Sources:
-    """The encoder side of a batch from one prompt each: lane i has `counts[i]` rows.
-
-    One prompt: its single row seen `counts[0]` times through a view, nothing is copied. Several: copied once, padded on
-    the right and masked; with `group`, where all counts are equal, with one row for each prompt.
-    """
-    if len(sources) == 1:
-        states = sources[0].states.expand(counts[0], -1, -1)
-        if cross[0] is None:  # read again in every pass, and not every architecture reads a view
-            states = states.contiguous()
-        return Sources(states, None, None if cross[0] is None else _expand(cross[0], counts[0]))
-    longest = max(source.states.shape[1] for source in sources)
-    rows = sum(counts)
-    like = sources[0].states
-    states = like.new_zeros(rows, longest, like.shape[2])
-    mask = torch.zeros(rows, longest, dtype=torch.long, device=like.device)
-    at = 0
-    for source, count in zip(sources, counts, strict=True):
-        length = source.states.shape[1]
-        states[at : at + count, :length] = source.states
-        mask[at : at + count, :length] = 1
-        at += count
-    full = all(source.states.shape[1] == longest for source in sources)
-    joined = None
-    group = group and counts[0] > 1 and len(set(counts)) == 1
-    if all(part is not None for part in cross):
-        wide = [1] * len(counts) if group else counts
-        joined = _join_cross([part for part in cross if part is not None], wide, longest)
-    return Sources(states, None if full else mask, joined, group and joined is not None)
-
-
-def _expand(cross: Cache, count: int) -> Cache:
-    layers = []
-    for layer in cross.layers:
-        new = caches.GrowingLayer()
-        new.hold(layer.keys.expand(count, -1, -1, -1), layer.values.expand(count, -1, -1, -1))
-        layers.append(new)
-    return caches.with_layers(cross, layers)
-
-
-def _join_cross(cross: Sequence[Cache], counts: Sequence[int], longest: int) -> Cache:
-    layers = []
-    for parts in zip(*(cache.layers for cache in cross), strict=True):
-        held = []
-        for name in ("keys", "values"):
-            like = getattr(parts[0], name)
-            joined = like.new_zeros(sum(counts), like.shape[1], longest, like.shape[3])
-            at = 0
-            for part, count in zip(parts, counts, strict=True):
-                tensor = getattr(part, name)
-                joined[at : at + count, :, : tensor.shape[2]] = tensor
-                at += count
-            held.append(joined)
-        new = caches.GrowingLayer()
-        new.hold(held[0], held[1])
-        layers.append(new)
-    return caches.with_layers(cross[0], layers)

@@ -22,8 +22,6 @@ STEP = 64  # a buffer that is full grows by half, and by at least this many colu
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped here
     """A full-attention layer whose buffers have room: appending copies only what is new."""
 
-    keys: Tensor
-    values: Tensor
     kind = "full"
     fixed = False  # whether the room is exactly what will be needed
 
@@ -34,6 +32,24 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         self.begin = 0  # where they begin in the buffers
         self.buffers: tuple[Tensor, ...] = ()  # each [rows, heads, capacity, size]
 
+    @property
+    def keys(self) -> Tensor | None:
+        """What transformers' code finds, `[rows, heads, length, head_dim]`; None before anything is stored."""
+        return self.buffers[0].narrow(2, self.begin, self.length) if self.buffers else None
+
+    @keys.setter
+    def keys(self, given: Any) -> None:
+        pass  # transformers' constructors set it
+
+    @property
+    def values(self) -> Tensor | None:
+        """Like `keys`."""
+        return self.buffers[1].narrow(2, self.begin, self.length) if self.buffers else None
+
+    @values.setter
+    def values(self, given: Any) -> None:
+        pass
+
     # -- what transformers' models call --------------------------------------------------------------------------------
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -43,9 +59,8 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         self.prefetch()
         first = self.length == 0
         self._append(self._encode(key_states, value_states))
-        self._refresh()
         # what was just computed is exact, whatever is kept of it
-        return (key_states, value_states) if first else self._met()
+        return (key_states, value_states) if first else self.content()
 
     def get_seq_length(self) -> int:
         """Columns stored."""
@@ -59,7 +74,6 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         """Forget the newest columns. The buffers stay."""
         if tokens_to_remove and self.is_initialized:
             self.length -= abs(tokens_to_remove)
-            self._refresh()
 
     def reset(self) -> None:
         """Forget everything."""
@@ -97,7 +111,6 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         self.buffers = self._encode(keys, values)
         if room:
             self._grow(self.length + room)
-        self._refresh()
 
     def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> GrowingLayer:
         """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one stays."""
@@ -110,7 +123,6 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
             torch.index_select(old[:, :, drop:], 0, rows, out=buffer[:, :, : new.length])
             held.append(buffer)
         new.buffers = tuple(held)
-        new._refresh()
         return new
 
     def reorder(self, rows: Tensor, since: int) -> None:
@@ -137,7 +149,6 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
                 at += part.shape[0]
             held.append(buffer)
         new.buffers = tuple(held)
-        new._refresh()
         return new
 
     def content(self) -> tuple[Tensor, Tensor]:
@@ -148,6 +159,18 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         """The columns as they are kept; of a fixed layer the free ones too."""
         return self.buffers if self.fixed else self._columns()
 
+    # -- steps that are written from outside (see `recorded`) ----------------------------------------------------------
+
+    def place(self) -> tuple[int, int, int]:
+        """Make room for a column. Returns where the filled ones begin, how many they are, and how many were ever."""
+        if self.buffers[0].shape[-2] == self.begin + self.length:
+            self._grow(self.length + 1 + max(STEP, self.length // 2))
+        return self.begin, self.length, self.get_seq_length()
+
+    def placed(self) -> None:
+        """A column was written behind the filled ones."""
+        self.length += 1
+
     # -- how columns are stored ----------------------------------------------------------------------------------------
 
     def _encode(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
@@ -157,16 +180,8 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         keys, values = columns
         return keys, values
 
-    def _met(self) -> tuple[Tensor, Tensor]:
-        """`content`, right after `_refresh`."""
-        return self.keys, self.values
-
     def _columns(self) -> tuple[Tensor, ...]:
         return tuple([buffer.narrow(2, self.begin, self.length) for buffer in self.buffers])
-
-    def _refresh(self) -> None:
-        """`keys` and `values` are what transformers' code expects to find."""
-        self.keys, self.values = self._columns()
 
     def _append(self, columns: tuple[Tensor, ...]) -> None:
         end = self.begin + self.length
@@ -195,11 +210,9 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     def _move(self, device: torch.device | str) -> None:
         if self.buffers and self.buffers[0].device != (torch.device(device) if isinstance(device, str) else device):
             self.buffers = tuple(buffer.to(device, non_blocking=True) for buffer in self.buffers)
-            self._refresh()
 
     def _take(self, other: GrowingLayer) -> None:
         self.length, self.begin, self.buffers = other.length, other.begin, other.buffers
-        self._refresh()
 
 
 class SlidingLayer(GrowingLayer):
@@ -230,14 +243,12 @@ class SlidingLayer(GrowingLayer):
         if first and not self.record_past:  # a long prompt: what is let go is not even stored
             start = max(new - (self.sliding_window - 1), 0)
             self._append((key_states[:, :, start:], value_states[:, :, start:]))
-            self._refresh()
             return key_states, value_states
         self._append((key_states, value_states))
         keys, values = self._columns()
         if self.record_past:
             visible = self.sliding_window - 1 + new
             keys, values = keys[:, :, -visible:], values[:, :, -visible:]
-            self._refresh()
         else:
             self._let_go()
         return keys, values
@@ -294,12 +305,17 @@ class SlidingLayer(GrowingLayer):
         self.seen = self.length
         self._let_go()
 
+    def placed(self) -> None:
+        """A column was written behind the filled ones."""
+        self.length += 1
+        self.seen += 1
+        self._let_go()
+
     def _let_go(self) -> None:
         surplus = self.length - (self.sliding_window - 1)
         if surplus > 0:
             self.begin += surplus
             self.length -= surplus
-        self._refresh()
 
     def _take(self, other: GrowingLayer) -> None:
         assert isinstance(other, SlidingLayer)
@@ -342,7 +358,6 @@ class SlottedLayer(StaticLayer):
     def written(self) -> None:
         """A column was written at `length`, from outside."""
         self.length += 1
-        self._refresh()
 
     def _grow(self, capacity: int) -> None:
         super()._grow(self.length + _rounded(self.length, capacity - self.length))
@@ -375,12 +390,6 @@ class QuantizedLayer(GrowingLayer):
     def _decode(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         keys, key_scales, values, value_scales = columns
         return (keys * key_scales).to(self.dtype), (values * value_scales).to(self.dtype)
-
-    def _refresh(self) -> None:  # nothing is kept unpacked
-        pass
-
-    def _met(self) -> tuple[Tensor, Tensor]:
-        return self.content()
 
 
 def _quantize(states: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,13 +39,12 @@ class SharedLayer(GrowingLayer):
         self.columns = keys.shape[-2]
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
         self.buffers = tuple(part.new_empty(rows, part.shape[1], room, part.shape[3]) for part in (keys, values))
-        self._refresh()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append columns; returns each row's own, `[R, H, S, D]`: `attention` knows of the others."""
         self._append((key_states, value_states))
-        self._refresh()
-        return self.keys, self.values
+        keys, values = self._columns()
+        return keys, values
 
     def get_seq_length(self) -> int:
         """Columns of a row, the shared ones included."""
@@ -155,14 +154,14 @@ class Attention:
             return self._grouped(module, query, key, value, attention_mask, **kwargs)
         number = getattr(module, "layer_idx", None)
         layer = self.layers[number] if self.layers and number is not None else None
-        if not isinstance(layer, SharedLayer) or key.data_ptr() != layer.keys.data_ptr():
+        if not isinstance(layer, SharedLayer) or key.data_ptr() != layer.buffers[0].data_ptr():
             return self.plain(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]  # transformers is untyped here
         self.reached += 1
         unusual = any(kwargs.get(name) is not None for name in _BENDS)
         if attention_mask is not None or query.shape[2] > 1 or unusual or key.shape != value.shape:
             keys, values = layer.content()
             return self.plain(module, query, keys, values, attention_mask, **kwargs)  # type: ignore[no-any-return]  # transformers is untyped here
-        return attend(query, layer, kwargs.get("scaling")), None
+        return attend(query, layer.prompt, (key, value), kwargs.get("scaling")), None
 
     def _grouped(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
@@ -183,15 +182,20 @@ class Attention:
 _BENDS = ("softcap", "s_aux", "sliding_window", "position_bias")  # arguments that change the scores of attention
 
 
-def attend(query: Tensor, layer: SharedLayer, scaling: float | None = None) -> Tensor:
-    """Attention of one new token a row: query [R, H·G, 1, D] -> [R, 1, H·G, D]."""
+def attend(
+    query: Tensor, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], scaling: float | None = None
+) -> Tensor:
+    """Attention of one new token a row: query [R, H·G, 1, D] -> [R, 1, H·G, D].
+
+    Keys and values: `prompt` [1, H, P, D], each row's `own` [R, H, S, D].
+    """
     rows, heads, _, size = query.shape
-    groups = heads // layer.keys.shape[1]
+    groups = heads // own[0].shape[1]
     # every row and every head of a group is one more query on the prompt, which is read once
     asked = query.view(rows, heads // groups, groups, size)
     merged = asked.permute(1, 0, 2, 3).reshape(1, heads // groups, rows * groups, size)
-    far, far_sum = _flash(merged, layer.prompt[0], layer.prompt[1], scale=scaling)
-    near, near_sum = _flash(asked, layer.keys, layer.values, scale=scaling)
+    far, far_sum = _flash(merged, prompt[0], prompt[1], scale=scaling)
+    near, near_sum = _flash(asked, own[0], own[1], scale=scaling)
     far = far.view(heads // groups, rows, groups, size).transpose(0, 1)
     far_sum = far_sum.view(heads // groups, rows, groups).transpose(0, 1)
     weight = torch.sigmoid(far_sum - near_sum)[..., None].to(near.dtype)

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from genctl.models.packed import PackedLayer, type_name
 
 FEW = 12  # rows up to which the 8-bit kernel is faster than the product with numbers turned back
-_AT_ONCE = 1 << 20  # weights turned back at a time: they stay in the processor's cache
+AT_ONCE = 1 << 20  # weights turned back at a time: they stay in the processor's cache
 _STEP = 32  # the kernel reads this many numbers of a row at once, without looking where it ends
 
 
@@ -30,38 +29,31 @@ class Int8Layer(PackedLayer):
     def forward(self, given: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the type of what is given."""
         rows = given.reshape(-1, self.in_features).to(torch.bfloat16).contiguous()
-        if len(rows) <= FEW:
-            made = torch._weight_int8pack_mm(rows, self.numbers, self.scales) if len(rows) else self._turned_back(rows)
-        else:
-            made = self._turned_back(rows)
-        made = made.to(given.dtype)
+        made = product(rows, self.numbers, self.scales, FEW, AT_ONCE).to(given.dtype)
         if self.shift is not None:
             made += self.shift
         return made.view(*given.shape[:-1], self.out_features)
 
-    def _turned_back(self, rows: Tensor) -> Tensor:
-        """The same product for many rows: the numbers are turned back to float32 a slice at a time."""
-        wide = rows.float()
-        made = rows.new_empty(len(rows), self.out_features)
-        scales = self.scales.float()
-        step = max(1, _AT_ONCE // self.in_features)
-        for begin in range(0, self.out_features, step):
-            part = slice(begin, begin + step)
-            made[:, part] = functional.linear(wide, self.numbers[part].float()).mul_(scales[part])
-        return made
 
-    def dense(self) -> Tensor:
-        return (self.numbers.float() * self.scales.float()[:, None]).to(self.as_read)
-
-    def held_bytes(self) -> int:
-        return self.numbers.nbytes + self.scales.nbytes
+def product(rows: Tensor, numbers: Tensor, scales: Tensor, few: int, at_once: int) -> Tensor:
+    """rows bf16 [N, in] -> bf16 [N, out]. Written for TorchScript too."""
+    if 0 < rows.shape[0] <= few:
+        return torch._weight_int8pack_mm(rows, numbers, scales)
+    # for many rows: the numbers are turned back to float32, a slice at a time
+    wide, factors = rows.float(), scales.float()
+    made = rows.new_empty([rows.shape[0], numbers.shape[0]])
+    step = max(1, at_once // numbers.shape[1])
+    for begin in range(0, numbers.shape[0], step):
+        part = torch.nn.functional.linear(wide, numbers[begin : begin + step].float())
+        made[:, begin : begin + step] = part.mul_(factors[begin : begin + step])
+    return made
 
 
 def quantized(weight: Tensor) -> dict[str, Any]:
     """The parts of an `Int8Layer` for a weight [out, in]."""
     scales = torch.empty(weight.shape[0], dtype=torch.bfloat16)
     numbers = torch.empty(weight.shape, dtype=torch.int8)
-    step = max(1, _AT_ONCE // weight.shape[1])
+    step = max(1, AT_ONCE // weight.shape[1])
     for begin in range(0, weight.shape[0], step):  # in slices, so that no float32 copy of the whole is made
         part = slice(begin, begin + step)
         wide = weight[part].float()

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from genctl.decode import cache as caches
-from genctl.decode.forward import Forward, Sources, join_sources
+from genctl.decode.forward import Forward
+from genctl.decode.sources import Sources, join_sources
 from genctl.errors import ModelError
 from genctl.events import Token
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from genctl.decode import cache as caches
-from genctl.decode.forward import Forward, Sources
+from genctl.decode.forward import Forward
+from genctl.decode.sources import Sources
 from genctl.decode.types import Context, Source
 from genctl.errors import ModelError
 

@@ -11,9 +11,10 @@ from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode import shared
 from genctl.decode.batch import Batch
-from genctl.decode.forward import Forward, join_sources
+from genctl.decode.forward import Forward
 from genctl.decode.layers import GrowingLayer
 from genctl.decode.loop import decode
+from genctl.decode.sources import join_sources
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
@@ -98,7 +99,7 @@ def test_attention_in_two_parts_is_attention() -> None:
         query = torch.randn(5, heads * groups, 1, 16)
         keys, values = (part.repeat_interleave(groups, 1) for part in both.content())
         wanted = torch.nn.functional.scaled_dot_product_attention(query, keys, values, scale=0.3).transpose(1, 2)
-        assert torch.allclose(shared.attend(query, both, 0.3), wanted, atol=1e-5)
+        assert torch.allclose(shared.attend(query, both.prompt, both._columns(), 0.3), wanted, atol=1e-5)
 
 
 def test_what_transformers_calls_attention_is_put_back() -> None:

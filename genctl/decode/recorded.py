@@ -1,0 +1,447 @@
+"""Steps that run from a record: what a model computes for one new token a row, without the Python in between.
+
+A fifth of a step of a small decoder passes in Python, between the operations, and a third of an encoder-decoder's. So
+one step is recorded, as TorchScript, and later ones run the record: the same operations by the same kernels. What
+changes from step to step goes in as tensors: tokens, positions, mask, the buffers of the cache, and where in them the
+new column goes.
+
+What a record cannot know is whether Python would have taken another way. Therefore only architectures are recorded
+whose steps do the same whatever they are given (`KNOWN`), every layer's attention has to pass through here, nothing but
+weights may be kept in a record, and what it gives is compared with the model itself: in the step after it was made,
+with several rows after one, and each time the text has doubled in length. Where it differs, it is given up.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from genctl.decode import cache as caches
+from genctl.decode.layers import GrowingLayer, SlidingLayer, StaticLayer
+from genctl.decode.shared import SharedLayer, attend
+from genctl.models.packed import PackedLayer
+from genctl.models.scripted import scripted
+
+# Dense models whose attention goes through transformers' table of attention functions.
+KNOWN = frozenset({
+    "bart", "gemma", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "marian", "mbart", "mistral", "mt5", "olmo",
+    "olmo2", "opt", "pegasus", "phi", "qwen2", "qwen3", "stablelm", "starcoder2", "t5",
+})  # fmt: skip
+# Making a record takes as long as it saves in about 30 steps. How many follow is not known, only how many may.
+SURE = 96  # steps to come from which on it is made at once
+SOME, LEAST = 32, 16  # steps taken after which it is made if at least so many may follow
+_ALIKE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # difference of logits to the largest of them
+
+Eager = Callable[[Cache], Tensor]
+
+
+@dataclass
+class Record:
+    """One kind of step: as it was recorded, if it was."""
+
+    taken: int = 0  # steps without a record
+    run: Any = None  # the record
+    failed: str = ""  # why there is none and will be none
+    checked: dict[bool, int] = field(default_factory=dict)  # several rows? -> length up to which it was compared
+
+
+@dataclass
+class Fed:
+    """What one step reads."""
+
+    feed: Tensor  # int64 [N, 1]
+    cache: Cache
+    mask: Tensor | None  # int64 [N, T+1]
+    positions: Tensor  # int64 [N or 1, 1]
+    states: Tensor | None = None  # [N, S, H] of the encoder
+    source_mask: Tensor | None = None  # int64 [N, S]
+
+    def layers(self) -> list[Any]:
+        """The layers that grow."""
+        found: list[Any] = caches.self_part(self.cache).layers
+        return found
+
+    def cross(self) -> list[Any]:
+        """What the encoder said, layer by layer; empty for a decoder."""
+        found: list[Any] = self.cache.cross_attention_cache.layers if _double(self.cache) else []
+        return found
+
+
+class Recorder:
+    """The records of one model. `made` counts them, `steps` those that ran from one."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.records: dict[tuple[Any, ...], Record] = {}
+        self.made = self.steps = 0
+        self.sure = SURE
+        self._hooked = False
+
+    def begin(self) -> None:
+        """Look at the model again: somebody may watch its modules, whom a record would pass by."""
+        self._hooked = _hooked(self.model)
+
+    def step(self, fed: Fed, ahead: int | None, eager: Eager) -> Tensor | None:
+        """Logits [N, 1, V] of one step after which at most `ahead` may follow; None where the model has to do it.
+
+        `eager` computes the same by the model. The new column is appended to the cache, as a model does.
+        """
+        if self._hooked:
+            return None
+        kind = _kind(fed)
+        if kind is None:
+            return None
+        record = self.records.setdefault(kind, Record())
+        if record.failed:
+            return None
+        if record.run is None:
+            record.taken += 1
+            known = LEAST if ahead is None else ahead
+            if known < self.sure and (record.taken < SOME or known < LEAST):
+                return None
+            return self._record(record, fed)
+        several, length = fed.feed.shape[0] > 1, max(1, caches.length_of(fed.cache))
+        if length <= record.checked.get(several, 0):
+            return self._run(record, fed)
+        return self._compared(record, fed, several, length, eager)
+
+    def _record(self, record: Record, fed: Fed) -> Tensor | None:
+        """Record a step while it is taken."""
+        recording, run = None, None
+        try:
+            with _calm():
+                recording = _Recording(self.model, fed)
+                with recording.attending():
+                    run = _traced(recording, _given(fed))
+            record.failed = recording.why(run)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a tracer, or a model that is traced, may raise
+            record.failed = f"{type(error).__name__}: {(str(error).strip() or 'no reason').splitlines()[0]}"
+        if record.failed or recording is None or recording.logits is None:
+            return None  # the column that may have been written lies behind the end
+        record.run = run
+        self.made += 1
+        _written(fed)
+        return recording.logits
+
+    def _compared(self, record: Record, fed: Fed, several: bool, length: int, eager: Eager) -> Tensor:
+        """A step both ways; the model's own counts."""
+        before = [dict(layer.__dict__) for layer in fed.layers()]
+        try:
+            found = self._run(record, fed).clone()
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            found, record.failed = None, str(error)
+        for layer, state in zip(fed.layers(), before, strict=True):
+            layer.__dict__.update(state)
+        wanted = eager(fed.cache)
+        if found is not None and _alike(found, wanted):
+            record.checked[several] = 2 * length
+        else:
+            record.run, record.failed = None, record.failed or "it gave other numbers"
+        return wanted
+
+    def _run(self, record: Record, fed: Fed) -> Tensor:
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]  # it is there
+            logits: Tensor = record.run(*_given(fed))
+        _written(fed)
+        self.steps += 1
+        return logits
+
+
+class _Recording(nn.Module):
+    """A step of `model` as something that can be recorded: called with `_given`, it returns the logits."""
+
+    model: Any
+    like: Fed
+
+    def __init__(self, model: Any, like: Fed) -> None:
+        super().__init__()
+        self.__dict__.update(model=model, like=like)  # the model is no part of this: its weights are constants
+        self.logits: Tensor | None = None
+        self.packed: dict[type[PackedLayer], list[PackedLayer]] = {}
+        for module in model.modules():
+            if isinstance(module, PackedLayer):
+                self.packed.setdefault(type(module), []).append(module)
+        parts = [scripted(layers) for layers in self.packed.values()]
+        self.parts = nn.ModuleList(parts)
+        self.places: list[_Place] = []
+        self.mask: Tensor | None = None
+        self.source_mask: Tensor | None = None
+        self.reached = 0
+        self.plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def forward(self, feed: Tensor, positions: Tensor, spans: Tensor, *rest: Tensor) -> Tensor:
+        """See `_given`."""
+        like, parts = self.like, iter(rest)
+        self.mask = None if like.mask is None else next(parts)
+        self.source_mask = None if like.source_mask is None else next(parts)
+        states = None if like.states is None else next(parts)
+        self.places = []
+        for number, layer in enumerate(like.layers()):
+            prompt = (next(parts), next(parts)) if isinstance(layer, SharedLayer) else None
+            self.places.append(_Place((next(parts), next(parts)), spans[number], prompt))
+        inputs: dict[str, Any] = {"use_cache": True, "return_dict": True}
+        cache = Cache(layers=self.places)
+        if states is None:
+            inputs |= {"input_ids": feed, "attention_mask": self.mask, "past_key_values": cache}
+            inputs["position_ids"] = positions
+        else:
+            cross = Cache(layers=[_Said(next(parts), next(parts)) for _ in like.cross()])
+            inputs |= {"decoder_input_ids": feed, "decoder_attention_mask": self.mask}
+            inputs |= {"attention_mask": self.source_mask, "encoder_outputs": BaseModelOutput(last_hidden_state=states)}
+            inputs["past_key_values"] = EncoderDecoderCache(cache, cross)
+        logits: Tensor = self.model(**inputs).logits
+        self.logits = logits
+        return logits
+
+    @contextmanager
+    def attending(self) -> Iterator[None]:
+        """With attention that reads the cache as it is given, and packed layers that TorchScript can run."""
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = self._attention  # of this instance only: the library's own table stays
+        for layers, part in zip(self.packed.values(), self.parts, strict=True):
+            for place, layer in enumerate(layers):
+                layer.__dict__["forward"] = partial(part, place=place)
+        try:
+            yield
+        finally:
+            del ALL_ATTENTION_FUNCTIONS["sdpa"]
+            for layer in chain(*self.packed.values()):
+                del layer.__dict__["forward"]
+
+    def _attention(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        """query [R, H·G, 1, D]; key and value [R, H, S, D]. Returns [R, 1, H·G, D].
+
+        The mask is what the step was given: what a model makes of it while it is traced may be bound to this length.
+        """
+        if any(kwargs.get(name) is not None for name in ("softcap", "s_aux")):
+            raise NotImplementedError("attention bends its scores")
+        place = next((place for place in self.places if place.seen is key), None)
+        given = self.source_mask if place is None else self.mask
+        if given is not None and attention_mask is not given:
+            raise NotImplementedError("the model makes a mask of its own")
+        self.reached += 1
+        if place is not None and place.prompt is not None:
+            if kwargs.get("position_bias") is not None or key.shape[1:] != value.shape[1:]:
+                raise NotImplementedError("attention bends its scores")
+            return attend(query, place.prompt, (key, value), kwargs.get("scaling")), None
+        if given is not None and place is not None:
+            given = given[..., -key.shape[2] :]  # a window keeps the newest columns
+        return self.plain(module, query, key, value, given, **kwargs)  # type: ignore[no-any-return]  # transformers is untyped here
+
+    def why(self, run: Any) -> str:
+        """Why what was recorded cannot serve, or ""."""
+        wanted = len(self.places) + len(self.like.cross())
+        if self.reached != wanted:
+            return f"{self.reached} of {wanted} attentions could be followed"
+        shifts = [layer.shift for layer in chain(*self.packed.values()) if layer.shift is not None]
+        own = chain(self.model.parameters(), self.model.buffers(), shifts)
+        weights = {tensor.untyped_storage().data_ptr() for tensor in own}
+        for node in run.graph.findAllNodes("prim::Constant", recurse=True):
+            if node.hasAttribute("value") and node.kindOf("value") == "t":
+                tensor = node.t("value")
+                if tensor.numel() > 1 and tensor.untyped_storage().data_ptr() not in weights:
+                    return f"it would keep a tensor of {tensor.numel()} numbers"
+        return ""
+
+
+class _Place(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
+    """A layer's buffers during a recorded step. Its lengths are tensors, so that no number is kept in the record."""
+
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self, buffers: tuple[Tensor, Tensor], span: Tensor, prompt: tuple[Tensor, Tensor] | None) -> None:
+        super().__init__()
+        self.buffers, self.span, self.prompt = buffers, span, prompt
+        self.seen: Tensor | None = None  # the keys that this step's query meets
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing is left to do."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write one column; returns what the query meets, `[rows, heads, length, head_dim]`."""
+        keys = append(self.buffers[0], key_states, self.span)
+        values = append(self.buffers[1], value_states, self.span)
+        self.seen = keys
+        return keys, values
+
+    def get_seq_length(self) -> Any:
+        """Tokens before this step's."""
+        return self.span[2]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[Any, int]:
+        """Columns that a query meets, and how many came before them."""
+        return self.span[2] + query_length, 0
+
+    def get_max_length(self) -> int:
+        """There is none."""
+        return -1
+
+
+class _Said(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
+    """What the encoder said, for one layer's cross-attention."""
+
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.is_initialized = keys, values, True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing is left to do."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Never asked for. Raises NotImplementedError."""
+        raise NotImplementedError("the encoder has been read")
+
+    def get_seq_length(self) -> int:
+        """Enough to be taken for read."""
+        return 1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns there are."""
+        return self.keys.shape[2], 0
+
+    def get_max_length(self) -> int:
+        """There is none."""
+        return -1
+
+
+def _appended(buffer: Tensor, column: Tensor, span: Tensor) -> Tensor:
+    begin, length = int(span[0]), int(span[1])
+    buffer.narrow(2, begin + length, 1).copy_(column)
+    return buffer.narrow(2, begin, length + 1)
+
+
+def append(buffer: Tensor, column: Tensor, span: Tensor) -> Tensor:
+    """Write `column` [N, H, 1, D] into `buffer` [N, H, C, D]; returns the columns that are filled then.
+
+    `span` int64 [3]: the first filled column, how many are, and how many tokens were ever read. In a record the numbers
+    are read from it each time.
+    """
+    global _scripted
+    if _scripted is None:
+        _scripted = torch.jit.script(_appended)
+    found: Tensor = _scripted(buffer, column, span)
+    return found
+
+
+_scripted: Any = None
+
+
+def recordable(model: Any) -> bool:
+    """Whether a model's steps may be recorded at all: see the top of this file."""
+    config = model.config
+    text = config.get_text_config(decoder=True)
+    if config.model_type not in KNOWN or not hasattr(torch.jit, "trace"):
+        return False
+    if model.device.type != "cpu" or getattr(text, "_attn_implementation", "") != "sdpa":
+        return False
+    if any(tensor.requires_grad for tensor in model.parameters()):
+        return False
+    # angles that are chosen by the length of the text
+    return not any("dynamic" in kind or "longrope" in kind for kind in _rope_types(text))
+
+
+def _traced(step: nn.Module, given: tuple[Tensor, ...]) -> Any:
+    return torch.jit.trace(step, given, check_trace=False, strict=False)  # type: ignore[no-untyped-call]  # torch is, here
+
+
+def _rope_types(config: Any) -> Iterator[str]:
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for one in (found, *found.values()):
+        if isinstance(one, dict):
+            yield str(one.get("rope_type", ""))
+
+
+def _hooked(model: Any) -> bool:
+    everywhere = torch.nn.modules.module
+    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
+        return True
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__ for module in model.modules()
+    )
+
+
+def _double(cache: Cache) -> bool:
+    return isinstance(cache, EncoderDecoderCache)
+
+
+def _kind(fed: Fed) -> tuple[Any, ...] | None:
+    """What two steps must have in common to run from one record; None for one that cannot."""
+    if fed.feed.shape[1] != 1 or fed.feed.device.type != "cpu":
+        return None
+    kinds = []
+    for layer in fed.layers():
+        kind = type(layer)
+        if kind not in (GrowingLayer, SlidingLayer, StaticLayer, SharedLayer) or not layer.is_initialized:
+            return None
+        if kind is SlidingLayer and layer.record_past:
+            return None
+        kinds.append(kind)
+    if SharedLayer in kinds and fed.mask is not None:
+        return None
+    if any(type(layer) is not GrowingLayer or not layer.is_initialized for layer in fed.cross()):
+        return None
+    return (*kinds, len(fed.cross()), fed.mask is None, fed.source_mask is None)
+
+
+def _given(fed: Fed) -> tuple[Tensor, ...]:
+    """What a record is given: `_Recording.forward` takes it apart."""
+    spans, tensors = [], list[Tensor]()
+    for layer in fed.layers():
+        spans.append(layer.place())
+        if isinstance(layer, SharedLayer):
+            tensors += layer.prompt
+        tensors += layer.buffers
+    for layer in fed.cross():
+        tensors += layer.content()
+    masks = [_wide(mask) for mask in (fed.mask, fed.source_mask) if mask is not None]
+    states = [] if fed.states is None else [fed.states]
+    return (fed.feed, fed.positions, torch.tensor(spans), *masks, *states, *tensors)
+
+
+def _wide(mask: Tensor) -> Tensor:
+    """int64 [N, T] -> bool [N, 1, 1, T], which transformers takes as it is."""
+    return mask[:, None, None].bool()
+
+
+def _written(fed: Fed) -> None:
+    for layer in fed.layers():
+        layer.placed()
+
+
+def _alike(found: Tensor, wanted: Tensor) -> bool:
+    if found.shape != wanted.shape:
+        return False
+    if torch.equal(found, wanted):
+        return True
+    largest = wanted.float().abs().amax().clamp(min=1.0)
+    difference = (found.float() - wanted.float()).abs().amax()
+    return bool(difference <= _ALIKE.get(found.dtype, 2e-2) * largest)
+
+
+@contextmanager
+def _calm() -> Iterator[None]:
+    """Without the warnings of a tracer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
