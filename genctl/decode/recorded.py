@@ -351,7 +351,7 @@ def recordable(model: Any) -> bool:
     """Whether a model's steps may be recorded at all: see the top of this file."""
     config = model.config
     text = config.get_text_config(decoder=True)
-    if config.model_type not in KNOWN or not hasattr(torch.jit, "trace"):
+    if not isinstance(model, nn.Module) or config.model_type not in KNOWN or not hasattr(torch.jit, "trace"):
         return False
     if model.device.type != "cpu" or getattr(text, "_attn_implementation", "") != "sdpa":
         return False

@@ -32,6 +32,13 @@ class HalfLayer(PackedLayer):
         rows = given.reshape(-1, self.in_features).float()
         return _product(rows, self.panels).to(given.dtype).view(*given.shape[:-1], self.out_features)
 
+    def dense(self) -> Tensor:
+        found: Tensor = torch.ops.quantized.linear_unpack_fp16(self.panels)[0]
+        return found.to(self.as_read).contiguous()
+
+    def held_bytes(self) -> int:
+        return 2 * self.in_features * self.out_features
+
 
 def halved(weight: Tensor, bias: Tensor | None) -> dict[str, Any]:
     """The parts of a `HalfLayer` for a weight [out, in]."""

@@ -34,6 +34,12 @@ class Int8Layer(PackedLayer):
             made += self.shift
         return made.view(*given.shape[:-1], self.out_features)
 
+    def dense(self) -> Tensor:
+        return (self.numbers.float() * self.scales.float()[:, None]).to(self.as_read)
+
+    def held_bytes(self) -> int:
+        return self.numbers.nbytes + self.scales.nbytes
+
 
 def product(rows: Tensor, numbers: Tensor, scales: Tensor, few: int, at_once: int) -> Tensor:
     """rows bf16 [N, in] -> bf16 [N, out]. Written for TorchScript too."""
