@@ -16,6 +16,7 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.processors import trace as tracing
+from genctl.decode.processors.rows import Row
 from genctl.decode.types import Choice, Closed, Lane, Rows, Scores, Space, Written
 
 Node = tuple[int, Any]  # a token and the node before it; None at the prompt: forks share their stem
@@ -54,21 +55,21 @@ def begin(tokens: Tensor, capacity: int) -> Pending:
 
 def score(
     lane: Lane, rows: Rows, draft: Tensor | None, raw: Tensor, normalizer: Tensor, space: Space
-) -> tuple[Tensor, list[list[tracing.Stage]]]:
+) -> tuple[Tensor, list[list[tracing.Stage]], list[Row] | None]:
     """Apply the lane's processors to what follows each row and each draft prefix.
 
-    raw f32 [N, D+1, V]; draft int64 [R, B, D] or None. Returns scores [N, D+1, V] and the stages for each of the D+1
-    positions when the lane is traced.
+    raw f32 [N, D+1, V]; draft int64 [R, B, D] or None. Returns scores [N, D+1, V], the stages for each of the D+1
+    positions when the lane is traced, and, where filters came last and nothing is drafted, what they left of each row.
     """
     scores = raw - normalizer[..., None] if space == "logprobs" else raw
     if space == "raw" or not lane.processors:
-        return scores, []
+        return scores, [], None
     history = rows.tokens
     flat: Tensor | None = None
     if draft is not None:
         history = history.repeat_interleave(draft.shape[1], 0)
         flat = draft.flatten(0, 1)
-    columns, stages = [], []
+    columns, stages, left = [], [], None
     for position in range(raw.shape[1]):
         seen = history if position == 0 or flat is None else torch.cat([history, flat[:, :position]], 1)
         here = scores[:, position]
@@ -76,10 +77,11 @@ def score(
             here, stage = tracing.apply(lane.processors, seen, here, timing=True)
             stages.append(stage)
         else:
-            # some processors write in place, and the model's own logits are reported
-            here = tracing.process(lane.processors, seen, here.clone())
+            here, left = tracing.sift(lane.processors, seen, here)
         columns.append(here)
-    return (columns[0][:, None] if len(columns) == 1 else torch.stack(columns, 1)), stages
+    if len(columns) > 1:
+        return torch.stack(columns, 1), stages, None
+    return columns[0][:, None], stages, left
 
 
 def commit(

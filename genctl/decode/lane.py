@@ -168,9 +168,9 @@ class Run:
             raise ModelError(
                 f"the model's logits are not finite at step {self.step}: its weights or activations are damaged"
             )
-        processed, self.stages = score(lane, self.pending.rows, draft, raw, normalizer, lane.strategy.space)
+        processed, self.stages, left = score(lane, self.pending.rows, draft, raw, normalizer, lane.strategy.space)
         scores = Scores(
-            self.pending.rows, raw, processed, normalizer, self.survivors, tuple(self.ended), hidden, layers
+            self.pending.rows, raw, processed, normalizer, self.survivors, tuple(self.ended), hidden, layers, left
         )
         try:
             if self.search is None:
@@ -210,7 +210,7 @@ class Run:
 
     def _process(self, scores: Tensor) -> Tensor:
         """The lane's processors on a search's own scores, f32 [N, V]."""
-        processed, self.stages = score(self.lane, self.pending.rows, None, scores[:, None], scores[:, :1], "logits")
+        processed, self.stages, _ = score(self.lane, self.pending.rows, None, scores[:, None], scores[:, :1], "logits")
         return processed[:, 0]
 
     def _stepped(self, made: Commit, branches: int, drafted: int) -> events.Stepped:

@@ -353,7 +353,7 @@ def recordable(model: Any) -> bool:
     text = config.get_text_config(decoder=True)
     if not isinstance(model, nn.Module) or config.model_type not in KNOWN or not hasattr(torch.jit, "trace"):
         return False
-    if model.device.type != "cpu" or getattr(text, "_attn_implementation", "") != "sdpa":
+    if str(model.device) != "cpu" or getattr(text, "_attn_implementation", "") != "sdpa":
         return False
     if any(tensor.requires_grad for tensor in model.parameters()):
         return False

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from genctl.decode.processors.rows import Row
+
 # What processors are given: logits, log-probabilities, or nothing yet: with "raw" the search calls `Context.process`.
 Space: TypeAlias = Literal["logits", "logprobs", "raw"]
 
@@ -70,6 +72,7 @@ class Scores:
     ended: Sequence[Closed] = ()
     hidden: Tensor | None = None  # f32 [N, D+1, H]
     layers: tuple[Tensor, ...] | None = None  # per layer [N, D+1, H]
+    left: Sequence[Row] | None = None  # N, the same as `logits` without what filters removed, where it is known
 
     @property
     def logprobs(self) -> Tensor:

@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from genctl.decode.processors.rows import Row
+
 Sampler: TypeAlias = Literal["multinomial", "inverse-cdf"]
 
 _FEW = 4096  # tokens for which the noise is made without asking whether they can win
@@ -23,10 +25,13 @@ _MANTISSA = (1 << 53) - 1
 _UNIT = 2.0**-53
 
 
-def multinomial(logits: Tensor, slots: Sequence[int], count: int, rng: torch.Generator) -> Tensor:
+def multinomial(
+    logits: Tensor, slots: Sequence[int], count: int, rng: torch.Generator, left: Sequence[Row] | None = None
+) -> Tensor:
     """logits f32 [R, V] -> int64 [R]: what `torch.multinomial(p, 1)` draws for rows `slots` of `count` rows p.
 
-    Noise is drawn for all `count` rows, so that a row's luck does not depend on which others are still there.
+    Noise is drawn for all `count` rows, so that a row's luck does not depend on which others are still there. `left`
+    are the same rows without what is -inf, where that is at hand.
     """
     if logits.device.type != "cpu" or logits.dtype != torch.float32 or not bits_are_known():
         noise = torch.empty(count, logits.shape[1], device=logits.device).exponential_(1, generator=rng)
@@ -35,14 +40,17 @@ def multinomial(logits: Tensor, slots: Sequence[int], count: int, rng: torch.Gen
         return (logits.softmax(-1) / noise).argmax(-1)
     bits = torch.empty(count, logits.shape[1], dtype=torch.long).random_(generator=rng).numpy()
     scores = logits.detach().numpy()
-    drawn = [_race(row, bits[slot]) for row, slot in zip(scores, slots, strict=True)]
+    rows: Sequence[Row | None] = [None] * len(scores) if left is None else left
+    drawn = [_race(row, bits[slot], few) for row, slot, few in zip(scores, slots, rows, strict=True)]
     return torch.tensor(drawn, dtype=torch.long)
 
 
-def inverse_cdf(logits: Tensor, slots: Sequence[int], count: int, rng: torch.Generator) -> Tensor:
+def inverse_cdf(
+    logits: Tensor, slots: Sequence[int], count: int, rng: torch.Generator, left: Sequence[Row] | None = None
+) -> Tensor:
     """logits f32 [R, V] -> int64 [R]: the token at which the sum of probabilities exceeds one uniform number.
 
-    A number is drawn for each of `count` rows, of which the given ones are `slots`.
+    A number is drawn for each of `count` rows, of which the given ones are `slots`. `left`: see `multinomial`.
     """
     luck = torch.rand(count, dtype=torch.float64, device=logits.device, generator=rng)
     if len(slots) < count:
@@ -50,9 +58,11 @@ def inverse_cdf(logits: Tensor, slots: Sequence[int], count: int, rng: torch.Gen
     if logits.device.type != "cpu":
         return inverse_cdf_on_device(logits, luck)
     drawn = []
-    for row, part in zip(logits.detach().numpy(), luck.tolist(), strict=True):
-        places = np.flatnonzero(row > -np.inf)
-        below = row[places] - row.max()
+    for number, (row, part) in enumerate(zip(logits.detach().numpy(), luck.tolist(), strict=True)):
+        known = None if left is None else left[number].ids
+        places = np.flatnonzero(row > -np.inf) if known is None else known
+        found = row[places]
+        below = found - found.max()
         if len(places) > _FEW:
             sums = torch.from_numpy(below).exp_().cumsum(0, dtype=torch.float64).numpy()
         else:
@@ -104,11 +114,14 @@ def _distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) -> T
     return torch.from_numpy(places[order[:count]])
 
 
-def _race(scores: NDArray[np.float32], bits: NDArray[np.int64]) -> int:
-    """The token with the largest p / q. scores f32 [V], bits int64 [V]."""
-    best = float(scores.max())
-    there = scores > -np.inf
-    places = np.flatnonzero(there) if np.count_nonzero(there) <= _FEW else _hopeful(scores, best, bits)
+def _race(scores: NDArray[np.float32], bits: NDArray[np.int64], left: Row | None) -> int:
+    """The token with the largest p / q. scores f32 [V], bits int64 [V]; `left` of the scores, where that is known."""
+    if left is not None and left.ids is not None and len(left) <= _FEW:
+        best, places = left.best, left.ids
+    else:
+        best = float(scores.max())
+        there = scores > -np.inf
+        places = np.flatnonzero(there) if np.count_nonzero(there) <= _FEW else _hopeful(scores, best, bits)
     noise = _noise(bits[places])
     with np.errstate(divide="ignore"):
         values = np.exp(scores[places].astype(np.float64) - best) / noise

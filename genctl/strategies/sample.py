@@ -43,10 +43,10 @@ class Sample:
         slots = list(range(self.n))
         rows = torch.zeros(self.n, dtype=torch.long, device=scores.logits.device)
         while True:
-            logits = scores.logits
-            if len(slots) != logits.shape[0]:
-                logits = logits[rows]
-            tokens = draw(logits[:, 0], slots, self.n, context.rng) if self.do_sample else best(logits)[:, 0]
+            logits, left = scores.logits, scores.left
+            if len(slots) != logits.shape[0]:  # the prompt's one row, for all
+                logits, left = logits[rows], left and [left[0]] * len(slots)
+            tokens = draw(logits[:, 0], slots, self.n, context.rng, left) if self.do_sample else best(logits)[:, 0]
             scores = yield Choice(rows, tokens, slots=slots)
             slots = [slots[survivor] for survivor in scores.survivors]
             if self.n > 1:

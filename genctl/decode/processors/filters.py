@@ -38,7 +38,7 @@ class Filter:
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V]."""
-        return cut((self,), history, scores)
+        return cut((self,), history, scores)[0]
 
     def on(self, row: Row, history: Tensor) -> Row | None:
         """What is left of a row; history int64 [1, T]."""
@@ -48,12 +48,16 @@ class Filter:
         return Row.of(self.exact(history, row.dense())[0].numpy())
 
 
-def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> Tensor:
-    """All filters in turn. history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V]."""
+def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Tensor, list[Row] | None]:
+    """All filters in turn. history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V], and what is left of each row.
+
+    None where a row was not cut here.
+    """
     if scores.device.type != "cpu" or scores.dtype != torch.float32:
-        return _exactly(filters, history, scores)
+        return _exactly(filters, history, scores), None
     given = scores.detach().numpy()
     made = np.full(given.shape, -np.inf, np.float32)
+    left: list[Row] = []
     for number, values in enumerate(given):
         here = slice(number, number + 1)
         row = Row.of(values)
@@ -63,7 +67,8 @@ def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> Tensor:
             made[here] = _exactly(filters, history[here], scores[here]).numpy()
         else:
             row.write(made[number])
-    return torch.from_numpy(made)
+            left.append(row)
+    return torch.from_numpy(made), left if len(left) == len(made) else None
 
 
 def _exactly(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> Tensor:

@@ -35,11 +35,10 @@ class Row:
         best = float(scores.max())  # NaN if any is
         if not -np.inf < best < np.inf:
             return None
-        there = scores > -np.inf
-        if np.count_nonzero(there) == len(scores):
+        if float(scores.min()) > -np.inf:
             row = cls(scores, None, len(scores))
         else:
-            ids = np.flatnonzero(there)
+            ids = np.flatnonzero(scores > -np.inf)
             row = cls(scores[ids], ids, len(scores))
         row.best = best
         return row

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors.filters import Filter, cut
+from genctl.decode.processors.rows import Row
 from genctl.decode.types import Processor
 from genctl.errors import ModelError, UsageError
 from genctl.events import Trace
@@ -39,26 +40,34 @@ def name_of(processor: Processor) -> str:
 def process(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> Tensor:
     """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V] after all processors in order, checked.
 
-    Filters that follow each other are one pass over a row. Raises UsageError when the processors left a row without
-    tokens, ModelError when the scores are not numbers.
+    Filters that follow each other are one pass over a row. The given scores stay as they are. Raises UsageError when
+    the processors left a row without tokens, ModelError when the scores are not numbers.
     """
+    return sift(processors, history, scores)[0]
+
+
+def sift(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tuple[Tensor, list[Row] | None]:
+    """Like `process`; where filters come last, what they left of each row is returned too."""
+    given, left = scores, None
     waiting: list[Filter] = []
     for processor in processors:
         function = getattr(processor, "function", None)
         if isinstance(function, Filter):
             waiting.append(function)
             continue
-        scores = processor(history, _filtered(waiting, history, scores))
+        scores, _ = _filtered(waiting, history, scores)
+        # some write in place
+        scores = processor(history, scores.clone() if scores is given else scores)
         waiting = []
-    scores = _filtered(waiting, history, scores)
-    if processors:
+    scores, left = _filtered(waiting, history, scores)
+    if processors and left is None:
         check(scores, [name_of(processor) for processor in processors])
-    return scores
+    return scores, left
 
 
-def _filtered(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> Tensor:
+def _filtered(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Tensor, list[Row] | None]:
     if not filters:
-        return scores
+        return scores, None
     try:
         return cut(filters, history, scores)
     except (ValueError, RuntimeError, IndexError):
