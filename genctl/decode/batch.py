@@ -78,7 +78,7 @@ class Batch:
             part = slice(at, at + count)
             at += count
             run.passes += 1
-            mine = output if count == len(output.logits) else _slice(output, part)
+            mine = output if count == output.logits.shape[0] else _slice(output, part)
             said = normalizer[part]
             if self.cache is None:  # everything was read again: only what follows the newest token is news
                 mine, said = _last(mine, 1 + run.drafted), said[:, -1 - run.drafted :]
@@ -199,7 +199,10 @@ class Batch:
             keep, start = feed.shape[1], self.columns
         mask = positions = None
         longest = max(self.pads.values(), default=0)
-        columns = torch.arange(start, start + feed.shape[1], device=device)[None]
+        if feed.shape[1] == 1:
+            columns = torch.tensor([[start]], device=device)
+        else:
+            columns = torch.arange(start, start + feed.shape[1], device=device)[None]
         if longest:
             pads = torch.tensor([self.pads[id(run)] for run in self.runs for _ in range(run.rows)], device=device)
             whole = torch.arange(start + feed.shape[1], device=device)[None]

@@ -277,7 +277,7 @@ def _extend(pending: Pending, rows: list[int], written: Tensor, survivors: list[
             buffer.numpy()[:, length : length + count] = kept.numpy()
         else:
             buffer[:, length : length + count] = kept
-    return buffer[:, : length + count], buffer
+    return buffer.narrow(1, 0, length + count), buffer
 
 
 def _report(

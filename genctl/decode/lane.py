@@ -117,7 +117,8 @@ class Run:
 
     def unfed(self) -> Tensor:
         """What the model has not read yet, int64 [N, F]: the newest token, unless a draft held it, and the draft."""
-        newest = self.pending.rows.tokens[:, -1:]
+        tokens = self.pending.rows.tokens
+        newest = tokens.narrow(1, tokens.shape[1] - 1, 1)
         if self.draft is None:
             return newest
         flat = self.draft.flatten(0, 1)
