@@ -193,7 +193,7 @@ class _Recording(nn.Module):
         self.places = []
         for number, layer in enumerate(like.layers()):
             prompt = (next(parts), next(parts)) if isinstance(layer, SharedLayer) else None
-            self.places.append(_Place((next(parts), next(parts)), spans[number], prompt))
+            self.places.append(_Place((next(parts), next(parts)), spans[number], prompt, _full(layer)))
         inputs: dict[str, Any] = {"use_cache": True, "return_dict": True}
         cache = Cache(layers=self.places)
         if states is None:
@@ -240,8 +240,11 @@ class _Recording(nn.Module):
             if kwargs.get("position_bias") is not None or key.shape[1:] != value.shape[1:]:
                 raise NotImplementedError("attention bends its scores")
             return attend(query, place.prompt, (key, value), kwargs.get("scaling")), None
-        if given is not None and place is not None:
+        if place is not None and given is not None:
             given = given[..., -key.shape[2] :]  # a window keeps the newest columns
+        elif place is not None and place.full:
+            # transformers masks a full window although nothing in it is hidden, and its kernel adds up in another order
+            given = torch.ones(key.shape[2], dtype=torch.bool)[None, None, None]
         return self.plain(module, query, key, value, given, **kwargs)  # type: ignore[no-any-return]  # transformers is untyped here
 
     def why(self, run: Any) -> str:
@@ -266,9 +269,11 @@ class _Place(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped 
     is_compileable = False
     is_sliding = False
 
-    def __init__(self, buffers: tuple[Tensor, Tensor], span: Tensor, prompt: tuple[Tensor, Tensor] | None) -> None:
+    def __init__(
+        self, buffers: tuple[Tensor, Tensor], span: Tensor, prompt: tuple[Tensor, Tensor] | None, full: bool
+    ) -> None:
         super().__init__()
-        self.buffers, self.span, self.prompt = buffers, span, prompt
+        self.buffers, self.span, self.prompt, self.full = buffers, span, prompt, full
         self.seen: Tensor | None = None  # the keys that this step's query meets
         self.is_initialized = True
 
@@ -385,6 +390,11 @@ def _double(cache: Cache) -> bool:
     return isinstance(cache, EncoderDecoderCache)
 
 
+def _full(layer: Any) -> bool:
+    """Whether a window has no room for this step's column."""
+    return isinstance(layer, SlidingLayer) and bool(layer.length + 1 >= layer.sliding_window)
+
+
 def _kind(fed: Fed) -> tuple[Any, ...] | None:
     """What two steps must have in common to run from one record; None for one that cannot."""
     if fed.feed.shape[1] != 1 or fed.feed.device.type != "cpu":
@@ -396,8 +406,8 @@ def _kind(fed: Fed) -> tuple[Any, ...] | None:
             return None
         if kind is SlidingLayer and layer.record_past:
             return None
-        kinds.append(kind)
-    if SharedLayer in kinds and fed.mask is not None:
+        kinds.append((kind, _full(layer)))
+    if (SharedLayer, False) in kinds and fed.mask is not None:
         return None
     if any(type(layer) is not GrowingLayer or not layer.is_initialized for layer in fed.cross()):
         return None
