@@ -333,7 +333,7 @@ class Runtime:
     device_map: str | None = knob(None, "auto spreads the weights over devices, memory and disk (accelerate)", MODEL)
     max_memory: str | None = knob(None, "with --device-map: 0=20GiB,cpu=64GiB", MODEL)
     offload_folder: str | None = knob(None, "with --device-map: where weights that fit nowhere else are kept", MODEL)
-    pack: bool = knob(True, "on the CPU, lay weights out for speed once, as they are read", MODEL)
+    pack: bool = knob(True, "on the CPU, lay weights out for speed, and run steps from a record of one", MODEL)
     quantize: Literal["int8"] | None = knob(
         None, "on the CPU, hold the weights of linear layers in 8 bits: faster, a little less exact", MODEL
     )

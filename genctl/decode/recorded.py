@@ -30,8 +30,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from genctl.decode import cache as caches
 from genctl.decode.layers import GrowingLayer, SlidingLayer, StaticLayer
 from genctl.decode.shared import SharedLayer, attend
-from genctl.models.packed import PackedLayer
-from genctl.models.scripted import scripted
 
 # Dense models whose attention goes through transformers' table of attention functions.
 KNOWN = frozenset({
@@ -172,11 +170,12 @@ class _Recording(nn.Module):
         super().__init__()
         self.__dict__.update(model=model, like=like)  # the model is no part of this: its weights are constants
         self.logits: Tensor | None = None
-        self.packed: dict[type[PackedLayer], list[PackedLayer]] = {}
+        # layers that do not compute in Python alone say what TorchScript is to run for all of their class
+        self.packed: dict[Any, list[Any]] = {}
         for module in model.modules():
-            if isinstance(module, PackedLayer):
+            if hasattr(type(module), "scripted"):
                 self.packed.setdefault(type(module), []).append(module)
-        parts = [scripted(layers) for layers in self.packed.values()]
+        parts = [kind.scripted(layers) for kind, layers in self.packed.items()]
         self.parts = nn.ModuleList(parts)
         self.places: list[_Place] = []
         self.mask: Tensor | None = None
