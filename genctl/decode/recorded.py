@@ -39,6 +39,7 @@ KNOWN = frozenset({
 # Making a record takes as long as it saves in about 30 steps. How many follow is not known, only how many may.
 SURE = 96  # steps to come from which on it is made at once
 SOME, LEAST = 32, 16  # steps taken after which it is made if at least so many may follow
+_OURS = ("torch.", "transformers.", "genctl.")  # adapters, quantisers and remote code are others'
 _ALIKE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # difference of logits to the largest of them
 
 Eager = Callable[[Cache], Tensor]
@@ -87,7 +88,7 @@ class Recorder:
         self._hooked = False
 
     def begin(self) -> None:
-        """Look at the model again: somebody may watch its modules, whom a record would pass by."""
+        """Look at the model again: somebody may watch its modules, or have put in some that may be switched later."""
         self._hooked = _hooked(self.model)
 
     def step(self, fed: Fed, ahead: int | None, eager: Eager) -> Tensor | None:
@@ -381,7 +382,11 @@ def _hooked(model: Any) -> bool:
     if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
         return True
     return any(
-        module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__ for module in model.modules()
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or "forward" in module.__dict__
+        or not type(module).__module__.startswith(_OURS)
+        for module in model.modules()
     )
 
 

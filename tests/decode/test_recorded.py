@@ -175,6 +175,19 @@ def test_who_watches_a_module_sees_every_step() -> None:
     assert len(calls) == 12
 
 
+def test_modules_from_elsewhere_are_not_recorded() -> None:
+    class Adapter(torch.nn.Linear):
+        """May be switched off at any time."""
+
+    one = model("llama")
+    forward = Forward(one)
+    run(forward, [lane("llama", PROMPT[:7])])
+    assert recorder(forward).steps == 29
+    one.lm_head.__class__ = Adapter
+    run(forward, [lane("llama", PROMPT[:7])])
+    assert recorder(forward).steps == 29
+
+
 def test_a_model_that_takes_another_way_later_is_given_up() -> None:
     one = model("llama")
     steps = 0
@@ -185,6 +198,7 @@ def test_a_model_that_takes_another_way_later_is_given_up() -> None:
             steps += 1
             return super().forward(hidden) + (0.0 if steps < 4 else torch.arange(VOCABULARY) / 20)
 
+    Changing.__module__ = "torch.nn"  # what is from elsewhere is not recorded
     one.lm_head.__class__ = Changing
     forward = Forward(one)
     run(forward, [lane("llama", PROMPT[:7], new=60)])
