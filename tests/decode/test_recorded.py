@@ -182,10 +182,11 @@ def test_modules_from_elsewhere_are_not_recorded() -> None:
     one = model("llama")
     forward = Forward(one)
     run(forward, [lane("llama", PROMPT[:7])])
-    assert recorder(forward).steps == 29
+    before = recorder(forward).steps
+    assert before
     one.lm_head.__class__ = Adapter
     run(forward, [lane("llama", PROMPT[:7])])
-    assert recorder(forward).steps == 29
+    assert recorder(forward).steps == before
 
 
 def test_a_model_that_takes_another_way_later_is_given_up() -> None:
