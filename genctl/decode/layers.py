@@ -35,7 +35,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     @property
     def keys(self) -> Tensor | None:
         """What transformers' code finds, `[rows, heads, length, head_dim]`; None before anything is stored."""
-        return self.buffers[0].narrow(2, self.begin, self.length) if self.buffers else None
+        return self._found(0) if self.buffers else None
 
     @keys.setter
     def keys(self, given: Any) -> None:
@@ -44,7 +44,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     @property
     def values(self) -> Tensor | None:
         """Like `keys`."""
-        return self.buffers[1].narrow(2, self.begin, self.length) if self.buffers else None
+        return self._found(1) if self.buffers else None
 
     @values.setter
     def values(self, given: Any) -> None:
@@ -179,6 +179,10 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     def _decode(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         keys, values = columns
         return keys, values
+
+    def _found(self, number: int) -> Tensor:
+        """The keys (0) or the values (1) of the rows' own columns."""
+        return self.buffers[number].narrow(2, self.begin, self.length)
 
     def _columns(self) -> tuple[Tensor, ...]:
         return tuple([buffer.narrow(2, self.begin, self.length) for buffer in self.buffers])
@@ -386,6 +390,9 @@ class QuantizedLayer(GrowingLayer):
 
     def _encode(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
         return (*_quantize(keys), *_quantize(values))
+
+    def _found(self, number: int) -> Tensor:
+        return self.content()[number]
 
     def _decode(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         keys, key_scales, values, value_scales = columns
