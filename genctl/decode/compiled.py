@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from transformers.generation.utils import GenerationMixin
 
 from genctl.decode import cache as caches
 from genctl.decode.layers import GrowingLayer, SlottedLayer
+from genctl.decode.recorded import alike, calm
 from genctl.errors import ModelError
 
 VARIANTS = 64  # compilations that one process may hold; each model needs two
@@ -80,7 +79,7 @@ class Compiled:
         self._tried: set[bool] = set()  # for one row, for several
         self._told: set[str] = set()
         mode = "reduce-overhead" if device.type == "cuda" else None  # the first records CUDA graphs
-        with _calm():
+        with calm():
             import torch._dynamo  # the compiler, which nothing else needs
 
             dynamo = torch._dynamo.config
@@ -115,14 +114,14 @@ class Compiled:
         began = time.perf_counter()
         length = cache.layers[0].length
         try:
-            with _calm():
+            with calm():
                 found = self._compute(feed, cache, mask, positions)
         except Exception as error:
             if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "out of memory" in str(error):
                 raise  # the loop knows what to do
             why = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:200]}"
             return self._give_up(f"compiling failed ({why})", cache, length, eager)
-        if not _alike(found, wanted):
+        if not alike(found, wanted, _ALIKE.get(found.dtype, 5e-2)):
             return self._give_up("the compiled step gives other numbers", cache, length, eager)
         self._tried.add(several)
         self.say(f"compiled in {time.perf_counter() - began:.1f} s")
@@ -175,14 +174,6 @@ class Compiled:
         return eager(cache)
 
 
-@contextmanager
-def _calm() -> Iterator[None]:
-    """Without the warnings that the compiler's own code causes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def kept(cache: Cache) -> Cache:
     """A cache with its growing layers made ready for compiled steps, in place."""
     for number, layer in enumerate(cache.layers):
@@ -228,11 +219,3 @@ def _stepping(model: Any, accepted: frozenset[str]) -> Step:
         return logits
 
     return step
-
-
-def _alike(found: Tensor, wanted: Tensor) -> bool:
-    if found.shape != wanted.shape:
-        return False
-    largest = wanted.float().abs().amax().clamp(min=1.0)
-    difference = (found.float() - wanted.float()).abs().amax()
-    return bool(difference <= _ALIKE.get(found.dtype, 5e-2) * largest)

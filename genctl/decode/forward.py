@@ -20,7 +20,8 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
 from genctl.decode import cache as caches
-from genctl.decode.recorded import Fed, Recorder, recordable
+from genctl.decode.recorded import Recorder, recordable
+from genctl.decode.recording import Fed
 from genctl.decode.shared import attending, share
 from genctl.decode.sources import Sources, join_sources
 from genctl.decode.types import Prefix, Source

@@ -161,7 +161,7 @@ def lead(texts: Sequence[str]) -> int:
         return 0
     low, high = min(texts), max(texts)
     # only what both have can be the same
-    same = next((place for place, (a, b) in enumerate(zip(low, high)) if a != b), len(low))  # noqa: B905
+    same = next((place for place, (a, b) in enumerate(zip(low, high)) if a != b), len(low))  # noqa: B905 (see above)
     return low.rfind(" ", 0, same) + 1 if same else 0
 
 

@@ -62,7 +62,7 @@ class Path:
         """The tokens in reading order, or only the `last` of them. Costs what it returns."""
         wanted = self.length if last is None else min(last, self.length)
         # the shorter of the two ends it
-        found = [node.token for node, _ in zip(self.back(), range(wanted)) if node.token]  # noqa: B905
+        found = [node.token for node, _ in zip(self.back(), range(wanted)) if node.token]  # noqa: B905 (see above)
         return found[::-1]
 
     def text(self, start: int = 0) -> str:
