@@ -25,7 +25,7 @@ from transformers.cache_utils import Cache
 
 from genctl.decode import cache as caches
 from genctl.decode.layers import GrowingLayer, SlidingLayer, StaticLayer
-from genctl.decode.recording import Fed, Recording, full, given_to, traced, written
+from genctl.decode.recording import Fed, Recording, full, given_to, tidied, traced, written
 from genctl.decode.shared import SharedLayer
 
 # Dense models whose attention goes through transformers' table of attention functions.
@@ -105,7 +105,7 @@ class Recorder:
             record.failed = f"{type(error).__name__}: {(str(error).strip() or 'no reason').splitlines()[0]}"
         if record.failed or recording is None or recording.logits is None:
             return None  # the column that may have been written lies behind the end
-        record.run = run
+        record.run = tidied(run)
         self.made += 1
         written(fed)
         return recording.logits
