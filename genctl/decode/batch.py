@@ -12,6 +12,7 @@ from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode import shared
 from genctl.decode.forward import Forward, Output
+from genctl.decode.host import sent
 from genctl.decode.lane import Run
 from genctl.decode.sources import Sources, join_sources
 from genctl.decode.watch import Watcher
@@ -33,6 +34,7 @@ class Batch:
         self.held: list[tuple[Run, int]] = []  # whose rows the cache has, in order, and how many
         self.columns = 0  # of the cache
         self.pads: dict[int, int] = {}  # id of a run -> columns of padding before its tokens
+        self._padding: tuple[list[int], Tensor] | None = None  # the last pads, and those on the device
         self.sources: Sources | None = None
         self.layout: list[tuple[int, int]] = []  # for which runs and counts `sources` was made
 
@@ -120,7 +122,7 @@ class Batch:
             spare = min(self.pads[id(run)] for run in self.runs)
             self.reordered = [] if rows == list(range(at)) else rows
             if spare or self.reordered:
-                index = torch.tensor(rows, device=self.forward.device)
+                index = sent(rows, self.forward.device)
                 if spare or self.joining or [(run, run.rows) for run in self.runs] != self.held:
                     self.cache = caches.select(self.cache, index, room=0 if self.joining else room, drop=spare)
                 else:  # rows move within their lanes, whose prompts are the same for all their rows
@@ -200,11 +202,11 @@ class Batch:
         mask = positions = None
         longest = max(self.pads.values(), default=0)
         if feed.shape[1] == 1:
-            columns = torch.tensor([[start]], device=device)
+            columns = torch.full((1, 1), start, device=device)
         else:
             columns = torch.arange(start, start + feed.shape[1], device=device)[None]
         if longest:
-            pads = torch.tensor([self.pads[id(run)] for run in self.runs for _ in range(run.rows)], device=device)
+            pads = self._before(device)
             whole = torch.arange(start + feed.shape[1], device=device)[None]
             mask = (whole >= pads[:, None]).long()
             positions = (columns - pads[:, None]).clamp(min=0)
@@ -227,6 +229,13 @@ class Batch:
         for run in self.runs:
             run.fed_draft = run.drafted
         return output
+
+    def _before(self, device: torch.device) -> Tensor:
+        """Columns of padding before the tokens of each row, int64 [N]; the same tensor while they stay the same."""
+        pads = [self.pads[id(run)] for run in self.runs for _ in range(run.rows)]
+        if self._padding is None or self._padding[0] != pads:
+            self._padding = pads, sent(pads, device)
+        return self._padding[1]
 
     def _everything(self) -> Tensor:
         """All tokens of all rows, int64 [N, T+D], padded on the left: what a model without a cache is fed."""

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from genctl import events
+from genctl.decode import host
+from genctl.decode.host import Asked
 from genctl.decode.processors import trace as tracing
 from genctl.decode.processors.rows import Row
 from genctl.decode.types import Choice, Closed, Lane, Rows, Scores, Space, Written
@@ -54,12 +56,19 @@ def begin(tokens: Tensor, capacity: int) -> Pending:
 
 
 def score(
-    lane: Lane, rows: Rows, draft: Tensor | None, raw: Tensor, normalizer: Tensor, space: Space
+    lane: Lane,
+    rows: Rows,
+    draft: Tensor | None,
+    raw: Tensor,
+    normalizer: Tensor,
+    space: Space,
+    asked: Asked | None = None,
 ) -> tuple[Tensor, list[list[tracing.Stage]], list[Row] | None]:
     """Apply the lane's processors to what follows each row and each draft prefix.
 
     raw f32 [N, D+1, V]; draft int64 [R, B, D] or None. Returns scores [N, D+1, V], the stages for each of the D+1
     positions when the lane is traced, and, where filters came last and nothing is drafted, what they left of each row.
+    With `asked` the scores are checked when it is fetched.
     """
     scores = raw - normalizer[..., None] if space == "logprobs" else raw
     if space == "raw" or not lane.processors:
@@ -77,7 +86,7 @@ def score(
             here, stage = tracing.apply(lane.processors, seen, here, timing=True)
             stages.append(stage)
         else:
-            here, left = tracing.sift(lane.processors, seen, here)
+            here, left = tracing.sift(lane.processors, seen, here, asked)
         columns.append(here)
     if len(columns) > 1:
         return torch.stack(columns, 1), stages, None
@@ -99,12 +108,10 @@ def commit(
     Raises IndexError when a strategy names rows that were not scored.
     """
     branches = 1 if draft is None else draft.shape[1]
-    scored = choice.rows.tolist()
     written = _written(draft, choice)  # int64 [C, m]
     count = written.shape[1]
-    tokens = written.tolist()
-    steps = _logprobs(scores, choice.rows, written, tokens)
-    ranks = None if choice.ranks is None else choice.ranks.tolist()
+    scored, tokens, steps, *totals_said = _said(scores, choice, written)
+    ranks = totals_said[0] if totals_said else None
     before = pending.rows.written
     width, ends, groups = choice.width, choice.ends, choice.groups
 
@@ -197,26 +204,29 @@ def history(node: Node | None) -> tuple[int, ...]:
 def _new_tokens(pending: Pending, row: int) -> Sequence[int]:
     """The new tokens of a row so far, oldest first."""
     rows = pending.rows
-    if rows.tokens.device.type == "cpu":
+    if host.near(rows.tokens):
         found: list[int] = rows.tokens[row, rows.prompt_len :].tolist()
         return found
     return history(pending.nodes[row])
 
 
-def _logprobs(scores: Scores, rows: Tensor, written: Tensor, tokens: list[list[int]]) -> list[list[float]]:
-    """The model's log-probability of each written token: rows int64 [C], written int64 [C, m] -> C lists of m."""
-    if written.shape[1] == 0:
-        return [[] for _ in tokens]
-    if scores.raw.device.type == "cpu":  # numpy takes a tenth of the time to find a few numbers
+def _said(scores: Scores, choice: Choice, written: Tensor) -> list[Any]:
+    """What the host has to know of a choice: rows, written tokens, the model's log-probability of each, and ranks.
+
+    written int64 [C, m] -> C numbers, twice C lists of m, and C numbers where the search ranks by its own.
+    """
+    ranks = [] if choice.ranks is None else [choice.ranks]
+    if host.near(scores.raw):  # numpy takes a tenth of the time to find a few numbers
+        rows, tokens = choice.rows.tolist(), written.tolist()
         raw, normalizer = scores.raw.numpy(), scores.normalizer.numpy()
-        return [
+        logprobs = [
             [float(raw[row, place, token] - normalizer[row, place]) for place, token in enumerate(line)]
-            for row, line in zip(rows.tolist(), tokens, strict=True)
+            for row, line in zip(rows, tokens, strict=True)
         ]
-    positions = torch.arange(written.shape[1], device=written.device)
-    at = rows[:, None]
-    logprobs: list[list[float]] = (scores.raw[at, positions, written] - scores.normalizer[at, positions]).tolist()
-    return logprobs
+        return [rows, tokens, logprobs, *(rank.tolist() for rank in ranks)]
+    positions, at = torch.arange(written.shape[1], device=written.device), choice.rows[:, None]
+    of_each = scores.raw[at, positions, written] - scores.normalizer[at, positions]
+    return scores.asked.now(choice.rows, written, of_each, *ranks)
 
 
 def _written(draft: Tensor | None, choice: Choice) -> Tensor:
@@ -267,13 +277,13 @@ def _extend(pending: Pending, rows: list[int], written: Tensor, survivors: list[
     buffer, count = pending.buffer, written.shape[1]
     length = int(pending.rows.tokens.shape[1])
     if rows != list(range(buffer.shape[0])):
-        buffer = buffer.index_select(0, torch.tensor(rows, dtype=torch.long, device=buffer.device))
+        buffer = buffer.index_select(0, host.sent(rows, buffer.device))
     if length + count > buffer.shape[1]:
         room = buffer.new_empty(buffer.shape[0], max(64, buffer.shape[1] // 2) + count)
         buffer = torch.cat([buffer, room], 1)
     if count and survivors:
-        kept = written if len(survivors) == written.shape[0] else written[survivors]
-        if buffer.device.type == "cpu":
+        kept = written if len(survivors) == written.shape[0] else written[host.sent(survivors, written.device)]
+        if host.near(buffer):
             buffer.numpy()[:, length : length + count] = kept.numpy()
         else:
             buffer[:, length : length + count] = kept
@@ -295,22 +305,17 @@ def _report(
     words: dict[int, list[events.Token]] = {c: [] for c in shown}
     for position in range(len(tokens[shown[0]]) if shown else 0):
         device = scores.raw.device
-        rows = torch.tensor([scored[c] for c in shown], device=device)
-        ids = torch.tensor([tokens[c][position] for c in shown], device=device)
+        rows = host.sent([scored[c] for c in shown], device)
+        ids = host.sent([tokens[c][position] for c in shown], device)
         logprobs = scores.raw[rows, position] - scores.normalizer[rows, position, None]  # [shown, V]
         chosen = logprobs.gather(1, ids[:, None])
-        ranks = ((logprobs > chosen).sum(1) + 1).tolist()
-        entropy = torch.special.entr(logprobs.exp()).sum(1).tolist()
-        best = logprobs.topk(min(lane.top, logprobs.shape[1]), dim=1) if lane.top else None
-        values = best.values.tolist() if best is not None else []
-        indices = best.indices.tolist() if best is not None else []
+        best = logprobs.topk(min(lane.top, logprobs.shape[1]), dim=1)
+        ranks, entropy, values, indices = scores.asked.now(
+            (logprobs > chosen).sum(1) + 1, torch.special.entr(logprobs.exp()).sum(1), best.values, best.indices
+        )
         traces = tracing.traces(stages[position], rows, ids) if stages else None
         for place, candidate in enumerate(shown):
-            top = (
-                tuple((i, "", v) for i, v in zip(indices[place], values[place], strict=True))
-                if best is not None
-                else ()
-            )
+            top = tuple((i, "", v) for i, v in zip(indices[place], values[place], strict=True))
             words[candidate].append(
                 events.Token(
                     tokens[candidate][position],

@@ -14,6 +14,7 @@ from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode.commit import Commit, Pending, begin, commit, retain, score
 from genctl.decode.forward import Forward, Output
+from genctl.decode.host import Asked, sent
 from genctl.decode.processors.trace import Stage
 from genctl.decode.types import Choice, Closed, Context, Lane, Prefix, Scores, Search
 from genctl.errors import GenctlError, ModelError
@@ -165,13 +166,15 @@ class Run:
         interrupted: str,
     ) -> Commit | None:
         lane, draft = self.lane, self.draft
-        if not (self.tolerant or all(map(math.isfinite, normalizer.flatten().tolist()))):
-            raise ModelError(
-                f"the model's logits are not finite at step {self.step}: its weights or activations are damaged"
-            )
-        processed, self.stages, left = score(lane, self.pending.rows, draft, raw, normalizer, lane.strategy.space)
+        asked, space = Asked(), lane.strategy.space
+        if not self.tolerant:
+            asked.ask(normalizer.flatten(), self._finite)
+        processed, self.stages, left = score(lane, self.pending.rows, draft, raw, normalizer, space, asked)
+        if getattr(lane.strategy, "waits", True):
+            asked.fetch()
+        ended = tuple(self.ended)
         scores = Scores(
-            self.pending.rows, raw, processed, normalizer, self.survivors, tuple(self.ended), hidden, layers, left
+            self.pending.rows, raw, processed, normalizer, self.survivors, ended, hidden, layers, left, asked
         )
         try:
             if self.search is None:
@@ -191,9 +194,15 @@ class Run:
         self.front = None
         # without a cache everything is read again, the newest token too
         if choice.tokens is None and made.survivors and self.prefix.cache is not None:
-            parents = torch.tensor(made.parents, device=raw.device)
+            parents = sent(made.parents, raw.device)
             self.front = raw[parents, choice.kept], None if hidden is None else hidden[parents, choice.kept]
         return made
+
+    def _finite(self, normalizer: list[float]) -> None:
+        if not all(map(math.isfinite, normalizer)):
+            raise ModelError(
+                f"the model's logits are not finite at step {self.step}: its weights or activations are damaged"
+            )
 
     def _elapsed(self) -> float:
         """Seconds since the lane was admitted."""

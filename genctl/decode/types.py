@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from genctl.decode.host import Asked
     from genctl.decode.processors.rows import Row
 
 # What processors are given: logits, log-probabilities, or nothing yet: with "raw" the search calls `Context.process`.
@@ -60,6 +61,12 @@ class Rows:
         return int(self.tokens.shape[1]) - self.prompt_len
 
 
+def _nothing() -> Asked:
+    from genctl.decode.host import Asked  # torch comes with it
+
+    return Asked()
+
+
 @dataclass
 class Scores:
     """What the model says after each row (j = 0) and after each draft prefix (j = 1..D)."""
@@ -73,6 +80,7 @@ class Scores:
     hidden: Tensor | None = None  # f32 [N, D+1, H]
     layers: tuple[Tensor, ...] | None = None  # per layer [N, D+1, H]
     left: Sequence[Row] | None = None  # N, the same as `logits` without what filters removed, where it is known
+    asked: Asked = field(default_factory=_nothing)  # by the loop, of this step: fetched with what a search asks
 
     @property
     def logprobs(self) -> Tensor:
@@ -139,7 +147,8 @@ class Strategy(Protocol):
     """One way to choose tokens: a frozen dataclass of knobs with one generator.
 
     Yield a Choice; the loop writes it, runs the model once and sends back the Scores. Return when nothing further is
-    worth trying.
+    worth trying. A class attribute `waits = False` says that the search reads no number of a tensor but by
+    `scores.asked`: what the loop has to check is then fetched together with that, instead of before.
     """
 
     @property

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from genctl.decode import host
+from genctl.decode.host import Asked
 from genctl.decode.processors.rows import largest
 from genctl.decode.types import Choice, Closed, Context, Rows, Scores, Search, Space
 from genctl.errors import ModelError
@@ -39,6 +41,7 @@ class Beam:
 
     needs_hidden: ClassVar[bool] = False
     drafts: ClassVar[bool] = False
+    waits: ClassVar[bool] = False  # what must be known is fetched here
 
     @property
     def kind(self) -> str:
@@ -75,7 +78,7 @@ class Beam:
                 if fined is not None:
                     fined[rows] = own[rows] - self._fine(chosen, own)
                 logprobs = own if fined is None else context.process(fined)
-                found = self._candidates(logprobs, totals, rows, count, context)
+                found = self._candidates(logprobs, totals, rows, count, context, scores.asked)
                 if not found.ends:
                     continue
                 found.group = group
@@ -88,7 +91,7 @@ class Beam:
                 return
             ranks = _joined([part.totals for part in parts])
             groups = [part.group for part in parts for _ in part.ends]
-            bests = {part.group: float(part.totals[0]) for part in parts}
+            bests = {part.group: part.best for part in parts}
             enough = _Enough(ending, size, self.num_beam_groups > 1, bests)
             scores = yield Choice(
                 _joined([part.rows for part in parts]),
@@ -99,7 +102,7 @@ class Beam:
                 ends=[end for part in parts for end in part.ends],
                 enough=enough,
             )
-            totals = ranks[scores.survivors]
+            totals = ranks[host.sent(scores.survivors, ranks.device)]
             members = {}
             for row, survivor in enumerate(scores.survivors):
                 members.setdefault(groups[survivor], []).append(row)
@@ -108,16 +111,16 @@ class Beam:
 
     def _fine(self, chosen: list[int], like: Tensor) -> Tensor:
         """What each token costs after it was chosen by earlier groups; f32 [V]."""
-        tokens = torch.tensor(chosen, dtype=torch.long, device=like.device)
+        tokens = host.sent(chosen, like.device)
         return self.diversity_penalty * torch.bincount(tokens, minlength=like.shape[1])
 
     def _candidates(
-        self, logprobs: Tensor, totals: Tensor, rows: list[int], count: int, context: Context
+        self, logprobs: Tensor, totals: Tensor, rows: list[int], count: int, context: Context, asked: Asked
     ) -> _Candidates:
         """The continuations of one group's rows, best first. logprobs f32 [R, V], totals f32 [R]."""
         vocabulary = logprobs.shape[1]
         size = self.num_beams // self.num_beam_groups
-        some = torch.tensor(rows, device=logprobs.device) if len(rows) < logprobs.shape[0] else None
+        some = host.sent(rows, logprobs.device) if len(rows) < logprobs.shape[0] else None
         if some is not None:
             logprobs, totals = logprobs[some], totals[some]
         if self.do_sample:
@@ -125,15 +128,18 @@ class Beam:
             drawn = draw_distinct(flat, count, self.num_beams * vocabulary, context.rng)
             values, order = flat[drawn].sort(descending=True, stable=True)
             places = drawn[order]
-            ends = [place < self.num_beams for place in order.tolist()]
+            sums, luck = asked.now(values, order)
+            ends = [place < self.num_beams for place in luck]
         else:
             values, places = ranked(logprobs, totals, count)
+            (sums,) = asked.now(values)
             ends = [place < size for place in range(len(values))]
-        if not float(values[-1]) > -torch.inf:
-            possible = int((values > -torch.inf).sum())
+        if not sums[-1] > -torch.inf:
+            possible = sum(value > -torch.inf for value in sums)
             values, places, ends = values[:possible], places[:possible], ends[:possible]
         within = torch.div(places, vocabulary, rounding_mode="floor")
-        return _Candidates(within if some is None else some[within], places - within * vocabulary, values, ends)
+        tokens = places - within * vocabulary
+        return _Candidates(within if some is None else some[within], tokens, values, ends, sums[0])
 
 
 @dataclass
@@ -144,6 +150,7 @@ class _Candidates:
     tokens: Tensor  # int64 [C]
     totals: Tensor  # f32 [C]
     ends: list[bool]  # [C], whether an end counts
+    best: float  # the first total
     group: int = 0
 
 
@@ -182,7 +189,7 @@ def ranked(logprobs: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor
     The second are places in the flattened sums. On a CPU only the best of each row are summed up; of equal sums, whose
     order is torch's, all are.
     """
-    found = _ranked(logprobs, totals, count) if logprobs.device.type == "cpu" else None
+    found = _ranked(logprobs, totals, count) if host.near(logprobs) else None
     if found is not None:
         return found
     flat = (logprobs + totals[:, None]).flatten()

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from genctl.decode import host
 from genctl.decode.processors.rows import Row
 
 Sampler: TypeAlias = Literal["multinomial", "inverse-cdf"]
@@ -33,10 +34,10 @@ def multinomial(
     Noise is drawn for all `count` rows, so that a row's luck does not depend on which others are still there. `left`
     are the same rows without what is -inf, where that is at hand.
     """
-    if logits.device.type != "cpu" or logits.dtype != torch.float32 or not bits_are_known():
+    if not host.near(logits) or logits.dtype != torch.float32 or not bits_are_known():
         noise = torch.empty(count, logits.shape[1], device=logits.device).exponential_(1, generator=rng)
         if len(slots) < count:
-            noise = noise[list(slots)]
+            noise = noise[host.sent(slots, noise.device)]
         return (logits.softmax(-1) / noise).argmax(-1)
     bits = torch.empty(count, logits.shape[1], dtype=torch.long).random_(generator=rng).numpy()
     scores = logits.detach().numpy()
@@ -54,8 +55,8 @@ def inverse_cdf(
     """
     luck = torch.rand(count, dtype=torch.float64, device=logits.device, generator=rng)
     if len(slots) < count:
-        luck = luck[list(slots)]
-    if logits.device.type != "cpu":
+        luck = luck[host.sent(slots, luck.device)]
+    if not host.near(logits):
         return inverse_cdf_on_device(logits, luck)
     drawn = []
     for number, (row, part) in enumerate(zip(logits.detach().numpy(), luck.tolist(), strict=True)):
@@ -95,7 +96,7 @@ def draw_distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) 
 
 def _distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) -> Tensor | None:
     """The same from few possible places; None, before anything is drawn, where there are many or fewer than `count`."""
-    if totals.device.type != "cpu" or totals.dtype != torch.float32 or not bits_are_known():
+    if not host.near(totals) or totals.dtype != torch.float32 or not bits_are_known():
         return None
     places = np.flatnonzero(totals.detach().numpy() > -np.inf)
     if not count <= len(places) <= _FEW:

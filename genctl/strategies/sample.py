@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from genctl.decode import host
 from genctl.decode.types import Choice, Context, Scores, Search, Space
 from genctl.strategies.drawing import Sampler, inverse_cdf, multinomial
 
@@ -29,6 +30,7 @@ class Sample:
     needs_hidden: ClassVar[bool] = False
     space: ClassVar[Space] = "logits"
     drafts: ClassVar[bool] = False
+    waits: ClassVar[bool] = False  # nothing here has to be known on the host
 
     @property
     def kind(self) -> str:
@@ -55,6 +57,6 @@ class Sample:
 
 def best(logits: Tensor) -> Tensor:
     """The most probable token, the first of equals; f32 [..., V] -> int64 [...]."""
-    if logits.device.type != "cpu":
+    if not host.near(logits):
         return logits.argmax(-1)
     return torch.from_numpy(logits.numpy().argmax(-1))  # a tenth of torch's own time

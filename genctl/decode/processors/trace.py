@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from genctl.decode.host import Asked
 from genctl.decode.processors.filters import Filter, cut
 from genctl.decode.processors.rows import Row
 from genctl.decode.types import Processor
@@ -46,8 +47,13 @@ def process(processors: Sequence[Processor], history: Tensor, scores: Tensor) ->
     return sift(processors, history, scores)[0]
 
 
-def sift(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tuple[Tensor, list[Row] | None]:
-    """Like `process`; where filters come last, what they left of each row is returned too."""
+def sift(
+    processors: Sequence[Processor], history: Tensor, scores: Tensor, asked: Asked | None = None
+) -> tuple[Tensor, list[Row] | None]:
+    """Like `process`; where filters come last, what they left of each row is returned too.
+
+    With `asked` the scores are checked when it is fetched.
+    """
     given, left = scores, None
     waiting: list[Filter] = []
     for processor in processors:
@@ -61,7 +67,7 @@ def sift(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tu
         waiting = []
     scores, left = _filtered(waiting, history, scores)
     if processors and left is None:
-        check(scores, [name_of(processor) for processor in processors])
+        check(scores, [name_of(processor) for processor in processors], asked)
     return scores, left
 
 
@@ -122,16 +128,23 @@ def traces(stages: Sequence[Stage], rows: Tensor, tokens: Tensor) -> list[tuple[
     return [tuple(of_row) for of_row in zip(*columns, strict=True)]
 
 
-def check(scores: Tensor, names: Sequence[str]) -> None:
+def check(scores: Tensor, names: Sequence[str], asked: Asked | None = None) -> None:
     """One pass over scores f32 [R, V]: every row must have a token that can be chosen.
 
-    Raises UsageError naming the processors when a row has none left, ModelError when a score is NaN or +inf.
+    Raises UsageError naming the processors when a row has none left, ModelError when a score is NaN or +inf. With
+    `asked` that is when it is fetched.
     """
-    best = scores.amax(-1)  # NaN if any score of the row is
-    if all(map(math.isfinite, best.tolist())):
+    later = asked or Asked()
+    later.ask(scores.amax(-1), lambda best: _judge(best, names))  # NaN if any score of the row is
+    if asked is None:
+        later.fetch()
+
+
+def _judge(best: list[float], names: Sequence[str]) -> None:
+    if all(map(math.isfinite, best)):
         return
     after = f" after {', '.join(names)}" if names else ""
-    if bool((torch.isnan(best) | (best == torch.inf)).any()):
+    if any(math.isnan(score) or score == math.inf for score in best):
         raise ModelError(
             f"the scores are not all numbers{after}: NaN or infinite",
             hint="remove_invalid_values = true replaces them; a larger dtype may avoid them",

@@ -1,0 +1,172 @@
+"""What a step asks of another device: the same numbers, and as few waits for them as there can be.
+
+There is no other device here, so the CPU is taken for one: nothing may be read off a tensor but by the one fetch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from genctl import events
+from genctl.decode import host
+from genctl.decode.forward import Forward
+from genctl.decode.host import Asked
+from genctl.decode.loop import decode
+from genctl.decode.processors.build import Material, build
+from genctl.decode.types import Lane
+from genctl.errors import ModelError
+from genctl.params import Generation
+from genctl.strategies.choose import choose
+from tests.decode.driver import NEW, PROMPTS, Case
+
+READS = ("tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "penalty": {"repetition_penalty": 1.3},
+    "sample": {"do_sample": True, "top_k": 0},
+    "filters": {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8},
+    "inverse-cdf": {"do_sample": True, "top_k": 0, "sampler": "inverse-cdf"},
+    "beam": {"num_beams": 3},
+    "groups": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+    "beam-sample": {"num_beams": 3, "do_sample": True},
+    "contrastive": {"penalty_alpha": 0.6, "top_k": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return Case("gpt2")
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "near", lambda tensor: False)
+
+
+def lane(case: Case, way: str, name: str = "0", new: int = NEW, **fields: Any) -> Lane:
+    generation = Generation(**WAYS[way])
+    prompt = PROMPTS[int(name)]
+    material = Material(
+        generation, len(prompt), len(prompt) + new, case.forward.vocab_size, num_beams=generation.num_beams
+    )
+    return Lane(name, prompt, choose(generation), new, processors=build(material), seed=5, **fields)
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The waits of what runs within, the model's own and those of a processor of transformers not counted."""
+    waits: list[str] = []
+    aside = 0
+
+    def excused(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal aside
+            aside += 1
+            try:
+                return function(*args, **kwargs)
+            finally:
+                aside -= 1
+
+        return call
+
+    def noted(name: str) -> Callable[..., Any]:
+        plain = getattr(torch.Tensor, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not aside:
+                waits.append(name)
+            return excused(plain)(*args, **kwargs)
+
+        return call
+
+    fetch = Asked.fetch
+
+    def fetched(self: Asked) -> None:
+        if self._waiting:
+            waits.append("fetch")
+        excused(fetch)(self)
+
+    with monkeypatch.context() as patch:
+        for name in READS:
+            patch.setattr(torch.Tensor, name, noted(name))
+        patch.setattr(Asked, "fetch", fetched)
+        for name in ("__call__", "prefill", "prefill_together"):
+            if hasattr(Forward, name):
+                patch.setattr(Forward, name, excused(getattr(Forward, name)))
+        yield waits
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_another_device_writes_the_same(case: Case, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = [lane(case, way, str(number), scores=True, top=3) for number in range(3)]
+    expected = [event for event in case.stream(lanes, width=3) if isinstance(event, events.Finished)]
+    monkeypatch.setattr(host, "near", lambda tensor: False)
+    found = [event for event in case.stream(lanes, width=3) if isinstance(event, events.Finished)]
+    for one, other in zip(expected, found, strict=True):
+        for hypothesis, again in zip(one.hypotheses, other.hypotheses, strict=True):
+            assert hypothesis.tokens == again.tokens
+            assert hypothesis.logprob == pytest.approx(again.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("way", "most"), [("greedy", 1), ("penalty", 1), ("sample", 1), ("filters", 1), ("inverse-cdf", 1), ("beam", 2)]
+)
+@pytest.mark.usefixtures("away")
+def test_a_step_waits_for_the_device_as_often_as_its_search_must(
+    case: Case, way: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with counted(monkeypatch) as waits:
+        stepped = [event for event in case.stream([lane(case, way)]) if isinstance(event, events.Stepped)]
+    steps = len(stepped)
+    assert steps > 5
+    assert waits == ["fetch"] * len(waits)
+    assert len(waits) <= most * steps
+
+
+@pytest.mark.parametrize("way", ["greedy", "filters", "beam"])
+@pytest.mark.usefixtures("away")
+def test_damaged_logits_are_told_before_anything_is_written(
+    case: Case, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Forward.__call__
+
+    def damaged(self: Forward, *args: Any, **kwargs: Any) -> Any:
+        output = plain(self, *args, **kwargs)
+        output.logits[..., 7] = math.nan
+        return output
+
+    monkeypatch.setattr(Forward, "__call__", damaged)
+    told = list(decode(case.forward, [lane(case, way)]))
+    assert "not finite at step" in told[-1].message  # type: ignore[union-attr]
+    assert all(not event.rows for event in told if isinstance(event, events.Stepped) and event.step > 1)
+
+
+@pytest.mark.usefixtures("away")
+def test_what_is_fetched_keeps_its_shape_and_its_kind() -> None:
+    asked, found = Asked(), list[Any]()
+    asked.ask(torch.tensor([[1, 2], [3, 16_000_001]]), found.append)
+    asked.ask(torch.tensor([0.1, -math.inf]), found.append)
+    asked.ask(torch.empty(3, 0, dtype=torch.long), found.append)
+    assert found == []
+    assert asked.now(torch.tensor(4)) == [4]
+    assert found == [[[1, 2], [3, 16_000_001]], [pytest.approx(0.1), -math.inf], [[], [], []]]
+    asked.fetch()
+    assert len(found) == 3
+
+
+@pytest.mark.usefixtures("away")
+def test_a_check_that_fails_ends_the_fetch() -> None:
+    def refuse(numbers: Any) -> None:
+        raise ModelError("no")
+
+    asked, found = Asked(), list[Any]()
+    asked.ask(torch.ones(1), refuse)
+    with pytest.raises(ModelError):
+        asked.now(torch.ones(2))
+    assert found == []
