@@ -20,7 +20,7 @@ from .work import Side, Unavailable, Work
 
 CONTEXTS, ROWS = (16, 64, 256, 1024, 4096), (1, 2, 4, 8, 16, 32, 64)
 VOCABULARIES = (1000, 8192, 32768, 50257, 131072, 262144)
-STEPS = 16  # steps that are timed at each point
+STEPS, WARM = 16, 64  # steps that are timed at each point, and steps before the first
 
 # what a person would write who wants one greedy continuation
 PLAIN = """
@@ -166,18 +166,17 @@ def _steps(
 ) -> Curve:
     """Milliseconds per step at each point, the sides taking turns."""
     lines: dict[str, list[float | None]] = {name: [] for name in sides}
-    held: dict[tuple[str, str], Side] = {}
+    held: dict[tuple[str, str], Side | None] = {}
     with ExitStack() as stack:
         for place, (point, size, work) in enumerate(works):
             case = Case(key, title, size, work, figure="tokens/s after the first")
             times: dict[str, list[float]] = {name: [] for name in sides}
             for number in range(bench.rounds + 1):  # the first round warms up
                 for name in sides:
-                    side = held.get((name, size.name)) or _opened(bench, case, name, stack)
-                    ran = None
-                    if side is not None:
-                        held[name, size.name] = side
-                        ran = _ran(side, work)
+                    if (name, size.name) not in held:
+                        held[name, size.name] = _opened(bench, case, name, stack)
+                    side = held[name, size.name]
+                    ran = None if side is None else _ran(side, work)
                     if number and ran is not None and ran.first_s is not None:
                         times[name].append((ran.seconds - ran.first_s) / STEPS * 1e3)
             for name in sides:
@@ -197,6 +196,8 @@ def _opened(bench: Bench, case: Case, name: str, stack: ExitStack) -> Side | Non
         return None
     if isinstance(side, Process):
         stack.callback(side.close)
+    # what a side prepares once a text has grown long (a record, a compiled step) is ready when steps are timed
+    _ran(side, replace(bench.plan, causal=case.size).rows(1, bench.plan.lengths.short, WARM))
     return side
 
 
