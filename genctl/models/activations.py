@@ -18,8 +18,8 @@ _TWICE = 2.0 * math.sqrt(2.0 / math.pi)
 class TanhGelu(nn.Module):
     """x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))), for one new token a row by torch's kernel.
 
-    Where many tokens are read that kernel is bound by its tanh; x σ(2√(2/π) (x + 0.044715 x³)), which is the same, takes
-    half the time in float32 although it passes over its numbers four times.
+    Where many tokens are read that kernel is bound by its tanh; x σ(2√(2/π) (x + 0.044715 x³)), which is the same,
+    takes half the time in float32 although it passes over its numbers four times.
     """
 
     def forward(self, given: Tensor) -> Tensor:

@@ -197,7 +197,9 @@ def _opened(bench: Bench, case: Case, name: str, stack: ExitStack) -> Side | Non
     if isinstance(side, Process):
         stack.callback(side.close)
     # what a side prepares once a text has grown long (a record, a compiled step) is ready when steps are timed
-    _ran(side, replace(bench.plan, causal=case.size).rows(1, bench.plan.lengths.short, WARM))
+    short = bench.plan.lengths.short
+    room = case.size.fields.get("n_positions", short + WARM) - short
+    _ran(side, replace(bench.plan, causal=case.size).rows(1, short, min(WARM, room)))
     return side
 
 
