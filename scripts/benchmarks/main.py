@@ -103,7 +103,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stock = Stock(folder, threads, asked.device, left_out, _say)
         results = measuring.run(chosen, stock.open, asked.rounds, _say)
         bench = curves.Bench(stock.open, stock.transformers, plan, asked.rounds, asked.device, asked.quick, _say)
-        grown = [curve for make in drawn.values() for curve in make(bench)]
+        grown: list[table.Curve] = []
+        try:
+            for make in drawn.values():
+                for curve in make(bench):
+                    grown.append(curve)
+        except KeyboardInterrupt:  # half an hour of rows is not thrown away
+            _say("interrupted: the table has the curves so far")
     found = host.header(threads, asked.rounds, asked.device)
     if asked.format == "json":
         whole = {**found, "rows": list(map(table.record, results)), "curves": [curve.record() for curve in grown]}
