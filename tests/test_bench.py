@@ -102,7 +102,7 @@ def test_tokens_that_change_from_round_to_round_are_not_equal() -> None:
             return super().run(work)
 
     moody = Moody((1, 2, 3, 4, 5, 6), 1.0)
-    always = Scripted((3, 4, 5, 6, 1, 2), 1.0)  # what the other writes in its first round, after one for warming up
+    always = Scripted((4, 5, 6, 1, 2, 3), 1.0)  # what the other writes in its first round, after two for warming up
     measured = measuring.measure(case("greedy-float32"), {sides.GENCTL: moody, sides.GENERATE: always}, rounds=1)
     assert measured.same(sides.GENCTL) is True
     moody.tokens = (1, 2, 3, 4, 5, 6)

@@ -33,9 +33,9 @@ KNOWN = frozenset({
     "bart", "gemma", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "marian", "mbart", "mistral", "mt5", "olmo",
     "olmo2", "opt", "pegasus", "phi", "qwen2", "qwen3", "stablelm", "starcoder2", "t5",
 })  # fmt: skip
-# Making a record takes as long as it saves in about 30 steps. How many follow is not known, only how many may.
-SURE = 96  # steps to come from which on it is made at once
-SOME, LEAST = 32, 16  # steps taken after which it is made if at least so many may follow
+# Making a record takes as long as it saves in 35 to 45 steps. How many follow is not known, only how many may.
+SURE = 60  # steps to come from which on it is made at once
+SOME, LEAST = 48, 16  # steps taken after which it is made if at least so many may follow
 _OURS = ("torch.", "transformers.", "genctl.")  # adapters, quantisers and remote code are others'
 _ALIKE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # difference of logits to the largest of them
 

@@ -252,11 +252,11 @@ def tidied(run: Any) -> Any:
     try:
         graph = run.inlined_graph.copy()
         passes._jit_pass_erase_shape_information(graph)  # that of this step: no pass may rely on it
-        for _ in range(2):  # what one finds makes work for another
-            passes._jit_pass_peephole(graph, True)
-            passes._jit_pass_cse(graph)
-            passes._jit_pass_constant_pooling(graph)
-            passes._jit_pass_dce(graph)
+        passes._jit_pass_constant_pooling(graph)
+        passes._jit_pass_cse(graph)  # first, for the costly one to have less to look at
+        passes._jit_pass_peephole(graph, True)
+        passes._jit_pass_cse(graph)
+        passes._jit_pass_dce(graph)
         return partial(passes._create_function_from_graph("step", graph), run._c)
     except (AttributeError, TypeError, RuntimeError):
         return run

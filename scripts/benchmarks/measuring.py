@@ -13,6 +13,7 @@ from .sides import GENCTL, GENERATE, Process
 from .work import Ask, Ran, Side, Unavailable, Work
 
 WARM_UP = 4  # tokens written before anything counts
+BRIEF = 8.0  # seconds; work that takes no longer is done once, whole, before it counts
 PATIENCE = 60.0  # seconds for that; a side that takes longer would take many minutes for the case, and is left out
 Say = Callable[[str], None]
 
@@ -92,10 +93,11 @@ def _tried(measured: Measured, name: str, act: Callable[[], None]) -> bool:
 
 def _warm_up(case: Case, side: Side) -> None:
     work = _short(case.work)
-    if isinstance(side, Process):
-        side.run(work, PATIENCE)
-    else:
-        side.run(work)
+    ran = side.run(work, PATIENCE) if isinstance(side, Process) else side.run(work)
+    first = ran.first_s or 0.0
+    whole = first + (ran.seconds - first) * case.work.new_tokens / work.new_tokens
+    if work != case.work and whole <= BRIEF:  # what a side prepares for longer texts is ready then
+        side.run(case.work)
     if case.baseline is not None:
         side.run(_short(case.baseline))
 

@@ -242,8 +242,10 @@ def test_a_record_is_made_where_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) 
     run(forward, [lane("gpt2", PROMPT[:7], new=60)])  # at once
     assert recorder(forward).made == 1
     forward = Forward(model("gpt2"))
-    for _ in range(3):  # 19 steps each, of which the 33rd has too few after it
+    for _ in range(3):  # 19 steps each, of which the 49th has too few after it
         run(forward, [lane("gpt2", PROMPT[:7], new=20)])
+    assert recorder(forward).made == 0
+    run(forward, [lane("gpt2", PROMPT[:7], new=20)])
     assert recorder(forward).made == 1
 
 
