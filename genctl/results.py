@@ -59,6 +59,7 @@ class Result:
     accepted: int = 0
     error: events.Failed | None = None
     reused: int = 0  # tokens of the prompt that a prompt cache held
+    truncated: int = 0  # tokens that were taken from the prompt
 
     @property
     def text(self) -> str:
@@ -143,6 +144,7 @@ class Collector:
             lane.drafted,
             lane.accepted,
             reused=lane.reused,
+            truncated=int(began.settings.get("truncated", 0)),
         )
 
 

@@ -18,6 +18,7 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling
 from genctl.cli.comparing import Asked, Naming, is_terminal, settled
+from genctl.cli.cutting import cut_note
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.recording import EventFile
 from genctl.comparing import expectations, references
@@ -68,6 +69,7 @@ class Job:
     hidden: dict[int, bool] = field(default_factory=dict)  # runs that look at hidden states
     shared: set[str] = field(default_factory=set)  # lanes that began from another lane's prefill
     prefill_of: dict[str, float] = field(default_factory=dict)  # seconds, by prompt
+    cuts: set[str] = field(default_factory=set)  # what was said of prompts that were cut
     load_s: float = 0.0
     failed: int = 0
 
@@ -221,9 +223,16 @@ class Job:
         collector = Collector()
         report = Report(TOP if self.recording is not None else 0, True)
         began = time.perf_counter()
-        stream = session.stream(requests, report, width=max(len(requests), 1), interrupted=self.interrupt)
+        width = max(len(requests), 1)
+
+        def shortage(fewer: int) -> None:
+            view.hide()
+            self.say(f"note: not enough memory for {width} lanes at once, going on with {fewer}")
+
+        stream = session.stream(requests, report, width=width, interrupted=self.interrupt, on_shortage=shortage)
         with closing(stream):
             for event in stream:
+                self._say_cut(event, view)
                 if trace is not None:
                     trace.write(event)
                 self._count(event)
@@ -300,6 +309,18 @@ class Job:
             passes = event.forwards + (event.lane in self.shared)
             # a negative prompt is read once more at each step, by this lane alone
             self.saved.alone += passes * (2 if event.lane in self.guided else 1)
+
+    def _say_cut(self, event: told.Event, view: CompareView) -> None:
+        """A prompt that was cut, once for all runs that read it alike."""
+        if not isinstance(event, told.Began):
+            return
+        prompt, run, _ = self.lanes[event.lane]
+        assert isinstance(prompt.row, InputRow)
+        note = cut_note(event, prompt.row.id, prompt.row, self.resolved[run].runtime)
+        if note and note not in self.cuts:
+            self.cuts.add(note)
+            view.hide()
+            self.say(f"note: {note}")
 
     def _settle(self, chunk: Sequence[Prompt], view: CompareView, output: Output) -> None:
         view.hide()

@@ -14,6 +14,7 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling, strategy
 from genctl.cli.comparing import is_terminal
+from genctl.cli.cutting import cut_note
 from genctl.cli.inspecting import Asked
 from genctl.cli.interrupt import Interrupt
 from genctl.config.layers import Layer, Resolved, overlay, row_layer
@@ -197,12 +198,18 @@ class Job:
             for event in stream:
                 found = measured.feed(event)
                 if reuse is not None:
+                    if isinstance(event, told.Began) and (note := self._cut(event)):
+                        self.asides.append(note)
                     reuse.feed(event)
                     view.feed(event)
                 if main and self.asked.heatmap and found is not None and isinstance(event, told.CacheRead):
                     from genctl.inspecting.heat import look
 
                     self.heat = look(session)
+
+    def _cut(self, event: told.Began) -> str:
+        row = next((row for row in self.rows if row.id == event.lane and isinstance(row, InputRow)), None)
+        return cut_note(event, event.lane, row, self.base.runtime)
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 

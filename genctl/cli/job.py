@@ -1,4 +1,4 @@
-"""From what was asked to what is written: everything checked first, then loaded, then decoded and shown."""
+"""One run of a generating command: loaded, decoded, shown and written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling, resuming, searching, strategy
 from genctl.cli.asked import Asked as Asked
-from genctl.cli.asked import check
+from genctl.cli.cutting import cut_note
 from genctl.cli.emitting import Nowhere as Nowhere
 from genctl.cli.emitting import Output, open_output, opened
 from genctl.cli.interrupt import Interrupt
@@ -27,8 +27,7 @@ from genctl.cli.making import ends_to_tell, is_terminal, make_bar, make_view, re
 from genctl.cli.recording import EventFile
 from genctl.cli.tally import Tally
 from genctl.cli.unfinished import Unfinished
-from genctl.config import settings
-from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
+from genctl.config.layers import Layer, Resolved, overlay, row_layer
 from genctl.errors import CheckError, Exit, GenctlError
 from genctl.results import Collector, Result
 
@@ -44,39 +43,6 @@ SPAN = 8  # times as many rows are a group, which is decoded to its end before t
 SHOWN_TOP = 3  # alternatives shown with --scores on a terminal unless --top-logprobs says otherwise
 
 
-def perform(asked: Asked) -> int | None:
-    """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
-    with Interrupt() as interrupt, ExitStack() as stack:
-        check(asked)
-        layers = [*asked.beneath, *settings.standing_layers(asked.presets), *asked.flags]
-        early = resolve(layers, tentative=True)
-        if asked.view == "beam":
-            searching.check_search(early)
-        if asked.dry:
-            return _dry(asked, early, layers)
-        rows = readers.open_prompts(
-            asked.arguments,
-            asked.input,
-            sys.stdin,
-            stdin_is_terminal=sys.stdin is None or is_terminal(sys.stdin),
-            format=asked.input_format,  # type: ignore[arg-type]
-        )
-        if rows is None:
-            return None
-        stack.enter_context(rows)
-        return Job(asked, layers, early, interrupt).run(iter(rows))
-
-
-def _dry(asked: Asked, early: Resolved, layers: Sequence[Layer]) -> int:
-    """The resolved job as TOML; only the checkpoint's settings are read, not its weights."""
-    from genctl.config.dry import to_toml
-    from genctl.session import planned
-
-    flags = {"allow_pickle": asked.allow_pickle, "trust_remote_code": asked.trust_remote_code}
-    sys.stdout.write(to_toml(planned(early.runtime, layers, **flags)))
-    return int(Exit.DONE)
-
-
 @dataclass
 class Job:
     """One run of a generating command: what is asked stays, what is decoded passes through."""
@@ -87,7 +53,6 @@ class Job:
     interrupt: Interrupt
     tally: Tally = field(default_factory=Tally)
     rows: dict[str, InputRow] = field(default_factory=dict)  # those that are being decoded
-    truncated: dict[str, int] = field(default_factory=dict)  # by lane, the tokens taken from its prompt
     stop_at: int | None = None  # with --strict, the first row that failed
     stopper: Sequence[Mapping[str, Any]] = ()  # and its record
     read: int = 0  # rows of the input
@@ -305,9 +270,8 @@ class Job:
             self.trace.write(event)
         if self.live or not isinstance(event, told.Failed):
             self.view.feed(event)
-        if isinstance(event, told.Began) and (truncated := event.settings.get("truncated")):
-            self.truncated[event.lane] = int(truncated)
-            self.say(f"note: prompt {event.lane}: {truncated:,} tokens were taken from it ({self._where(event.lane)})")
+        if isinstance(event, told.Began) and (note := self._cut(event)):
+            self.say(f"note: {note}")
         self.search.feed(event)
         self.reuse.feed(event)
         self.unfinished.feed(event)
@@ -317,14 +281,11 @@ class Job:
         if result is not None:
             self._take(result)
 
-    def _where(self, lane: str) -> str:
-        side = self.base.runtime.truncate
-        row = self.rows.get(lane)
-        return f"--truncate {side if row is None else row.params.get('truncate', side)}"
+    def _cut(self, event: told.Began) -> str:
+        return cut_note(event, event.lane, self.rows.get(event.lane), self.base.runtime)
 
     def _take(self, result: Result) -> None:
         row = self.rows.pop(result.lane)
-        truncated = self.truncated.pop(result.lane, 0)
         if self.interrupt.status and self.asked.resume:
             return  # cut off; the next run makes it whole
         if result.error is not None:
@@ -338,7 +299,6 @@ class Job:
             row,
             result,
             load_s=self.load_s,
-            truncated=truncated,
             encoder_decoder=self.session.forward.is_encoder_decoder,
             saved=self.reuse.path is not None,
         )

@@ -33,11 +33,10 @@ def records_of(
     result: Result,
     *,
     load_s: float,
-    truncated: int,
     encoder_decoder: bool,
     saved: bool = False,
 ) -> list[dict[str, Any]]:
-    """One record for each sequence of a row. `truncated` tokens were taken from its prompt; `saved`: --prompt-cache."""
+    """One record for each sequence of a row. `saved`: --prompt-cache."""
     timing = None
     if asked.timing:
         timing = {"load_s": load_s, "prefill_s": result.prefill_s, "decode_s": result.decode_s}
@@ -48,8 +47,8 @@ def records_of(
             between = "\t" if encoder_decoder else ""
             hypothesis = dataclasses.replace(hypothesis, text=f"{result.prompt}{between}{hypothesis.text}")
         extra: dict[str, Any] = {}
-        if truncated:
-            extra["truncated"] = truncated
+        if result.truncated:
+            extra["truncated"] = result.truncated
         if result.drafted:
             extra |= {"drafted": result.drafted, "accepted": result.accepted}
         if "beam" in result.strategy:

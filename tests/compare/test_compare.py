@@ -396,6 +396,49 @@ def test_a_checkpoint_that_cannot_do_a_run_names_it(t5: Path) -> None:
     assert "run healed: token_healing" in done.err
 
 
+def test_a_prompt_that_is_cut_is_said_once_for_runs_that_read_it_alike(gpt2: Path) -> None:
+    runs = [*PAIR, "--strategy", "short:max_new_tokens=4"]
+    done = genctl("compare", "-m", str(gpt2), "z" * 300, *runs, "-n", "6", "--truncate", "left", "--format", "jsonl")
+    assert done.status == 0
+    notes = [line for line in done.err.splitlines() if "were taken" in line]
+    assert len(notes) == 2
+    assert notes[0].startswith("note: prompt 0: ")
+    assert notes[0].endswith("tokens were taken from it (--truncate left)")
+    taken = {record["run"]: record["truncated"] for record in done.records}
+    assert taken == {"greedy": 50, "nucleus": 50, "short": 48}
+
+
+def test_a_shortage_of_memory_is_said_and_changes_nothing_else(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = (
+        "compare",
+        "-m",
+        str(gpt2),
+        "hello",
+        *PAIR,
+        "--seeds",
+        "3",
+        "--seed",
+        "2",
+        "-n",
+        "6",
+        "--format",
+        "jsonl",
+    )
+    wanted = genctl(*arguments)
+    call = Forward.__call__
+
+    def small(self: Forward, feed: Any, cache: Any, **given: Any) -> Any:
+        if len(feed) > 4:
+            raise MemoryError
+        return call(self, feed, cache, **given)
+
+    monkeypatch.setattr(Forward, "__call__", small)
+    done = genctl(*arguments)
+    assert done.status == 0
+    assert "note: not enough memory for 6 lanes at once, going on with 3\n" in done.err
+    assert [record["token_ids"] for record in done.records] == [record["token_ids"] for record in wanted.records]
+
+
 def test_a_persons_terminal_shows_no_control_characters(gpt2: Path) -> None:
     done = genctl("compare", "-m", str(gpt2), "a\x1b[31mb", *PAIR, "-n", "3", "--format", "md")
     assert "\x1b" not in done.out

@@ -1,0 +1,50 @@
+"""What was asked of a generating command, checked before anything is loaded, and then done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from genctl.batch import readers
+from genctl.cli import searching
+from genctl.cli.asked import Asked, check
+from genctl.cli.interrupt import Interrupt
+from genctl.cli.job import Job
+from genctl.cli.making import is_terminal
+from genctl.config import settings
+from genctl.config.layers import Layer, Resolved, resolve
+from genctl.errors import Exit
+
+
+def perform(asked: Asked) -> int | None:
+    """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
+    with Interrupt() as interrupt, ExitStack() as stack:
+        check(asked)
+        layers = [*asked.beneath, *settings.standing_layers(asked.presets), *asked.flags]
+        early = resolve(layers, tentative=True)
+        if asked.view == "beam":
+            searching.check_search(early)
+        if asked.dry:
+            return _dry(asked, early, layers)
+        rows = readers.open_prompts(
+            asked.arguments,
+            asked.input,
+            sys.stdin,
+            stdin_is_terminal=sys.stdin is None or is_terminal(sys.stdin),
+            format=asked.input_format,  # type: ignore[arg-type]
+        )
+        if rows is None:
+            return None
+        stack.enter_context(rows)
+        return Job(asked, layers, early, interrupt).run(iter(rows))
+
+
+def _dry(asked: Asked, early: Resolved, layers: Sequence[Layer]) -> int:
+    """The resolved job as TOML; only the checkpoint's settings are read, not its weights."""
+    from genctl.config.dry import to_toml
+    from genctl.session import planned
+
+    flags = {"allow_pickle": asked.allow_pickle, "trust_remote_code": asked.trust_remote_code}
+    sys.stdout.write(to_toml(planned(early.runtime, layers, **flags)))
+    return int(Exit.DONE)
