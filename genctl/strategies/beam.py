@@ -84,7 +84,8 @@ class Beam:
                 found.group = group
                 parts.append(found)
                 if fined is not None:
-                    chosen += [token for token in found.tokens.tolist() if token not in context.eos][:size]
+                    (tokens,) = scores.asked.now(found.tokens)
+                    chosen += [token for token in tokens if token not in context.eos][:size]
             if not parts:
                 if not scores.ended:
                     raise ModelError(f"every continuation is forbidden at step {scores.rows.written}")

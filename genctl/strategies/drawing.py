@@ -78,7 +78,8 @@ def inverse_cdf_on_device(logits: Tensor, luck: Tensor) -> Tensor:
     sums = logits.double().softmax(-1).cumsum(-1)
     whole = sums[:, -1:]
     share = torch.minimum(luck[:, None] * whole, torch.nextafter(whole, torch.zeros_like(whole)))
-    return torch.searchsorted(sums, share, right=True)[:, 0]
+    # of what is no number nothing is found; a device must not be sent to a place that does not exist
+    return torch.searchsorted(sums, share, right=True)[:, 0].clamp(max=sums.shape[1] - 1)
 
 
 def draw_distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) -> Tensor:

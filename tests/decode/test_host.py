@@ -129,7 +129,7 @@ def test_a_step_waits_for_the_device_as_often_as_its_search_must(
     assert len(waits) <= most * steps
 
 
-@pytest.mark.parametrize("way", ["greedy", "filters", "beam"])
+@pytest.mark.parametrize("way", ["greedy", "filters", "inverse-cdf", "beam"])
 @pytest.mark.usefixtures("away")
 def test_damaged_logits_are_told_before_anything_is_written(
     case: Case, way: str, monkeypatch: pytest.MonkeyPatch
