@@ -397,15 +397,19 @@ def test_a_checkpoint_that_cannot_do_a_run_names_it(t5: Path) -> None:
 
 
 def test_a_prompt_that_is_cut_is_said_once_for_runs_that_read_it_alike(gpt2: Path) -> None:
-    runs = [*PAIR, "--strategy", "short:max_new_tokens=4"]
-    done = genctl("compare", "-m", str(gpt2), "z" * 300, *runs, "-n", "6", "--truncate", "left", "--format", "jsonl")
+    runs = strategies({
+        "greedy": {"max_new_tokens": 6},
+        "drawn": {"max_new_tokens": 6, "do_sample": True},
+        "short": {"max_new_tokens": 4},
+    })  # fmt: skip
+    done = genctl("compare", "-m", str(gpt2), "z" * 300, *runs, "--truncate", "left", "--format", "jsonl")
     assert done.status == 0
     notes = [line for line in done.err.splitlines() if "were taken" in line]
     assert len(notes) == 2
     assert notes[0].startswith("note: prompt 0: ")
     assert notes[0].endswith("tokens were taken from it (--truncate left)")
     taken = {record["run"]: record["truncated"] for record in done.records}
-    assert taken == {"greedy": 50, "nucleus": 50, "short": 48}
+    assert taken == {"greedy": 50, "drawn": 50, "short": 48}
 
 
 def test_a_shortage_of_memory_is_said_and_changes_nothing_else(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
