@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from genctl.batch import jsonl, readers
+from genctl.batch import jsonl
 from genctl.batch.quoting import Refused
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.interrupt import Interrupt
+from genctl.cli.prompting import prompts_of
 from genctl.comparing import expectations
 from genctl.comparing.runs import Run, check_names, checkpoint_of, read_runs, recorded_layer, split_models
 from genctl.config.dry import to_toml
@@ -176,13 +177,7 @@ def _rows(asked: Asked, recording: expectations.Recording | None) -> list[InputR
         if asked.input_format is not None:
             raise UsageError(f"--input-format {asked.input_format}: the prompts come from {asked.expect}")
         return list(_recorded_rows(recording, asked.expect or ""))
-    prompts = readers.open_prompts(
-        asked.arguments,
-        asked.input,
-        sys.stdin,
-        stdin_is_terminal=sys.stdin is None or is_terminal(sys.stdin),
-        format=asked.input_format,  # type: ignore[arg-type]
-    )
+    prompts = prompts_of(asked)
     if prompts is None:
         return None
     with prompts:
@@ -202,11 +197,3 @@ def _recorded_rows(recording: expectations.Recording, name: str) -> Iterator[Inp
         except Refused as error:
             raise InputError(f"--expect: {name}: prompt {index + 1}: {error}") from None
         yield InputRow(str(index) if own is None else own, index, where=f"{name}, prompt {index + 1}", **fields)
-
-
-def is_terminal(stream: IO[str] | None) -> bool:
-    """Whether a person is at the other end; a stream that is missing or closed counts as no terminal."""
-    try:
-        return stream is not None and stream.isatty()
-    except ValueError:
-        return False

@@ -17,9 +17,10 @@ from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling
-from genctl.cli.comparing import Asked, Naming, is_terminal, settled
+from genctl.cli.comparing import Asked, Naming, settled
 from genctl.cli.cutting import cut_note
 from genctl.cli.interrupt import Interrupt
+from genctl.cli.prompting import is_terminal
 from genctl.cli.recording import EventFile
 from genctl.comparing import expectations, references
 from genctl.comparing.outputs import Cell, Failure, Prompt

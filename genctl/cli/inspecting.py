@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from genctl.batch import readers
 from genctl.batch.rows import BadRow, InputRow
-from genctl.cli.comparing import is_terminal
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import check_count
+from genctl.cli.prompting import prompts_of
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import UsageError
@@ -61,13 +59,7 @@ def perform(asked: Asked) -> int | None:
     place = f"--steps {steps}"
     layers.append(Layer("flag", {"max_new_tokens": steps + 1}, {"max_new_tokens": place}, "command"))
     early = resolve(layers, tentative=True)
-    prompts = readers.open_prompts(
-        asked.arguments,
-        asked.input,
-        sys.stdin,
-        stdin_is_terminal=sys.stdin is None or is_terminal(sys.stdin),
-        format=asked.input_format,  # type: ignore[arg-type]
-    )
+    prompts = prompts_of(asked)
     if prompts is None:
         return None
     from genctl.cli.inspecting_job import Job

@@ -13,10 +13,10 @@ from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling, strategy
-from genctl.cli.comparing import is_terminal
 from genctl.cli.cutting import cut_note
 from genctl.cli.inspecting import Asked
 from genctl.cli.interrupt import Interrupt
+from genctl.cli.prompting import is_terminal
 from genctl.config.layers import Layer, Resolved, overlay, row_layer
 from genctl.errors import Exit, GenctlError, InputError, UsageError
 

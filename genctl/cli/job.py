@@ -23,7 +23,8 @@ from genctl.cli.cutting import cut_note
 from genctl.cli.emitting import Nowhere as Nowhere
 from genctl.cli.emitting import Output, open_output, opened
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.making import ends_to_tell, is_terminal, make_bar, make_view, records_of, wants_bar
+from genctl.cli.making import ends_to_tell, make_bar, make_view, records_of, wants_bar
+from genctl.cli.prompting import is_terminal
 from genctl.cli.recording import EventFile
 from genctl.cli.tally import Tally
 from genctl.cli.unfinished import Unfinished

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from genctl.batch.records import record
 from genctl.batch.rows import InputRow
 from genctl.cli.asked import Asked
+from genctl.cli.prompting import is_terminal
 from genctl.results import Result
 
 if TYPE_CHECKING:
@@ -17,14 +18,6 @@ if TYPE_CHECKING:
 
     from genctl.render.live import RunView
     from genctl.render.progress import RowsBar
-
-
-def is_terminal(stream: IO[str] | None) -> bool:
-    """Whether a person is at the other end; a stream that is missing or closed counts as a terminal's silence."""
-    try:
-        return stream is not None and stream.isatty()
-    except ValueError:
-        return False
 
 
 def records_of(

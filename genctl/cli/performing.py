@@ -6,12 +6,11 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from genctl.batch import readers
 from genctl.cli import searching
 from genctl.cli.asked import Asked, check
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import Job
-from genctl.cli.making import is_terminal
+from genctl.cli.prompting import prompts_of
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import Exit
@@ -27,13 +26,7 @@ def perform(asked: Asked) -> int | None:
             searching.check_search(early)
         if asked.dry:
             return _dry(asked, early, layers)
-        rows = readers.open_prompts(
-            asked.arguments,
-            asked.input,
-            sys.stdin,
-            stdin_is_terminal=sys.stdin is None or is_terminal(sys.stdin),
-            format=asked.input_format,  # type: ignore[arg-type]
-        )
+        rows = prompts_of(asked)
         if rows is None:
             return None
         stack.enter_context(rows)

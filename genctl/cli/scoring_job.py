@@ -10,13 +10,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from genctl.batch import readers, scored, writers
+from genctl.batch import scored, writers
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import WIDTH, Nowhere
-from genctl.cli.making import is_terminal as _is_terminal
 from genctl.cli.options import check_count
+from genctl.cli.prompting import is_terminal, prompts_of
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import Exit, GenctlError, InputError, UsageError
@@ -62,14 +62,7 @@ def perform(asked: Asked) -> int | None:
     """Do what was asked. Returns the exit status, or None if there is no text to be had."""
     _check(asked)
     early = resolve([*settings.standing_layers(), *asked.flags], tentative=True)
-    rows = readers.open_prompts(
-        asked.arguments,
-        asked.input,
-        sys.stdin,
-        stdin_is_terminal=sys.stdin is None or _is_terminal(sys.stdin),
-        format=asked.input_format,  # type: ignore[arg-type]
-        fields=scored.fields,
-    )
+    rows = prompts_of(asked, fields=scored.fields)
     if rows is None:
         return None
     with Interrupt() as interrupt, rows:
@@ -112,7 +105,7 @@ class ScoringJob:
 
         self.asked, self.early, self.interrupt = asked, early, interrupt
         self.out, self.err = make_consoles(asked.color)  # type: ignore[arg-type]
-        self.live = asked.output is None and asked.format == "text" and _is_terminal(sys.stdout)
+        self.live = asked.output is None and asked.format == "text" and is_terminal(sys.stdout)
         self.details = asked.scores or asked.top_logprobs is not None
         shown = SHOWN_TOP if asked.scores and asked.format == "text" else 0
         self.top = shown if asked.top_logprobs is None else asked.top_logprobs
@@ -312,7 +305,7 @@ class ScoringJob:
             return
         if self.mapped:
             self.out.print(heat.legend())
-        wanted = self.asked.verbose or self.live or _is_terminal(sys.stderr)
+        wanted = self.asked.verbose or self.live or is_terminal(sys.stderr)
         if not wanted or self.asked.rank or self.texts + self.failed < (1 if self.asked.verbose else 2):
             return
         words = [f"{self.texts} text{'' if self.texts == 1 else 's'}"]
