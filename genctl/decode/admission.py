@@ -177,15 +177,16 @@ class Admission:
     def _relieve(self, batch: Batch, error: BaseException) -> Iterator[events.Event]:
         """Take a batch apart that did not fit. Half of its lanes go on at once, the others when there is room."""
         runs = [run for run in (*batch.runs, *batch.joining) if run.live]
-        torn = batch.advancing  # a search that was interrupted in its choice cannot be asked again
+        torn = batch.torn  # a search that was interrupted in its choice cannot be asked again
         batch.clear()
         error.__traceback__ = None  # its frames hold the tensors of the pass
         release()
-        if torn is None and len(runs) == 1:
-            torn = runs[0]
-        if torn is not None and torn.live:
-            torn.close()
-            yield _too_large(torn.lane, torn.rows, error)
+        if not torn and len(runs) == 1:
+            torn = runs
+        for run in torn:
+            if run.live:
+                run.close()
+                yield _too_large(run.lane, run.rows, error)
         self.stepped_back.extend(run for run in runs if run.live)
         if len(runs) > 1:
             self._narrow(max(1, len(runs) // 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from transformers.cache_utils import Cache
 
 from genctl import events
 from genctl.decode import cache as caches
-from genctl.decode import shared
+from genctl.decode import host, shared
 from genctl.decode.forward import Forward, Output
-from genctl.decode.host import sent
+from genctl.decode.host import Desk, sent
 from genctl.decode.lane import Run
 from genctl.decode.sources import Sources, join_sources
 from genctl.decode.watch import Watcher
@@ -26,7 +26,7 @@ class Batch:
     def __init__(self, forward: Forward, watcher: Watcher | None = None) -> None:
         self.forward = forward
         self.watcher = watcher
-        self.advancing: Run | None = None  # whose search is choosing
+        self.torn: list[Run] = []  # whose searches have been asked for a choice that is not written yet
         self.reordered: list[int] = []  # where the rows were before the pass, if any was moved or copied
         self.runs: list[Run] = []
         self.joining: list[Run] = []
@@ -64,7 +64,8 @@ class Batch:
     def clear(self) -> None:
         """Forget everything: the lanes go on elsewhere."""
         self.runs, self.joining, self.held, self.layout = [], [], [], []
-        self.cache = self.sources = self.advancing = None
+        self.cache = self.sources = None
+        self.torn = []
 
     def step(self, interrupted: str) -> Iterator[events.Event]:
         """Bring the cache into the order that the last choices ask for, feed, and let every lane advance."""
@@ -73,21 +74,51 @@ class Batch:
         if self.watcher is not None:
             lanes = [run.lane.name for run in self.runs for _ in range(run.rows)]
             yield self.watcher.read(lanes, max(run.step for run in self.runs), self.reordered)
+        said = list(self._said(output))
+        # on a GPU all lanes choose before the host waits, once; on a CPU a lane's scores are still near when it is told
+        for group in [[one] for one in said] if host.near(output.logits) else [said]:
+            yield from self._advance(group, interrupted)
+        self.runs = [run for run in self.runs if run.live]
+
+    def _said(self, output: Output) -> Iterator[tuple[Run, Output, Tensor]]:
+        """What the model said to each lane, and the normalizer of that."""
         normalizer = output.logits.logsumexp(-1)
         at = 0
-        for run in list(self.runs):
+        for run in self.runs:
             count = run.rows
             part = slice(at, at + count)
             at += count
-            run.passes += 1
             mine = output if count == output.logits.shape[0] else _slice(output, part)
             said = normalizer[part]
             if self.cache is None:  # everything was read again: only what follows the newest token is news
                 mine, said = _last(mine, 1 + run.drafted), said[:, -1 - run.drafted :]
-            self.advancing = run
-            yield from run.advance(mine, said, interrupted)
-            self.advancing = None
-        self.runs = [run for run in self.runs if run.live]
+            yield run, mine, said
+
+    def _advance(self, group: Sequence[tuple[Run, Output, Tensor]], interrupted: str) -> Iterator[events.Event]:
+        """Let lanes choose, wait for the device, and say what they wrote.
+
+        Where one fails for want of memory, those before it are written first; it and those after it are not.
+        """
+        desk, failed = Desk(), None
+        chosen: list[Run] = []
+        for run, mine, said in group:
+            run.passes += 1
+            self.torn.append(run)
+            try:
+                run.choose(mine, said, desk)
+            except (MemoryError, RuntimeError) as error:
+                failed = error
+                break
+            chosen.append(run)
+        desk.fetch()
+        for run in chosen:
+            run.settle(interrupted)
+        desk.fetch()
+        for run in chosen:
+            yield from run.tell()
+            self.torn.remove(run)
+        if failed is not None:
+            raise failed
 
     # -- the cache -----------------------------------------------------------------------------------------------------
 

@@ -93,90 +93,107 @@ def score(
     return columns[0][:, None], stages, left
 
 
-def commit(
-    lane: Lane,
-    pending: Pending,
-    draft: Tensor | None,
-    scores: Scores,
-    choice: Choice,
-    stages: list[list[tracing.Stage]],
-    elapsed: Callable[[], float],
-    interrupted: str = "",
-) -> Commit:
-    """Write the choice, close what ended, keep the best `width` of the rest.
+class Writing:
+    """A choice on its way to what is written: `decide` once its numbers are known, `commit` once what is told of it is.
 
-    Raises IndexError when a strategy names rows that were not scored.
+    In between the host may wait for the device, for several lanes at once. Raises IndexError when a strategy names rows
+    that were not scored.
     """
-    branches = 1 if draft is None else draft.shape[1]
-    written = _written(draft, choice)  # int64 [C, m]
-    count = written.shape[1]
-    scored, tokens, steps, *totals_said = _said(scores, choice, written)
-    ranks = totals_said[0] if totals_said else None
-    before = pending.rows.written
-    width, ends, groups = choice.width, choice.ends, choice.groups
 
-    survivors: list[int] = []
-    ended: list[tuple[int, int, str, str]] = []  # candidate, last position, reason, what
-    live: dict[int, int] = {}
-    seen: dict[int, int] = {}
-    for candidate, place in enumerate(scored):
-        group = 0 if groups is None else groups[candidate]
-        at = seen.get(group, 0)
-        seen[group] = at + 1
-        full = width is not None and live.get(group, 0) == width
-        counts = ends[candidate] if ends is not None else width is None or at < width
-        if full and not (ends is not None and counts):
-            continue
-        row = place // branches
-        stop = None
-        logprob = pending.rows.logprobs[row]
-        for position, token in enumerate(tokens[candidate]):
-            logprob += steps[candidate][position]
-            stop = _why(lane, pending.nodes[row], tokens[candidate], position, token, before, logprob, elapsed)
-            if stop is None and interrupted and position == count - 1:
-                stop = (interrupted, "")
-            if stop is not None:
-                if counts:  # an end that the beam would not have kept is not a result
-                    ended.append((candidate, position, *stop))
-                break
-        if stop is None and not full:
-            survivors.append(candidate)
-            live[group] = live.get(group, 0) + 1
+    def __init__(
+        self,
+        lane: Lane,
+        pending: Pending,
+        draft: Tensor | None,
+        scores: Scores,
+        choice: Choice,
+        stages: list[list[tracing.Stage]],
+    ) -> None:
+        self.lane, self.pending, self.scores, self.choice, self.stages = lane, pending, scores, choice, stages
+        self.branches = 1 if draft is None else draft.shape[1]
+        self.written = _written(draft, choice)  # int64 [C, m]
+        self.said: list[Any] = []
+        _ask(scores, choice, self.written, self.said)
+        self.survivors: list[int] = []
+        self.ended: list[tuple[int, int, str, str]] = []  # candidate, last position, reason, what
+        self.report = _Report()
 
-    shown = survivors + [candidate for candidate, *_ in ended]
-    words = _report(lane, scores, scored, tokens, steps, shown, stages)
-    result_rows = [scored[c] // branches for c in survivors]
-    nodes: list[Node | None] = []
-    logprobs, totals, slots = [], [], []
-    for candidate, row in zip(survivors, result_rows, strict=True):
-        node = pending.nodes[row]
-        for token in tokens[candidate]:
-            node = (token, node)
-        nodes.append(node)
-        logprob = pending.rows.logprobs[row] + sum(steps[candidate])
-        logprobs.append(logprob)
-        totals.append(logprob if ranks is None else ranks[candidate])
-        slots.append(None if choice.slots is None else choice.slots[candidate])
-    closed = []
-    for candidate, position, reason, what in ended:
-        row = scored[candidate] // branches
-        made = (*_new_tokens(pending, row), *tokens[candidate][: position + 1])
-        logprob = pending.rows.logprobs[row] + sum(steps[candidate][: position + 1])
-        total = logprob if ranks is None else ranks[candidate]
-        slot = None if choice.slots is None else choice.slots[candidate]
-        group = 0 if choice.groups is None else choice.groups[candidate]
-        standing = 0 if choice.standing is None else choice.standing[candidate]
-        found = Closed(made, logprob, total, reason, slot, what, group, standing)
-        closed.append((row, words[candidate][: position + 1], found))
-    rows, buffer = _extend(pending, result_rows, written, survivors)
-    new = Rows(rows, logprobs, totals, pending.rows.prompt_len)
-    return Commit(
-        Pending(new, nodes, slots, buffer),
-        survivors,
-        [scored[c] for c in survivors],
-        [words[c] for c in survivors],
-        closed,
-    )
+    def decide(self, elapsed: Callable[[], float], interrupted: str = "") -> None:
+        """Who survives, and what ended."""
+        lane, pending, choice = self.lane, self.pending, self.choice
+        scored, tokens, steps, *_ = self.said
+        before, count = pending.rows.written, self.written.shape[1]
+        width, ends, groups = choice.width, choice.ends, choice.groups
+        live: dict[int, int] = {}
+        seen: dict[int, int] = {}
+        for candidate, place in enumerate(scored):
+            group = 0 if groups is None else groups[candidate]
+            at = seen.get(group, 0)
+            seen[group] = at + 1
+            full = width is not None and live.get(group, 0) == width
+            counts = ends[candidate] if ends is not None else width is None or at < width
+            if full and not (ends is not None and counts):
+                continue
+            row = place // self.branches
+            stop = None
+            logprob = pending.rows.logprobs[row]
+            for position, token in enumerate(tokens[candidate]):
+                logprob += steps[candidate][position]
+                stop = _why(lane, pending.nodes[row], tokens[candidate], position, token, before, logprob, elapsed)
+                if stop is None and interrupted and position == count - 1:
+                    stop = (interrupted, "")
+                if stop is not None:
+                    if counts:  # an end that the beam would not have kept is not a result
+                        self.ended.append((candidate, position, *stop))
+                    break
+            if stop is None and not full:
+                self.survivors.append(candidate)
+                live[group] = live.get(group, 0) + 1
+        if lane.scores or lane.top or lane.trace:
+            shown = self.survivors + [candidate for candidate, *_ in self.ended]
+            self.report.ask(lane, self.scores, scored, tokens, shown, self.stages)
+
+    def commit(self) -> Commit:
+        """Close what ended, write the rest."""
+        pending, choice, survivors = self.pending, self.choice, self.survivors
+        scored, tokens, steps, *totals_said = self.said
+        ranks = totals_said[0] if totals_said else None
+
+        def words(candidate: int) -> tuple[events.Token, ...]:
+            return self.report.words(candidate, tokens[candidate], steps[candidate])
+
+        result_rows = [scored[c] // self.branches for c in survivors]
+        nodes: list[Node | None] = []
+        logprobs, totals, slots = [], [], []
+        for candidate, row in zip(survivors, result_rows, strict=True):
+            node = pending.nodes[row]
+            for token in tokens[candidate]:
+                node = (token, node)
+            nodes.append(node)
+            logprob = pending.rows.logprobs[row] + sum(steps[candidate])
+            logprobs.append(logprob)
+            totals.append(logprob if ranks is None else ranks[candidate])
+            slots.append(None if choice.slots is None else choice.slots[candidate])
+        closed = []
+        for candidate, position, reason, what in self.ended:
+            row = scored[candidate] // self.branches
+            made = (*_new_tokens(pending, row), *tokens[candidate][: position + 1])
+            logprob = pending.rows.logprobs[row] + sum(steps[candidate][: position + 1])
+            total = logprob if ranks is None else ranks[candidate]
+            slot = None if choice.slots is None else choice.slots[candidate]
+            group = 0 if choice.groups is None else choice.groups[candidate]
+            standing = 0 if choice.standing is None else choice.standing[candidate]
+            found = Closed(made, logprob, total, reason, slot, what, group, standing)
+            closed.append((row, words(candidate)[: position + 1], found))
+        rows, buffer = _extend(pending, result_rows, self.written, survivors)
+        new = Rows(rows, logprobs, totals, pending.rows.prompt_len)
+        return Commit(
+            Pending(new, nodes, slots, buffer),
+            survivors,
+            [scored[c] for c in survivors],
+            [words(c) for c in survivors],
+            closed,
+        )
 
 
 def retain(ended: Sequence[Closed], width: int | None, length_penalty: float) -> list[Closed]:
@@ -210,8 +227,8 @@ def _new_tokens(pending: Pending, row: int) -> Sequence[int]:
     return history(pending.nodes[row])
 
 
-def _said(scores: Scores, choice: Choice, written: Tensor) -> list[Any]:
-    """What the host has to know of a choice: rows, written tokens, the model's log-probability of each, and ranks.
+def _ask(scores: Scores, choice: Choice, written: Tensor, said: list[Any]) -> None:
+    """Put into `said` what the host has to know of a choice: rows, written tokens, log-probability of each, and ranks.
 
     written int64 [C, m] -> C numbers, twice C lists of m, and C numbers where the search ranks by its own.
     """
@@ -223,10 +240,12 @@ def _said(scores: Scores, choice: Choice, written: Tensor) -> list[Any]:
             [float(raw[row, place, token] - normalizer[row, place]) for place, token in enumerate(line)]
             for row, line in zip(rows, tokens, strict=True)
         ]
-        return [rows, tokens, logprobs, *(rank.tolist() for rank in ranks)]
+        said += [rows, tokens, logprobs, *(rank.tolist() for rank in ranks)]
+        return
     positions, at = torch.arange(written.shape[1], device=written.device), choice.rows[:, None]
     of_each = scores.raw[at, positions, written] - scores.normalizer[at, positions]
-    return scores.asked.now(choice.rows, written, of_each, *ranks)
+    for tensor in (choice.rows, written, of_each, *ranks):
+        scores.asked.ask(tensor, said.append)
 
 
 def _written(draft: Tensor | None, choice: Choice) -> Tensor:
@@ -290,40 +309,48 @@ def _extend(pending: Pending, rows: list[int], written: Tensor, survivors: list[
     return buffer.narrow(1, 0, length + count), buffer
 
 
-def _report(
-    lane: Lane,
-    scores: Scores,
-    scored: list[int],
-    tokens: list[list[int]],
-    steps: list[list[float]],
-    shown: list[int],
-    stages: list[list[tracing.Stage]],
-) -> dict[int, tuple[events.Token, ...]]:
-    """The written tokens of each shown candidate, with what was asked to be reported about them."""
-    if not (lane.scores or lane.top or lane.trace):
-        return {c: tuple(map(events.Token, tokens[c], steps[c])) for c in shown}
-    words: dict[int, list[events.Token]] = {c: [] for c in shown}
-    for position in range(len(tokens[shown[0]]) if shown else 0):
+class _Report:
+    """What was asked to be reported about the tokens that are shown, beside the log-probability of each."""
+
+    def __init__(self) -> None:
+        self.places: dict[int, int] = {}  # candidate -> its place among those shown
+        self.figures: list[Any] = []  # for each position rank, entropy, values and ids of the best, one after another
+        self.traces: list[list[tuple[events.Trace, ...]] | None] = []
+
+    def ask(
+        self,
+        lane: Lane,
+        scores: Scores,
+        scored: list[int],
+        tokens: list[list[int]],
+        shown: list[int],
+        stages: list[list[tracing.Stage]],
+    ) -> None:
+        """Ask about the tokens of the candidates `shown`."""
+        self.places = {candidate: place for place, candidate in enumerate(shown)}
         device = scores.raw.device
-        rows = host.sent([scored[c] for c in shown], device)
-        ids = host.sent([tokens[c][position] for c in shown], device)
-        logprobs = scores.raw[rows, position] - scores.normalizer[rows, position, None]  # [shown, V]
-        chosen = logprobs.gather(1, ids[:, None])
-        best = logprobs.topk(min(lane.top, logprobs.shape[1]), dim=1)
-        ranks, entropy, values, indices = scores.asked.now(
-            (logprobs > chosen).sum(1) + 1, torch.special.entr(logprobs.exp()).sum(1), best.values, best.indices
-        )
-        traces = tracing.traces(stages[position], rows, ids) if stages else None
-        for place, candidate in enumerate(shown):
+        for position in range(len(tokens[shown[0]]) if shown else 0):
+            rows = host.sent([scored[c] for c in shown], device)
+            ids = host.sent([tokens[c][position] for c in shown], device)
+            logprobs = scores.raw[rows, position] - scores.normalizer[rows, position, None]  # [shown, V]
+            chosen = logprobs.gather(1, ids[:, None])
+            best = logprobs.topk(min(lane.top, logprobs.shape[1]), dim=1)
+            scores.asked.ask((logprobs > chosen).sum(1) + 1, self.figures.append)
+            scores.asked.ask(torch.special.entr(logprobs.exp()).sum(1), self.figures.append)
+            scores.asked.ask(best.values, self.figures.append)
+            scores.asked.ask(best.indices, self.figures.append)
+            self.traces.append(tracing.traces(stages[position], rows, ids) if stages else None)
+
+    def words(self, candidate: int, tokens: list[int], steps: list[float]) -> tuple[events.Token, ...]:
+        """The tokens of one candidate, with what is known of them."""
+        place = self.places.get(candidate)
+        if place is None:
+            return tuple(map(events.Token, tokens, steps))
+        found = []
+        for position, (token, step) in enumerate(zip(tokens, steps, strict=True)):
+            ranks, entropy, values, indices = self.figures[4 * position : 4 * position + 4]
             top = tuple((i, "", v) for i, v in zip(indices[place], values[place], strict=True))
-            words[candidate].append(
-                events.Token(
-                    tokens[candidate][position],
-                    steps[candidate][position],
-                    rank=ranks[place],
-                    entropy=entropy[place],
-                    top=top,
-                    trace=traces[place] if traces is not None else (),
-                )
-            )
-    return {candidate: tuple(found) for candidate, found in words.items()}
+            traces = self.traces[position]
+            trace = traces[place] if traces is not None else ()
+            found.append(events.Token(token, step, rank=ranks[place], entropy=entropy[place], top=top, trace=trace))
+        return tuple(found)

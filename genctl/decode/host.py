@@ -26,31 +26,54 @@ def sent(numbers: Sequence[int], device: torch.device) -> Tensor:
     return torch.tensor(numbers, dtype=torch.long, pin_memory=True).to(device, non_blocking=True)
 
 
-class Asked:
-    """Numbers that the host wants to know of one step, and what it does with them."""
+class Desk:
+    """Where the questions of several lanes wait, to be answered together."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Tensor, Callable[[Any], None]]] = []
+        self._waiting: list[tuple[Asked, Tensor, Callable[[Any], None]]] = []
+
+    def take(self, asked: Asked, tensor: Tensor, use: Callable[[Any], None]) -> None:
+        """Keep a question for the next `fetch`."""
+        self._waiting.append((asked, tensor, use))
+
+    def fetch(self) -> None:
+        """Wait for the device once, and lay out every answer for whoever asked."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        flat = torch.cat([tensor.flatten().float() for _, tensor, _ in waiting]).cpu()
+        parts = flat.split_with_sizes([tensor.numel() for _, tensor, _ in waiting])
+        for part, (asked, tensor, use) in zip(parts, waiting, strict=True):
+            asked.answers.append((use, part.view(tensor.shape).to(tensor.dtype).tolist()))
+
+
+class Asked:
+    """Numbers that the host wants to know of one lane's step, and what it does with them."""
+
+    def __init__(self, desk: Desk | None = None) -> None:
+        self.desk = desk or Desk()
+        self.answers: list[tuple[Callable[[Any], None], Any]] = []
 
     def ask(self, tensor: Tensor, use: Callable[[Any], None]) -> None:
-        """Call `use` with the tensor's numbers as (nested) lists: now on the CPU, else when `fetch` is called.
+        """Call `use` with the tensor's numbers as (nested) lists: now on the CPU, else in `settle` after a fetch.
 
         Numbers pass through float32, which holds scores, tokens and rows as they are.
         """
         if near(tensor):
             use(tensor.tolist())
         else:
-            self._waiting.append((tensor, use))
+            self.desk.take(self, tensor, use)
+
+    def settle(self) -> None:
+        """Use the answers that are there, in the order of the questions. What a `use` raises ends it."""
+        answers, self.answers = self.answers, []
+        for use, numbers in answers:
+            use(numbers)
 
     def fetch(self) -> None:
-        """Hand over everything that was asked for, in order. What `use` raises ends it."""
-        if not self._waiting:
-            return
-        waiting, self._waiting = self._waiting, []
-        flat = torch.cat([tensor.flatten().float() for tensor, _ in waiting]).cpu()
-        parts = flat.split_with_sizes([tensor.numel() for tensor, _ in waiting])
-        for part, (tensor, use) in zip(parts, waiting, strict=True):
-            use(part.view(tensor.shape).to(tensor.dtype).tolist())
+        """Wait for the answers, with whatever else is asked for at the desk, and use them."""
+        self.desk.fetch()
+        self.settle()
 
     def now(self, *tensors: Tensor) -> list[Any]:
         """These tensors' numbers as lists, with whatever else was asked for."""

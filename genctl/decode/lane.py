@@ -12,9 +12,9 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode import cache as caches
-from genctl.decode.commit import Commit, Pending, begin, commit, retain, score
+from genctl.decode.commit import Commit, Pending, Writing, begin, retain, score
 from genctl.decode.forward import Forward, Output
-from genctl.decode.host import Asked, sent
+from genctl.decode.host import Asked, Desk, sent
 from genctl.decode.processors.trace import Stage
 from genctl.decode.types import Choice, Closed, Context, Lane, Prefix, Scores, Search
 from genctl.errors import GenctlError, ModelError
@@ -22,7 +22,10 @@ from genctl.errors import GenctlError, ModelError
 
 @dataclass
 class Run:
-    """A lane's state between two forward passes. `advance` is score -> choose -> commit."""
+    """A lane's state between two forward passes. `choose` is score -> choose, `settle` and `tell` commit.
+
+    Between the three the host may wait for a device, for the lanes of a batch together (see `host`).
+    """
 
     lane: Lane
     prefix: Prefix
@@ -43,6 +46,8 @@ class Run:
     stages: list[list[Stage]] = field(default_factory=list)  # what each processor did at this step, if traced
     front: tuple[Tensor, Tensor | None] | None = None  # what is already known of the newest token, if nothing is unfed
     own: Any = None  # a cache of its rows, made by `reread`
+    writing: Writing | None = None  # what was chosen, until it is told
+    failure: GenctlError | None = None
 
     def __post_init__(self) -> None:
         tokens = self.prefix.tokens
@@ -100,21 +105,61 @@ class Run:
 
     def first(self, interrupted: str) -> Iterator[events.Event]:
         """The first choice, from what the prefill said."""
-        prefix = self.prefix
+        prefix, desk = self.prefix, Desk()
         hidden = None if prefix.hidden is None else prefix.hidden[:, -1:]
-        yield from self._advance(prefix.logits[:, None], None, hidden, prefix.layers, interrupted)
+        self._choose(prefix.logits[:, None], None, hidden, prefix.layers, desk)
+        desk.fetch()
+        self.settle(interrupted)
+        desk.fetch()
+        yield from self.tell()
 
-    def advance(self, output: Output, normalizer: Tensor, interrupted: str) -> Iterator[events.Event]:
-        """One step. output.logits f32 [N, F, V] is what the model said of what was fed, normalizer f32 [N, F]."""
+    def choose(self, output: Output, normalizer: Tensor, desk: Desk) -> None:
+        """Let the search choose. output.logits f32 [N, F, V] is what the model said of what was fed, normalizer [N, F].
+
+        What the host has to know of the choice is asked for at `desk`.
+        """
         raw, hidden, layers = output.logits, output.hidden, output.layers
         if self.front is not None:  # the newest token had been scored as a draft; its own scores come first
             front, front_hidden = self.front
             raw = torch.cat([front[:, None].repeat_interleave(self.branches, 0), raw], 1)
             if hidden is not None and front_hidden is not None:
                 hidden = torch.cat([front_hidden[:, None].repeat_interleave(self.branches, 0), hidden], 1)
-            yield from self._advance(raw, None, hidden, layers, interrupted)
+            self._choose(raw, None, hidden, layers, desk)
         else:
-            yield from self._advance(raw, normalizer, hidden, layers, interrupted)
+            self._choose(raw, normalizer, hidden, layers, desk)
+
+    def settle(self, interrupted: str) -> None:
+        """Decide who survives, once what was asked for is there. What is to be told of it is asked for."""
+        writing = self.writing
+        if writing is None:
+            return
+        try:
+            writing.scores.asked.settle()
+            writing.decide(self._elapsed, interrupted)
+        except GenctlError as error:
+            self.failure = error
+
+    def tell(self) -> Iterator[events.Event]:
+        """Write what was decided, and say so."""
+        writing, self.writing = self.writing, None
+        if self.failure is not None:
+            self.close()
+            yield events.Failed(self.lane.name, self.failure.code, self.failure.message)
+            return
+        if writing is None:
+            yield self._finish()
+            return
+        drafted, branches, choice = self.drafted * self.branches, self.branches, writing.choice
+        writing.scores.asked.settle()
+        made = writing.commit()
+        self._take(writing, made)
+        if any(made.written) or made.closed:
+            if self.step == 0:
+                self.first_token_s = self.clock() - self.began
+            yield self._stepped(made, branches, drafted)
+            self.step += 1
+        if not made.survivors or (choice.enough is not None and choice.enough(self.ended, self.pending.rows)):
+            yield self._finish()
 
     def unfed(self) -> Tensor:
         """What the model has not read yet, int64 [N, F]: the newest token, unless a draft held it, and the draft."""
@@ -127,66 +172,45 @@ class Run:
             return flat
         return torch.cat([newest.repeat_interleave(self.branches, 0), flat], 1)
 
-    def _advance(
+    def _choose(
         self,
         raw: Tensor,
         normalizer: Tensor | None,
         hidden: Tensor | None,
         layers: tuple[Tensor, ...] | None,
-        interrupted: str,
-    ) -> Iterator[events.Event]:
+        desk: Desk,
+    ) -> None:
         if normalizer is None:
             normalizer = raw.logsumexp(-1)
-        drafted, branches = self.drafted * self.branches, self.branches
-        try:
-            made = self._choose(raw, normalizer, hidden, layers, interrupted)
-        except GenctlError as error:
-            self.close()
-            yield events.Failed(self.lane.name, error.code, error.message)
-            return
-        if made is None:
-            yield self._finish()
-            return
-        assert self.choice is not None
-        if any(made.written) or made.closed:
-            if self.step == 0:
-                self.first_token_s = self.clock() - self.began
-            yield self._stepped(made, branches, drafted)
-            self.step += 1
-        enough = self.choice.enough
-        if not made.survivors or (enough is not None and enough(self.ended, self.pending.rows)):
-            yield self._finish()
-
-    def _choose(
-        self,
-        raw: Tensor,
-        normalizer: Tensor,
-        hidden: Tensor | None,
-        layers: tuple[Tensor, ...] | None,
-        interrupted: str,
-    ) -> Commit | None:
         lane, draft = self.lane, self.draft
-        asked, space = Asked(), lane.strategy.space
-        if not self.tolerant:
-            asked.ask(normalizer.flatten(), self._finite)
-        processed, self.stages, left = score(lane, self.pending.rows, draft, raw, normalizer, space, asked)
-        if getattr(lane.strategy, "waits", True):
-            asked.fetch()
-        ended = tuple(self.ended)
-        scores = Scores(
-            self.pending.rows, raw, processed, normalizer, self.survivors, ended, hidden, layers, left, asked
-        )
+        asked, space = Asked(desk), lane.strategy.space
         try:
+            if not self.tolerant:
+                asked.ask(normalizer.flatten(), self._finite)
+            processed, self.stages, left = score(lane, self.pending.rows, draft, raw, normalizer, space, asked)
+            if getattr(lane.strategy, "waits", True):
+                asked.fetch()
+            ended = tuple(self.ended)
+            scores = Scores(
+                self.pending.rows, raw, processed, normalizer, self.survivors, ended, hidden, layers, left, asked
+            )
             if self.search is None:
                 self._refuse()
                 self.search = lane.strategy.search(scores, self.context)
                 choice = next(self.search)
             else:
                 choice = self.search.send(scores)
+            self.choice = choice
+            self.writing = Writing(lane, self.pending, draft, scores, choice, self.stages)
+        except GenctlError as error:
+            self.failure = error
         except StopIteration:
-            return None
-        made = commit(lane, self.pending, draft, scores, choice, self.stages, self._elapsed, interrupted)
-        self.pending, self.survivors, self.parents, self.choice = made.pending, made.survivors, made.parents, choice
+            self.writing = None
+
+    def _take(self, writing: Writing, made: Commit) -> None:
+        """Go on with what was written."""
+        lane, choice, scores = self.lane, writing.choice, writing.scores
+        self.pending, self.survivors, self.parents = made.pending, made.survivors, made.parents
         if made.closed:
             found = [closed for _, _, closed in made.closed]
             self.ended = retain(self.ended + found, choice.width, lane.strategy.length_penalty)
@@ -194,9 +218,8 @@ class Run:
         self.front = None
         # without a cache everything is read again, the newest token too
         if choice.tokens is None and made.survivors and self.prefix.cache is not None:
-            parents = sent(made.parents, raw.device)
-            self.front = raw[parents, choice.kept], None if hidden is None else hidden[parents, choice.kept]
-        return made
+            parents, hidden = sent(made.parents, scores.raw.device), scores.hidden
+            self.front = scores.raw[parents, choice.kept], None if hidden is None else hidden[parents, choice.kept]
 
     def _finite(self, normalizer: list[float]) -> None:
         if not all(map(math.isfinite, normalizer)):

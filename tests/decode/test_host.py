@@ -16,7 +16,7 @@ import torch
 from genctl import events
 from genctl.decode import host
 from genctl.decode.forward import Forward
-from genctl.decode.host import Asked
+from genctl.decode.host import Asked, Desk
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import Material, build
 from genctl.decode.types import Lane
@@ -85,9 +85,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
         return call
 
-    fetch = Asked.fetch
+    fetch = Desk.fetch
 
-    def fetched(self: Asked) -> None:
+    def fetched(self: Desk) -> None:
         if self._waiting:
             waits.append("fetch")
         excused(fetch)(self)
@@ -95,7 +95,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     with monkeypatch.context() as patch:
         for name in READS:
             patch.setattr(torch.Tensor, name, noted(name))
-        patch.setattr(Asked, "fetch", fetched)
+        patch.setattr(Desk, "fetch", fetched)
         for name in ("__call__", "prefill", "prefill_together"):
             if hasattr(Forward, name):
                 patch.setattr(Forward, name, excused(getattr(Forward, name)))
@@ -127,6 +127,58 @@ def test_a_step_waits_for_the_device_as_often_as_its_search_must(
     assert steps > 5
     assert waits == ["fetch"] * len(waits)
     assert len(waits) <= most * steps
+
+
+@pytest.mark.parametrize(("way", "scores", "most"), [("greedy", False, 1), ("filters", False, 1), ("greedy", True, 2)])
+@pytest.mark.usefixtures("away")
+def test_the_lanes_of_a_batch_wait_together(
+    case: Case, way: str, scores: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes = [lane(case, way, str(number), scores=scores, top=3 * scores) for number in range(3)]
+    passes = 0
+    plain = Forward.__call__
+
+    def passed(self: Forward, *args: Any, **kwargs: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(Forward, "__call__", passed)
+    with counted(monkeypatch) as waits:
+        told = list(case.stream(lanes, width=3))
+    assert len([event for event in told if isinstance(event, events.Finished)]) == 3
+    # each prompt's first token is chosen as it is read, and the prompts are read in one pass
+    assert len(waits) <= most * (passes - 1 + len(lanes))
+    assert passes > 5
+
+
+@pytest.mark.usefixtures("away")
+def test_a_lane_that_does_not_fit_takes_no_other_with_it(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = [lane(case, "sample", str(number)) for number in range(3)]
+    wanted = {event.lane: event for event in case.stream(lanes, width=3) if isinstance(event, events.Finished)}
+    chosen = 0
+    plain = lanes[1].strategy.search
+
+    def short(scores: Any, context: Any) -> Any:
+        nonlocal chosen
+        search = plain(scores, context)
+        scores = yield next(search)
+        while True:
+            chosen += 1
+            if chosen == 4:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            scores = yield search.send(scores)
+
+    object.__setattr__(lanes[1].strategy, "search", short)
+    told = list(decode(case.forward, lanes, width=3))
+    failed = [event for event in told if isinstance(event, events.Failed)]
+    assert [(event.lane, event.code) for event in failed] == [("1", "memory")]
+    for event in told:
+        if isinstance(event, events.Finished):
+            assert [one.tokens for one in event.hypotheses] == [one.tokens for one in wanted[event.lane].hypotheses]
+    for number in range(3):
+        steps = [event.step for event in told if isinstance(event, events.Stepped) and event.lane == str(number)]
+        assert steps == list(range(len(steps)))  # none was told twice, and none left out
 
 
 @pytest.mark.parametrize("way", ["greedy", "filters", "inverse-cdf", "beam"])
