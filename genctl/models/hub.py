@@ -88,10 +88,15 @@ def load(
         )
         if before_weights is not None:
             before_weights(checkpoint.generation)
+        plain = runtime.device_map is None and not trust_remote_code and not runtime.compile
+        plain = plain and not checkpoint.config.get("quantization_config")
+        if plain and lean.possible():
+            lean.core()
         device = _device(runtime.device) if runtime.device_map is None else None
         layout.check_device(runtime, device)
-        plain = device is not None and device.type == "cpu" and not trust_remote_code and not runtime.compile
-        plain = plain and not checkpoint.config.get("quantization_config")
+        if device is not None and device.type != "cpu":
+            plain = False
+            lean.whole()
 
         def read() -> tuple[PreTrainedModel, list[str], PreTrainedTokenizerBase | None]:
             config = _config(checkpoint, trust_remote_code)
@@ -125,6 +130,7 @@ def _read_lean(read: Callable[[], _T]) -> _T:
         with lean.imports():
             return read()
     except Exception:  # what a lean import cannot do, a whole one can; what is wrong with the checkpoint stays wrong
+        lean.whole()
         return read()
 
 

@@ -1,10 +1,10 @@
-"""A lean import of transformers: what only training, sharding and compiling need is not imported until it is used.
+"""A lean import of torch and transformers: what only training, sharding and compiling need waits until it is used.
 
 Importing one model class brings in torch.distributed.tensor, FSDP, torch._dynamo, sympy and torch._inductor: measured,
 a third of the time from the start of a process to its first token. transformers asks in each place whether torch has
 its distributed parts, and works without; a mark that concerns torch.compile alone can be left out where nothing is
 compiled. So the question is answered with no from here on, and while the model's modules are imported the marks do
-nothing; torch itself is whole, and so is torch._dynamo as soon as something asks for it.
+nothing; torch._dynamo is whole as soon as something asks for it. Of torch itself one part waits, see `core`.
 
 transformers cannot shard a model over processes then, and torch.compile would not know the marks. It is therefore done
 in the process of the command line alone, never for a program that uses genctl as a library, for models on the CPU, and
@@ -18,7 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -29,6 +29,9 @@ from genctl.models import names
 _ITEMS = "torch._dynamo._trace_wrapped_higher_order_op"  # masking_utils wants one class of it, for vmapped masks
 _UTILS = "transformers.utils.import_utils"
 _DYNAMO = "torch._dynamo"
+_SHAPES = "torch._meta_registrations"
+# what has to find that imported: torch itself always does
+_BEHIND = (_DYNAMO, "torch._inductor", "torch._prims", "torch._refs", "torch._decomp", "torch.utils._content_store")
 _PROCESSES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
 
 
@@ -37,6 +40,45 @@ def possible() -> bool:
     if any(name in os.environ for name in _PROCESSES):
         return False
     return "genctl.cli.app" in sys.modules and "transformers.modeling_utils" not in sys.modules
+
+
+def core() -> None:
+    """Import torch without what it can say in Python of tensors that hold no numbers: a quarter of its own import.
+
+    Nothing that is computed needs it. `whole` brings it in: to be called before something runs on the meta device, and
+    by itself when a part of torch's compiler is imported. Where torch is imported already, nothing happens.
+    """
+    if "torch" in sys.modules:
+        return
+    sys.modules[_SHAPES] = waiting = _Waiting(_SHAPES, {})
+    try:
+        torch = importlib.import_module("torch")
+    finally:
+        if sys.modules.get(_SHAPES) is waiting:
+            del sys.modules[_SHAPES]
+    if torch.__dict__.get("_meta_registrations") is waiting:
+        del torch.__dict__["_meta_registrations"]
+    sys.meta_path.insert(0, _Rest)
+    if not _generates(torch):  # the part that waits would have given generators their metaclass
+        with suppress(ImportError, AttributeError):
+            torch._C._set_generator_metaclass(importlib.import_module("torch._opaque_base").OpaqueBaseMeta)
+        if not _generates(torch):
+            whole()
+
+
+def _generates(torch: Any) -> bool:
+    try:
+        torch.Generator()
+    except RuntimeError:
+        return False
+    return True
+
+
+def whole() -> None:
+    """Import what `core` left out."""
+    if _Rest in sys.meta_path:
+        sys.meta_path.remove(_Rest)
+    importlib.import_module(_SHAPES)
 
 
 @contextmanager
@@ -129,6 +171,19 @@ class _Whole:
         return ModuleSpec(name, _Made(module))
 
 
+class _Rest:
+    """Finds a part of torch that supposes the whole of it: what was left out is imported first, and maybe the part."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name == _SHAPES:
+            sys.meta_path.remove(_Rest)
+        if not f"{name}.".startswith(tuple(f"{part}." for part in _BEHIND)):
+            return None
+        whole()
+        return ModuleSpec(name, _Made(sys.modules[name])) if name in sys.modules else None
+
+
 class _Made(Loader):
     """A loader of a module that is there already."""
 
@@ -147,7 +202,7 @@ def _forget() -> None:
     torch = sys.modules["torch"]
     if _Whole in sys.meta_path:
         sys.meta_path.remove(_Whole)
-    for name in (_DYNAMO, _ITEMS):
+    for name in (_DYNAMO, _ITEMS, _SHAPES):
         if isinstance(sys.modules.get(name), _Waiting):
             del sys.modules[name]
     if isinstance(torch.__dict__.get("_dynamo"), _Waiting):

@@ -58,14 +58,14 @@ def test_afterwards_everything_is_as_it_was(tmp_path: Path) -> None:
         "import genctl.cli.app, genctl.models.hub as hub\n"
         "from genctl.params import Runtime\n"
         "hub.load(Runtime(model=sys.argv[1]))\n"
-        "before = 'torch._dynamo' in sys.modules\n"
+        "before = 'torch._dynamo' in sys.modules or 'torch._prims' in sys.modules\n"
         "import re, torch, transformers, transformers.utils, transformers.core_model_loading as loading\n"
         "from transformers.modeling_utils import PreTrainedModel\n"
         "answers = torch.distributed.is_available() and not transformers.utils.is_torch_distributed_available()\n"
         "stands = [name for name in list(sys.modules) if 'Waiting' in type(sys.modules[name]).__name__]\n"
-        "finders = [str(finder) for finder in sys.meta_path if 'genctl' in str(finder)]\n"
         "names = [transformers.WhisperModel.__name__, 'VitsModel' in dir(transformers.models)]\n"
         "import torch._dynamo.config, torch.distributed.tensor\n"
+        "finders = [str(finder) for finder in sys.meta_path if 'genctl' in str(finder)]\n"
         "from transformers.masking_utils import TransformGetItemToIndex\n"
         "from torch.overrides import TorchFunctionMode\n"
         "mode = isinstance(TransformGetItemToIndex(), TorchFunctionMode)\n"
@@ -104,6 +104,59 @@ def test_a_part_of_what_waits_is_imported_whole_when_it_is_asked_for() -> None:
         "told = [waiting, whole, exc is sys.modules['torch._dynamo.exc'], exc is torch._dynamo.exc]"
     )
     assert told == ["_Waiting", "module", True, True]
+
+
+SHAPES = "torch._meta_registrations"
+
+
+def test_every_architecture_writes_the_same_with_the_core_of_torch_alone(tmp_path: Path) -> None:
+    """One process for all of them, in which torch cannot say in Python what becomes of tensors without numbers."""
+    for arch in ARCHITECTURES:
+        checkpoint(arch, tmp_path / arch)
+    ways = (["-n", "70"], ["-n", "9", "--do-sample", "--seed", "3"], ["-n", "9", "--num-beams", "3"])
+    lines = (
+        "from genctl.cli.app import run\n"
+        "folder, *archs = sys.argv[1:]\n"
+        f"ways, told = {ways!r}, []\n"
+        "for arch in archs:\n"
+        "    for number, way in enumerate(ways):\n"
+        "        out = ['--format', 'jsonl', '-o', f'{folder}/{arch}/LABEL{number}']\n"
+        "        told.append(run(['run', '-m', f'{folder}/{arch}', *way, *out, 'the cat sat on']))\n"
+    )
+    first = f"told.append({SHAPES!r} in sys.modules)"
+    whole = inside("import torch\n" + lines.replace("LABEL", "whole") + first, str(tmp_path), *ARCHITECTURES)
+    core = inside(lines.replace("LABEL", "core") + first, str(tmp_path), *ARCHITECTURES)
+    assert whole == [*([0] * len(ways) * len(ARCHITECTURES)), True]
+    assert core[:-1] == whole[:-1]
+    for arch in ARCHITECTURES:
+        for number in range(len(ways)):
+            wanted, found = ((tmp_path / arch / f"{label}{number}").read_text() for label in ("whole", "core"))
+            assert json.loads(found)["token_ids"] == json.loads(wanted)["token_ids"], (arch, ways[number])
+
+
+def test_what_torch_lacks_comes_before_it_is_needed(tmp_path: Path) -> None:
+    checkpoint("llama", tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def nothing(history, scores):\n"
+        "    x = torch.empty(1, 2, 4, 8, device='meta')\n"
+        "    assert torch.nn.functional.scaled_dot_product_attention(x, x, x).shape == x.shape\n"
+        "    return scores\n"
+    )
+    preset = tmp_path / "mine.toml"
+    preset.write_text('[[processors]]\nuse = "mine:nothing"\n')
+    told = inside(
+        "from genctl.cli.app import run\n"
+        "folder, sys.path[:0] = sys.argv[1], [sys.argv[1]]\n"
+        "plain = ['run', '-m', folder, '-n', '3', '--format', 'jsonl', '-o', folder + '/out', '--force', 'the cat']\n"
+        f"told = [run(plain), {SHAPES!r} in sys.modules]\n"
+        "told += [run([*plain, '-p', folder + '/mine.toml', '--allow-plugins']), run([*plain, '--device', 'meta'])]\n"
+        "told += [run(['inspect-cache', '-m', folder, '--plan', '--format', 'json'])]\n"
+        "import torch\n"
+        "told += [torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)).item()]",
+        str(tmp_path),
+    )
+    assert told == [0, False, 0, 2, 0, 2.0]
 
 
 def test_only_the_command_line_imports_so(tmp_path: Path) -> None:

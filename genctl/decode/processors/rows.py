@@ -96,10 +96,10 @@ def best_places(keys: Floats, count: int) -> Places:
 
     Of a long row the maxima of interleaved parts are looked at: so many keys reach the `count`-th of those.
     """
-    parts = keys
-    if len(keys) >= 4 * _COLUMNS and count <= _COLUMNS // 2:
-        rows = len(keys) // _COLUMNS
-        parts = keys[: rows * _COLUMNS].reshape(rows, _COLUMNS).max(0)
+    parts, columns = keys, max(_COLUMNS, 2 * count)
+    if len(keys) >= 4 * columns:
+        rows = len(keys) // columns
+        parts = keys[: rows * columns].reshape(rows, columns).max(0)
     place = len(parts) - count
     return np.flatnonzero(keys >= np.partition(parts, place)[place])
 
@@ -122,8 +122,9 @@ def front(keys: Floats, weights: NDArray[Any], needed: float) -> Places | None:
 
     None where that takes so many that they could as well be sorted all.
     """
+    most = float(weights.max())
     for count in (_COLUMNS // 4, 4 * _COLUMNS):
-        if 4 * count < len(keys):
+        if 4 * count < len(keys) and count * most >= needed:
             places = best_places(keys, count)
             if weights[places].sum(dtype=np.float64) >= needed:
                 return places
