@@ -20,7 +20,9 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
 from genctl.decode import cache as caches
-from genctl.decode.recorded import Recorder, recordable
+from genctl.decode import host
+from genctl.decode.layers import GrowingLayer, StaticLayer
+from genctl.decode.recorded import KNOWN, Recorder, recordable
 from genctl.decode.recording import Fed
 from genctl.decode.shared import attending, share
 from genctl.decode.sources import Sources, join_sources
@@ -220,14 +222,14 @@ class Forward:
                 cache = EncoderDecoderCache(cache, sources.cross)
             inputs["encoder_outputs"] = BaseModelOutput(last_hidden_state=sources.states)
             if sources.mask is not None:
-                inputs["attention_mask"] = sources.mask
+                inputs["attention_mask"] = self._mask(sources.mask, feed, cache)
             if mask is not None:
-                inputs["decoder_attention_mask"] = mask
+                inputs["decoder_attention_mask"] = self._mask(mask, feed, cache)
             inputs["decoder_input_ids"] = feed
         else:
             inputs["input_ids"] = feed
             if self.takes_mask:
-                inputs["attention_mask"] = mask
+                inputs["attention_mask"] = None if mask is None else self._mask(mask, feed, cache)
             if self.takes_positions:
                 if positions is None:
                     past = caches.length_of(cache) if cache is not None else 0
@@ -278,6 +280,17 @@ class Forward:
             logits.float(), cache, None if states is None else states[-1], None if states is None else tuple(states)
         )
 
+    def _mask(self, mask: Tensor, feed: Tensor, cache: Any) -> Tensor:
+        """A mask int64 [N, T] of one step; as bool [N, 1, 1, T], ready for attention, where it is on a GPU.
+
+        transformers would look whether anything is hidden, and the host would wait for that in every step.
+        """
+        usual = self._sdpa and self.config.model_type in KNOWN
+        if feed.shape[1] > 1 or host.near(mask) or not usual or not isinstance(cache, Cache):
+            return mask
+        full = all(type(layer) in (GrowingLayer, StaticLayer) for layer in caches.self_part(cache).layers)
+        return mask[:, None, None].bool() if full else mask
+
     def _eager(self, inputs: dict[str, Any]) -> Callable[[Cache], Tensor]:
         """The same step by the model itself, on whatever cache it is given: logits [N, 1, V]."""
 
@@ -323,8 +336,12 @@ class Forward:
 
     @property
     def _attends(self) -> bool:
+        return self.device.type == "cpu" and self._sdpa
+
+    @property
+    def _sdpa(self) -> bool:
         config = self.config.get_text_config(decoder=True)
-        return self.device.type == "cpu" and getattr(config, "_attn_implementation", "") == "sdpa"
+        return getattr(config, "_attn_implementation", "") == "sdpa"
 
     def _tries(self, prefix: Prefix) -> bool:
         feed = prefix.tokens[:, -1:]

@@ -6,7 +6,7 @@ There is no other device here, so the CPU is taken for one: nothing may be read 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,8 +59,10 @@ def lane(case: Case, way: str, name: str = "0", new: int = NEW, **fields: Any) -
 
 
 @contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The waits of what runs within, the model's own and those of a processor of transformers not counted."""
+def counted(
+    monkeypatch: pytest.MonkeyPatch, excuse: Sequence[str] = ("__call__", "prefill", "prefill_together")
+) -> Iterator[list[str]]:
+    """The waits of what runs within, but for those in methods of `Forward` that are excused."""
     waits: list[str] = []
     aside = 0
 
@@ -96,9 +98,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         for name in READS:
             patch.setattr(torch.Tensor, name, noted(name))
         patch.setattr(Desk, "fetch", fetched)
-        for name in ("__call__", "prefill", "prefill_together"):
-            if hasattr(Forward, name):
-                patch.setattr(Forward, name, excused(getattr(Forward, name)))
+        for name in excuse:
+            patch.setattr(Forward, name, excused(getattr(Forward, name)))
         yield waits
 
 
@@ -150,6 +151,19 @@ def test_the_lanes_of_a_batch_wait_together(
     # each prompt's first token is chosen as it is read, and the prompts are read in one pass
     assert len(waits) <= most * (passes - 1 + len(lanes))
     assert passes > 5
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "llama", "qwen2", "t5"])
+@pytest.mark.usefixtures("away")
+def test_a_padded_step_of_the_model_waits_for_nothing(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Case(arch)
+    lanes = [other.lane(prompt, choose(Generation()), name=str(number)) for number, prompt in enumerate(PROMPTS[:3])]
+    wanted = [event for event in other.stream(lanes, width=1) if isinstance(event, events.Finished)]
+    with counted(monkeypatch, excuse=("prefill", "prefill_together", "encode")) as waits:
+        found = [event for event in other.stream(lanes, width=3) if isinstance(event, events.Finished)]
+    assert waits == ["fetch"] * len(waits)
+    tokens = [{event.lane: event.hypotheses[0].tokens for event in told} for told in (wanted, found)]
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.usefixtures("away")
