@@ -30,7 +30,7 @@ _ITEMS = "torch._dynamo._trace_wrapped_higher_order_op"  # masking_utils wants o
 _UTILS = "transformers.utils.import_utils"
 _DYNAMO = "torch._dynamo"
 _SHAPES = "torch._meta_registrations"
-# what has to find that imported: torch itself always does
+# parts of torch that must find that imported, as they do where torch is imported as usual
 _BEHIND = (_DYNAMO, "torch._inductor", "torch._prims", "torch._refs", "torch._decomp", "torch.utils._content_store")
 _PROCESSES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
 
@@ -76,9 +76,13 @@ def _generates(torch: Any) -> bool:
 
 def whole() -> None:
     """Import what `core` left out."""
-    if _Rest in sys.meta_path:
-        sys.meta_path.remove(_Rest)
+    _rest()
     importlib.import_module(_SHAPES)
+
+
+def _rest() -> None:
+    # another list: an import may be going through the old one, and would pass over a finder
+    sys.meta_path = [finder for finder in sys.meta_path if finder is not _Rest]
 
 
 @contextmanager
@@ -177,7 +181,7 @@ class _Rest:
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name == _SHAPES:
-            sys.meta_path.remove(_Rest)
+            _rest()
         if not f"{name}.".startswith(tuple(f"{part}." for part in _BEHIND)):
             return None
         whole()
