@@ -107,8 +107,10 @@ class Session:
             return None
         from genctl.decode import saved
 
-        if not self.forward.supports_cache:
-            raise ModelError(f"{self.loaded.name} keeps no cache, so --prompt-cache {path} cannot be used")
+        if not self.forward.supports_cache or self.forward.returns:
+            raise ModelError(
+                f"{self.loaded.name} keeps no cache that can be saved, so --prompt-cache {path} cannot be used"
+            )
         return saved.load(Path(path), self.identity, self.loaded.config, self.forward.device)
 
     def saved_prompt(self, request: Request) -> tuple[bytes, int]:

@@ -40,8 +40,11 @@ class Reuse:
         self.useless += not event.reused
 
     def notes(self, session: Session | None, *, verbose: bool) -> list[str]:
-        """What there is to say afterwards: always where it was of no use, else with `verbose`."""
-        said = []
+        """What there is to say afterwards: always where it was of no use, else with `verbose`.
+
+        With `verbose` also what was found out about the model on the way.
+        """
+        said = list(session.forward.findings) if verbose and session is not None else []
         if self.useless:
             what = "nothing" if self.prompts == 1 else f"for {self.useless} of {self.prompts} prompts nothing"
             said.append(f"{what} of the prompt cache {self.path} could be reused{_why(session)}")

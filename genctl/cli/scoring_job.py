@@ -125,6 +125,8 @@ class ScoringJob:
                     continue
                 self._show(row, outcome)
                 ordered.put(row.index, [self._record(row, one, scorer.loaded.name) for one in outcome])
+            for note in scorer.findings if self.asked.verbose else ():
+                self._say(f"note: {note}")
         self._sum_up()
         return self.interrupt.status or int(Exit.ROWS_FAILED if self.failed else Exit.DONE)
 

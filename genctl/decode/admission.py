@@ -5,19 +5,17 @@ A lane that steps back loses nothing but its keys and values: its tokens are rea
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
-
-import torch
 
 from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode.batch import Batch
 from genctl.decode.forward import Forward
 from genctl.decode.lane import Run
+from genctl.decode.shortage import is_shortage, release
 from genctl.decode.together import groups, work
 from genctl.decode.types import Lane, Prefix, Source
 from genctl.decode.watch import Watcher
@@ -66,8 +64,8 @@ class Admission:
 
     def admit(self, interrupted: str) -> Iterator[events.Event]:
         """Fill the free places."""
-        # rows with absolute positions in the decoder move in step: newcomers wait until the batch is done
-        closed = not self.forward.relative and any(batch.runs for batch in self.batches)
+        # rows that cannot be padded move in step: newcomers wait until the batch is done
+        closed = self.live and not self.forward.pads and any(batch.runs for batch in self.batches)
         while self.live < self.width and not closed:
             if self.stepped_back:
                 yield from self._readmit(self.stepped_back.popleft())
@@ -81,6 +79,11 @@ class Admission:
         for batch in self.batches:
             try:
                 yield from batch.step(interrupted)
+            except GenctlError as error:
+                for run in batch.live():
+                    run.close()
+                    yield events.Failed(run.lane.name, error.code, error.message)
+                batch.clear()
             except (MemoryError, RuntimeError) as error:
                 if not is_shortage(error):
                     raise
@@ -129,6 +132,8 @@ class Admission:
             if len(group) > 1:
                 try:
                     self.shelf.read(group)
+                except GenctlError:
+                    pass  # told of the prompt that it comes from, when it is read alone
                 except (MemoryError, RuntimeError) as error:
                     if not is_shortage(error):
                         raise
@@ -176,7 +181,7 @@ class Admission:
 
     def _relieve(self, batch: Batch, error: BaseException) -> Iterator[events.Event]:
         """Take a batch apart that did not fit. Half of its lanes go on at once, the others when there is room."""
-        runs = [run for run in (*batch.runs, *batch.joining) if run.live]
+        runs = batch.live()
         torn = batch.torn  # a search that was interrupted in its choice cannot be asked again
         batch.clear()
         error.__traceback__ = None  # its frames hold the tensors of the pass
@@ -211,21 +216,6 @@ class Admission:
         if width < self.width:
             self.width = width
             self.on_shortage(width)
-
-
-def is_shortage(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out, on the CPU or on an accelerator."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    words = str(error)
-    return "out of memory" in words or "can't allocate memory" in words or "not enough memory" in words
-
-
-def release() -> None:
-    """Give back what nobody holds any more."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _too_large(lane: Lane, rows: int, error: BaseException) -> events.Failed:
@@ -272,7 +262,9 @@ class Shelf:
     def take(self, lane: Lane) -> tuple[Prefix, bool]:
         """The lane's prefix, and whether it was there already."""
         prompt, hidden = (lane.tokens, lane.source), lane.strategy.needs_hidden
-        form = lane.cache if lane.use_cache else "off"
+        # rows that change each other are read alone, which only a text without a cache can be
+        cached = lane.use_cache and (lane.strategy.rows == 1 or self.forward.together)
+        form = lane.cache if cached else "off"
         found = self.given.get(prompt)
         if found is None or (hidden and found.hidden is None):
             found = self.made.get((prompt, form, True))
@@ -284,7 +276,7 @@ class Shelf:
         if ready is not None:
             self.made[prompt, form, False] = ready
             return ready, False
-        saved = self.saved if lane.use_cache else None
+        saved = self.saved if cached else None
         source = None
         reused = 0
         if lane.source is not None:
@@ -301,7 +293,7 @@ class Shelf:
             prefix, kept = self.forward.resume(saved, lane.tokens, source, hidden=hidden)
             reused += kept
         if prefix is None:
-            prefix = self.forward.prefill(lane.tokens, source, use_cache=lane.use_cache, hidden=hidden)
+            prefix = self.forward.prefill(lane.tokens, source, use_cache=cached, hidden=hidden)
         if prefix.cache is not None:
             caches.kept_as(prefix.cache, lane.cache)
         prefix = replace(prefix, reused=reused)

@@ -48,18 +48,23 @@ class Batch:
         other = (self.runs or self.joining)[0]
         if (run.lane.use_cache, run.lane.cache) != (other.lane.use_cache, other.lane.cache):
             return False
-        if drafts(run) or drafts(other):
+        if drafts(run) or drafts(other) or not self.forward.together:
             return False
         cache = run.prefix.cache
         if cache is not None and not caches.mergeable(cache):
             return False
-        if not self.forward.relative or not self.forward.takes_mask:  # absolute positions cannot be shifted
-            return all(run.reach == member.reach for member in (*self.runs, *self.joining))
-        return True
+        members = (*self.runs, *self.joining)
+        if any(_source_length(run) != _source_length(member) for member in members) and not self.forward.pads_sources:
+            return False
+        return all(run.reach == member.reach for member in members) or self.forward.pads
 
     def join(self, run: Run) -> None:
         """Take a lane in, from the next step on."""
         self.joining.append(run)
+
+    def live(self) -> list[Run]:
+        """The lanes that have not ended."""
+        return [run for run in (*self.runs, *self.joining) if run.live]
 
     def clear(self) -> None:
         """Forget everything: the lanes go on elsewhere."""
@@ -254,6 +259,7 @@ class Batch:
             hidden=hidden,
             first=self.cache is None,
             ahead=max(run.lane.max_new_tokens - run.pending.rows.written for run in self.runs),
+            history=self._everything() if forward.reads_history and self.cache is not None else None,
         )
         if self.cache is not None:
             self.columns += feed.shape[1]
@@ -283,6 +289,11 @@ class Batch:
 def drafts(run: Run) -> bool:
     """Whether a lane takes back tokens that it tried: its cache is cropped by its own measure, so it goes alone."""
     return bool(getattr(run.lane.strategy, "drafts", False))
+
+
+def _source_length(run: Run) -> int:
+    source = run.prefix.source
+    return 0 if source is None else int(source.ids.shape[1])
 
 
 def _slice(output: Output, part: slice) -> Output:

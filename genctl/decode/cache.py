@@ -24,6 +24,7 @@ from transformers.cache_utils import (
 )
 
 from genctl.decode.layers import STEP, GrowingLayer, QuantizedLayer, SlidingLayer, StaticLayer
+from genctl.decode.own_states import ReturnedStates
 
 __all__ = ["STEP", "GrowingLayer", "QuantizedLayer", "SlidingLayer", "StaticLayer"]
 
@@ -173,9 +174,12 @@ def rewindable(cache: Cache) -> Cache:
 
 
 def croppable(cache: Cache) -> bool:
-    """Whether tokens can be taken back: recurrent states cannot forget."""
+    """Whether tokens can be taken back: recurrent states, and those of another form, cannot forget."""
     return all(
-        not (isinstance(layer, LinearAttentionCacheLayerMixin) and any(layer.is_recurrent_states_initialized.values()))
+        not isinstance(layer, ReturnedStates)
+        and not (
+            isinstance(layer, LinearAttentionCacheLayerMixin) and any(layer.is_recurrent_states_initialized.values())
+        )
         for layer in self_part(cache).layers
     )
 

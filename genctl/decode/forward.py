@@ -20,20 +20,27 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
 from genctl.decode import cache as caches
-from genctl.decode import host
+from genctl.decode import host, own_states
+from genctl.decode.abilities import CACHE_DIFFERS, DECODERS, ENCODER_DECODERS, FINDINGS, RELATIVE_DECODERS, Probe
 from genctl.decode.layers import GrowingLayer, StaticLayer
 from genctl.decode.recorded import KNOWN, Recorder, recordable
 from genctl.decode.recording import Fed
 from genctl.decode.shared import attending, share
+from genctl.decode.shortage import is_shortage
 from genctl.decode.sources import Sources, join_sources
 from genctl.decode.types import Prefix, Source
-from genctl.errors import ModelError
+from genctl.errors import GenctlError, ModelError
 
 if TYPE_CHECKING:
     from genctl.decode.compiled import Compiled
 
-# Decoders whose positions are only relative: rows of different lengths may share a step of an encoder-decoder.
-RELATIVE_DECODERS = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
+
+@dataclass
+class EncoderOutput(BaseModelOutput):  # type: ignore[misc]  # transformers is untyped here
+    """What an encoder said, with the fields that some decoders look for without using them."""
+
+    router_logits: tuple[Tensor, ...] | None = None
+    router_probs: tuple[Tensor, ...] | None = None
 
 
 @dataclass
@@ -57,7 +64,7 @@ class Passed:
 
 
 class Forward:
-    """A model as the loop sees it. `forwards` counts the passes through the decoder.
+    """A model as the loop sees it. `forwards` counts the passes through the decoder, `findings` says what it cannot do.
 
     With `compile` its steps go through torch.compile (see `compiled`). Raises ModelError where they cannot. With
     `record` they run from a record where that gives the same (see `recorded`).
@@ -73,11 +80,18 @@ class Forward:
         self.takes_positions = "position_ids" in accepted
         self.takes_mask = "attention_mask" in accepted
         self.takes_keep = "logits_to_keep" in accepted
+        wild = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
+        self._takes_cache = model._supports_default_dynamic_cache() and (self.cache_name in accepted or wild)
         prepare = type(model).prepare_inputs_for_generation
         self.prepares = prepare is not GenerationMixin.prepare_inputs_for_generation
-        self.relative = not self.is_encoder_decoder or self.config.model_type in RELATIVE_DECODERS
-        self.supports_cache = bool(model._supports_default_dynamic_cache())
+        known = ENCODER_DECODERS if self.is_encoder_decoder else DECODERS
+        self.trusted = self.config.model_type in known or model.device.type == "meta"
+        self.returns = own_states.RETURNED.get(self.config.model_type, "")
+        self.reads_history = self.config.model_type in own_states.READ_HISTORY
+        self.module_states = own_states.module_states(model)
+        self.findings: list[str] = []
         self.forwards = 0
+        self._probing = False
         self._shares: bool | None = None
         self._groups: bool | None = None
         self.watch: Callable[[Passed], None] | None = None
@@ -98,13 +112,62 @@ class Forward:
             return int(weight.shape[0])
         return int(self.config.get_text_config(decoder=True).vocab_size)
 
+    # -- what the architecture can do, tried where it is not known (see `abilities`) -----------------------------------
+
+    @cached_property
+    def supports_cache(self) -> bool:
+        """Whether steps may continue from a cache."""
+        known = self.returns or self.config.model_type in CACHE_DIFFERS
+        return bool(self.returns or self._takes_cache) and bool(known or self._able("cache"))
+
+    @cached_property
+    def together(self) -> bool:
+        """Whether rows of one length may share a pass, and change places. Where not, each is read alone."""
+        return self._able("rows")
+
+    @cached_property
+    def pads(self) -> bool:
+        """Whether rows of different lengths may share a pass, padded on the left and masked."""
+        if self.is_encoder_decoder:  # positions of most decoders are columns of the cache, which cannot be shifted
+            return self.config.model_type in RELATIVE_DECODERS and self.together
+        return self.takes_mask and self.together and not self.returns and self._able("padding")
+
+    @cached_property
+    def pads_sources(self) -> bool:
+        """Whether sources of different lengths may share a pass, padded on the right and masked."""
+        return self.together and self._able("sources")
+
+    @cached_property
+    def pads_behind(self) -> bool:
+        """Whether whole texts of different lengths may share a pass, padded on the right and masked."""
+        return self.together and self._able("trailing")
+
+    def _able(self, what: str) -> bool:
+        if self.trusted:
+            return True
+        kept = self.forwards, self.watch, self.compiled
+        self.watch, self.compiled, self._probing = None, None, True
+        try:
+            able = bool(getattr(Probe(self), what)())
+        finally:
+            (self.forwards, self.watch, self.compiled), self._probing = kept, False
+        if not able:
+            self.findings.append(FINDINGS[what].format(type(self.model).__name__))
+        return able
+
     def encode(self, ids: Sequence[int]) -> Source:
         """Run the encoder over one prompt. Shapes: ids [S] -> states [1, S, H]."""
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
         encoder = self.model.get_encoder()
         with torch.no_grad():
-            output = encoder(input_ids=tokens, attention_mask=torch.ones_like(tokens), return_dict=True)
+            output = self._run(encoder, input_ids=tokens, attention_mask=torch.ones_like(tokens))
         return Source(tokens, output.last_hidden_state)
+
+    def empty_cache(self, *, whole: bool = False) -> Cache:
+        """A cache of the kind that the model takes, for its prompt."""
+        if self.returns:
+            return own_states.returned_states()
+        return caches.new_cache(self.config, encoder_decoder=self.is_encoder_decoder, whole=whole)
 
     def prefill(
         self,
@@ -117,9 +180,7 @@ class Forward:
     ) -> Prefix:
         """Read a prompt, alone: batch 1, no padding. A `whole` cache can be resumed at any of its tokens."""
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
-        cache = None
-        if use_cache and self.supports_cache:
-            cache = caches.new_cache(self.config, encoder_decoder=self.is_encoder_decoder, whole=whole)
+        cache = self.empty_cache(whole=whole) if use_cache and self.supports_cache else None
         sources = None
         if source is not None:
             sources = Sources(source.states, None, None)
@@ -134,12 +195,17 @@ class Forward:
         )
 
     @cached_property
-    def reads_together(self) -> bool:
-        """Whether several prompts may be read in one pass: padding must be maskable, and leave no trace in a state."""
-        if not self.takes_mask or not self.supports_cache or self.is_encoder_decoder:
+    def reads_padded(self) -> bool:
+        """Whether the cache is one that padding leaves no trace in: columns that can be dropped, no states."""
+        if not self.takes_mask or not self.supports_cache or self.is_encoder_decoder or self.returns:
             return False
         layers = caches.new_cache(self.config).layers
         return bool(layers) and all(isinstance(layer, caches.GrowingLayer) for layer in layers)
+
+    @property
+    def reads_together(self) -> bool:
+        """Whether several prompts may be read in one pass."""
+        return self.reads_padded and self.pads
 
     def prefill_together(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
         """Read prompts in one pass, padded on the left; each prefix holds its own row, without the padding."""
@@ -209,18 +275,22 @@ class Forward:
         keep: int = 0,
         hidden: bool = False,
         ahead: int | None = None,
+        history: Tensor | None = None,
     ) -> Output:
         """One pass. feed int64 [N, F]; mask int64 [N, T+F], None without padding; positions int64 [N, F].
 
         `keep` limits the logits to the last positions; 0 keeps all. With a cache, what is fed is appended to it.
-        `ahead` is how many steps may follow at most, where that is known.
+        `ahead` is how many steps may follow at most, where that is known. `history` int64 [N, T+F] is the whole text,
+        for models that read it (`reads_history`). Raises ModelError where the model's own code fails.
         """
+        if len(feed) > 1 and not self._probing and not self.together:
+            return self._apart(feed, mask, sources, keep=keep, hidden=hidden)
         inputs: dict[str, Any] = {}
         if self.is_encoder_decoder:
             assert sources is not None
             if isinstance(cache, Cache) and not isinstance(cache, EncoderDecoderCache) and sources.cross is not None:
                 cache = EncoderDecoderCache(cache, sources.cross)
-            inputs["encoder_outputs"] = BaseModelOutput(last_hidden_state=sources.states)
+            inputs["encoder_outputs"] = EncoderOutput(last_hidden_state=sources.states)
             if sources.mask is not None:
                 inputs["attention_mask"] = self._mask(sources.mask, feed, cache)
             if mask is not None:
@@ -237,11 +307,11 @@ class Forward:
                 inputs["position_ids"] = positions
         inputs["use_cache"] = cache is not None
         if cache is not None:
-            inputs[self.cache_name] = cache
+            inputs[self.cache_name] = cache.layers[0].states if self.returns else cache
         if keep and self.takes_keep:
             inputs["logits_to_keep"] = keep
         if self.prepares:
-            inputs = self._prepare(feed, inputs, first)
+            inputs = self._prepare(feed if history is None or not self.reads_history else history, inputs, first)
         if hidden:
             inputs["output_hidden_states"] = True
         before = 0 if self.watch is None or cache is None else caches.length_of(cache)
@@ -261,9 +331,15 @@ class Forward:
                     fed = Fed(feed, cache, mask, positions, *encoded)
                     logits = self.recorder.step(fed, ahead, self._eager(inputs))
             if logits is None:
+                if self.module_states is not None:
+                    self.module_states.put(None if first else cache)
                 with attending(cache, grouped=grouped):
-                    output = self.model(**inputs, return_dict=True)
+                    output = self._run(self.model, **inputs)
                 logits = output.logits
+                if self.module_states is not None:
+                    self.module_states.take(cache)
+                if self.returns and cache is not None:
+                    cache.layers[0].states = getattr(output, self.returns)
         self.forwards += 1
         if self.watch is not None:
             self.watch(Passed(inputs, cache, before, first))
@@ -279,6 +355,34 @@ class Forward:
         return Output(
             logits.float(), cache, None if states is None else states[-1], None if states is None else tuple(states)
         )
+
+    def _run(self, module: Any, **inputs: Any) -> Any:
+        """Call a library's code; what goes wrong in it is told in one line."""
+        try:
+            return module(**inputs, return_dict=True)
+        except Exception as error:
+            if self._probing or isinstance(error, GenctlError) or is_shortage(error):
+                raise
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise ModelError(f"{type(self.model).__name__} failed in its own code: {why}") from error
+
+    def _apart(self, feed: Tensor, mask: Tensor | None, sources: Sources | None, *, keep: int, hidden: bool) -> Output:
+        """Rows that would change each other, each in a pass of its own and without its padding (on the left)."""
+        found = []
+        for row in range(len(feed)):
+            tokens = feed[row : row + 1]
+            if mask is not None:
+                tokens = tokens[:, mask.shape[1] - int(mask[row].sum()) :]
+            own = sources
+            if sources is not None:
+                length = sources.states.shape[1] if sources.mask is None else int(sources.mask[row].sum())
+                own = Sources(sources.states[row : row + 1, :length], None, None)
+            found.append(self(tokens, None, sources=own, first=True, keep=keep, hidden=hidden))
+        logits = torch.cat([output.logits for output in found])
+        if not hidden:
+            return Output(logits, None)
+        layers = tuple(torch.cat(parts) for parts in zip(*(output.layers or () for output in found), strict=True))
+        return Output(logits, None, layers[-1], layers)
 
     def _mask(self, mask: Tensor, feed: Tensor, cache: Any) -> Tensor:
         """A mask int64 [N, T] of one step; as bool [N, 1, 1, T], ready for attention, where it is on a GPU.
@@ -303,11 +407,11 @@ class Forward:
 
     def reread(self, tokens: Tensor, prefix: Prefix) -> Cache:
         """The self-attention cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
-        cache = caches.new_cache(self.config)
+        cache = caches.self_part(self.empty_cache())
         sources = None
         if prefix.source is not None:
             sources = join_sources([prefix.source], [prefix.cache.cross_attention_cache], [len(tokens)])
-        self(tokens, cache, sources=sources, first=True, keep=1)
+        self(tokens, cache, sources=sources, first=True, keep=1, history=tokens)
         return self.kept(cache)
 
     def kept(self, cache: Any) -> Any:
@@ -354,7 +458,7 @@ class Forward:
                 caches.select(caches.self_part(prefix.cache), row), prefix.cache.cross_attention_cache
             )
             inputs = {"decoder_input_ids": feed.expand(2, -1), self.cache_name: cache, "use_cache": True}
-            inputs["encoder_outputs"] = BaseModelOutput(last_hidden_state=prefix.source.states.expand(2, -1, -1))
+            inputs["encoder_outputs"] = EncoderOutput(last_hidden_state=prefix.source.states.expand(2, -1, -1))
         try:
             with torch.no_grad(), attending(cache, grouped=prefix.source is not None) as attention:
                 self.model(**inputs, return_dict=True)

@@ -23,7 +23,7 @@ class Unconditional:
         self.forward = forward
         self.negative = torch.tensor(list(negative), dtype=torch.long, device=forward.device)
         self.prompt_len = prompt_len
-        self.use_cache = use_cache and forward.supports_cache
+        self.use_cache = use_cache and forward.supports_cache and forward.together
         self.known: Tensor | None = None  # int64 [R, t], the new tokens that the cache has read
         self.cache: Cache | None = None
 
@@ -36,7 +36,8 @@ class Unconditional:
             assert self.cache is not None
             if parents != list(range(self._rows())):
                 self.cache = caches.select(self.cache, torch.tensor(parents, device=new.device), room=caches.STEP)
-            logits = self.forward(new[:, -1:], self.cache, keep=1).logits
+            history = self._tokens(new)
+            logits = self.forward(new[:, -1:], self.cache, keep=1, history=history).logits
         self.known = new.clone()
         return logits[:, -1]
 
@@ -55,8 +56,11 @@ class Unconditional:
         return found
 
     def _afresh(self, new: Tensor) -> Tensor:
-        tokens = torch.cat([self.negative.expand(len(new), -1), new], 1)
-        self.cache = caches.new_cache(self.forward.config) if self.use_cache else None
+        tokens = self._tokens(new)
+        self.cache = self.forward.empty_cache() if self.use_cache else None
         logits = self.forward(tokens, self.cache, keep=1, first=True).logits
         self.cache = self.forward.kept(self.cache)
         return logits
+
+    def _tokens(self, new: Tensor) -> Tensor:
+        return torch.cat([self.negative.expand(len(new), -1), new], 1)

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, LinearAttentionCacheLayerMixin
 
 from genctl.decode import cache as caches
+from genctl.decode.own_states import ReturnedStates
 from genctl.decode.types import Prefix, Source
 from genctl.errors import InputError, ModelError
 
@@ -42,6 +43,8 @@ def packed(prefix: Prefix, identity: Identity) -> bytes:
 
     if prefix.cache is None:
         raise ModelError("the model keeps no cache, so there is none to save")
+    if any(isinstance(layer, ReturnedStates) for layer in caches.self_part(prefix.cache).layers):
+        raise ModelError("the model keeps states in a form of its own, which cannot be saved")
     tensors: dict[str, Tensor] = {"tokens": prefix.tokens[0]}
     if prefix.hidden is not None:
         tensors["hidden"] = prefix.hidden

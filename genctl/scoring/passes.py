@@ -47,14 +47,22 @@ class Passes:
         self.forward = forward
         self.batch_size = batch_size
         self.detail = detail or Detail()
-        self.continues = forward.supports_cache and not _recurrent(forward)  # from a cache, by several tokens at once
+        # from a cache, by several tokens at once
+        self.continues = forward.supports_cache and not _recurrent(forward) and forward.together
 
     def batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
-        """Places of pieces to be read together: the longest first, and never more logits than `LARGEST`."""
+        """Places of pieces to be read together: the longest first, and never more logits than `LARGEST`.
+
+        Lengths differ within a batch only where the model reads padded rows as it reads them alone.
+        """
         batch: list[int] = []
         longest = kept = 0
-        for place in sorted(range(len(pieces)), key=lambda place: -len(pieces[place].ids)):
+        lengths = [(len(piece.ids), len(piece.source or ())) for piece in pieces]
+        for place in sorted(range(len(pieces)), key=lambda place: lengths[place], reverse=True):
             piece = pieces[place]
+            if batch and not self._alike(lengths[batch[0]], lengths[place]):
+                yield batch
+                batch, longest, kept = [], 0, 0
             longest = max(longest, len(piece.ids))
             # what is kept of each row begins at the earliest scored token of any of them
             kept = max(kept, longest - piece.first)
@@ -65,6 +73,12 @@ class Passes:
             batch.append(place)
         if batch:
             yield batch
+
+    def _alike(self, one: tuple[int, int], other: tuple[int, int]) -> bool:
+        """Whether texts of these lengths, each with its source's, may share a pass."""
+        if one[0] != other[0] and not self.forward.pads_behind:
+            return False
+        return one[1] == other[1] or self.forward.pads_sources
 
     def read(self, pieces: Sequence[Piece], sources: Sources | None = None) -> list[list[Token]]:
         """Read pieces together. For each, its scored tokens. Raises ModelError where the model's numbers are none."""
@@ -212,5 +226,5 @@ def _split(tokens: Sequence[Token], lengths: Sequence[int]) -> list[list[Token]]
 
 
 def _recurrent(forward: Forward) -> bool:
-    layers = caches.self_part(caches.new_cache(forward.config)).layers
-    return any(hasattr(layer, "recurrent_states") for layer in layers)
+    layers = caches.self_part(forward.empty_cache()).layers
+    return bool(forward.returns) or any(hasattr(layer, "recurrent_states") for layer in layers)

@@ -112,6 +112,11 @@ class Scorer:
         self.passes = Passes(session.forward, batch_size=options.batch_size, detail=options.detail)
         self.window = self._window()
 
+    @property
+    def findings(self) -> list[str]:
+        """What was found out about the model on the way, a sentence each."""
+        return self.passes.forward.findings
+
     def _window(self) -> int | None:
         options, context, name = self.options, self.context, self.loaded.name
         if options.stride is None:

@@ -72,7 +72,7 @@ class Follower:
     def _empty(self) -> Any:
         if not self.cached:
             return None
-        return caches.rewindable(caches.new_cache(self.forward.config, encoder_decoder=self.sources is not None))
+        return caches.rewindable(self.forward.empty_cache())
 
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Read on: at least one token. Returns the logits of what follows, f32 [V]."""

@@ -19,9 +19,8 @@ class Table:
     """Stands where `decode.forward.Forward` does. Every text of new tokens has its own row of random logits."""
 
     is_encoder_decoder = False
-    relative = True
-    takes_mask = True
-    supports_cache = reads_together = False
+    together = pads = pads_sources = True
+    reads_history = supports_cache = reads_together = False
     device = torch.device("cpu")
 
     def __init__(self, vocabulary: int, length: int, eos: int, seed: int) -> None:

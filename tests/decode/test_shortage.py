@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode.admission import is_shortage
 from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
+from genctl.decode.shortage import is_shortage
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive

@@ -21,8 +21,9 @@ class Table(Forward):
         self.device = logits.device
         self.model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
         self.is_encoder_decoder = False
-        self.relative = self.takes_mask = True
-        self.supports_cache = self.reads_together = False
+        self.together = self.pads = self.pads_sources = True
+        self.reads_history = False
+        self.supports_cache = self.reads_padded = False
         self.forwards = 0
 
     def prefill(self, ids: Sequence[int], source: Any, **_: Any) -> Prefix:
