@@ -285,11 +285,12 @@ def _sharpen(model: Any) -> None:
             ):
                 continue
             embedding = any(part in name for part in ("embed", "shared", "wte", "wpe"))
-            weight.normal_(0.0, 1.0 if embedding else _gain(name, model.config.model_type) / weight.shape[-1] ** 0.5)
+            weight.normal_(0.0, 1.0 if embedding else gain(name, model.config.model_type) / weight.shape[-1] ** 0.5)
         head.normal_(0.0, 4.0 / head.shape[-1] ** 0.5)
 
 
-def _gain(name: str, model_type: str) -> float:
+def gain(name: str, model_type: str) -> float:
+    """The spread of what a linear map writes for one of what it reads, by its name."""
     # Cross-attention adds nearly the same vector at every step: at full strength one token would win them all.
     cross = any(part in name.lower() for part in ("encdecattention", "encoder_attn", "crossattention"))
     if model_type != "t5":
