@@ -20,14 +20,24 @@ from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     EncoderDecoderCache,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
 )
 
 from genctl.decode.layers import STEP, GrowingLayer, QuantizedLayer, SlidingLayer, StaticLayer
-from genctl.decode.own_states import ReturnedStates
 
 __all__ = ["STEP", "GrowingLayer", "QuantizedLayer", "SlidingLayer", "StaticLayer"]
 
+_KINDS = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    DummyLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
 FORMS = {"static": StaticLayer, "quantized": QuantizedLayer}  # how full-attention layers may be kept instead
 
 
@@ -112,8 +122,12 @@ def length_of(cache: Cache) -> int:
 
 def mergeable(cache: Cache) -> bool:
     """Whether rows of several lanes may live in one cache of this kind."""
-    known = (GrowingLayer, DynamicSlidingWindowLayer, DummyLayer, LinearAttentionCacheLayerMixin)
-    return all(isinstance(layer, known) or type(layer) is DynamicLayer for layer in self_part(cache).layers)
+    return all(map(_known, self_part(cache).layers))
+
+
+def _known(layer: Any) -> bool:
+    """Whether this module knows all that a layer holds: not one that an architecture defines for itself."""
+    return isinstance(layer, GrowingLayer) or type(layer) in _KINDS
 
 
 def self_part(cache: Cache) -> Cache:
@@ -174,14 +188,14 @@ def rewindable(cache: Cache) -> Cache:
 
 
 def croppable(cache: Cache) -> bool:
-    """Whether tokens can be taken back: recurrent states, and those of another form, cannot forget."""
-    return all(
-        not isinstance(layer, ReturnedStates)
-        and not (
-            isinstance(layer, LinearAttentionCacheLayerMixin) and any(layer.is_recurrent_states_initialized.values())
-        )
-        for layer in self_part(cache).layers
-    )
+    """Whether tokens can be taken back: recurrent states cannot forget, and other layers only if they say how."""
+    return all(map(_forgets, self_part(cache).layers))
+
+
+def _forgets(layer: Any) -> bool:
+    if isinstance(layer, LinearAttentionCacheLayerMixin) and any(layer.is_recurrent_states_initialized.values()):
+        return False
+    return _known(layer) or "crop" in vars(type(layer))
 
 
 def with_layers(cache: Cache, layers: list[Any]) -> Cache:
@@ -197,13 +211,14 @@ def select_layer(layer: Any, rows: Tensor, room: int, drop: int) -> Any:
         return layer
     if isinstance(layer, GrowingLayer):
         return layer.select(rows, room=room, drop=drop) if layer.is_initialized else copy.copy(layer)
+    if not _known(layer):  # it knows best how to reorder what it holds
+        new = copy.deepcopy(layer)
+        new.reorder_cache(rows)
+        return new
     new = copy.copy(layer)
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         _map_states(new, lambda state: state.index_select(0, rows.to(state.device)))
     if not isinstance(layer, DynamicLayer) or not layer.is_initialized:
-        if not isinstance(layer, (DynamicLayer, LinearAttentionCacheLayerMixin)):
-            new = copy.deepcopy(layer)
-            new.reorder_cache(rows)
         return new
     keys, values = layer.keys, layer.values
     if isinstance(layer, DynamicSlidingWindowLayer):
@@ -211,11 +226,8 @@ def select_layer(layer: Any, rows: Tensor, room: int, drop: int) -> Any:
         surplus = max(keys.shape[-2] - new.cumulative_length, 0)
         keys, values = keys[:, :, surplus:], values[:, :, surplus:]
         new.keys, new.values = keys.index_select(0, rows), values.index_select(0, rows)
-    elif type(layer) is DynamicLayer or isinstance(layer, LinearAttentionCacheLayerMixin):
+    else:
         new.keys, new.values = keys[:, :, drop:].index_select(0, rows), values[:, :, drop:].index_select(0, rows)
-    else:  # a kind that knows best how to reorder itself
-        new = copy.deepcopy(layer)
-        new.reorder_cache(rows)
     return new
 
 
