@@ -1,0 +1,165 @@
+"""Models that are unlike others: what they cannot do is found out before it does harm, and said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from genctl import events
+from genctl.decode.forward import Forward
+from genctl.decode.loop import decode
+from genctl.decode.types import Lane
+from genctl.errors import ModelError
+from genctl.scoring.passes import Passes, Piece
+from genctl.strategies.beam import Beam
+from genctl.strategies.contrastive import Contrastive
+from genctl.strategies.sample import Sample
+from tests.decode.driver import PROMPTS
+from tests.tiny import EOS, tiny
+
+NEW = 10
+
+
+class OddConfig(transformers.GPT2Config):
+    model_type = "odd"  # an architecture that nobody has listed
+
+
+class Odd(transformers.GPT2LMHeadModel):
+    """GPT-2 as it is, under another name."""
+
+    config_class = OddConfig
+
+
+class Crosstalk(Odd):
+    """Each row hears the others."""
+
+    def forward(self, *args: Any, **inputs: Any) -> Any:
+        output = super().forward(*args, **inputs)
+        output.logits = output.logits + 2 * (output.logits.mean(0, keepdim=True) - output.logits)
+        return output
+
+
+class Forgetful(Odd):
+    """The past is kept in the module, and a new prompt overwrites it."""
+
+    def forward(self, *args: Any, past_key_values: Any = None, **inputs: Any) -> Any:
+        if inputs["input_ids"].shape[1] == 1 and past_key_values is not None:
+            past_key_values.layers = self.kept.layers
+        output = super().forward(*args, past_key_values=past_key_values, **inputs)
+        if past_key_values is not None:
+            self.kept = past_key_values
+        return output
+
+
+class Unmasked(Odd):
+    """Padding is read as if it were text."""
+
+    def forward(self, *args: Any, attention_mask: Any = None, position_ids: Any = None, **inputs: Any) -> Any:
+        return super().forward(*args, **inputs)
+
+
+class Broken(Odd):
+    """Fails once a text is longer than eight tokens."""
+
+    def forward(self, *args: Any, position_ids: Any = None, **inputs: Any) -> Any:
+        if position_ids.max() >= 8:
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied\n(3x4 and 5x6)")
+        return super().forward(*args, position_ids=position_ids, **inputs)
+
+
+def made(kind: type[Odd]) -> Odd:
+    """A tiny model of this kind with the weights of the tiny GPT-2."""
+    plain = tiny("gpt2")
+    model = kind(OddConfig(**{k: v for k, v in plain.config.to_dict().items() if k != "model_type"}))
+    model.load_state_dict(plain.state_dict())
+    return model.eval()
+
+
+def lane(place: int, strategy: Any = None, **fields: Any) -> Lane:
+    strategy = strategy or Sample()
+    fields = {"max_new_tokens": NEW, "eos": (EOS,), "returned": getattr(strategy, "n", 1), **fields}
+    return Lane(str(place), tuple(PROMPTS[place]), strategy, **fields)
+
+
+def run(forward: Forward, lanes: list[Lane], width: int = 1) -> dict[str, list[tuple[tuple[int, ...], float]]]:
+    return {
+        event.lane: [(one.tokens, round(one.logprob, 3)) for one in event.hypotheses]
+        for event in decode(forward, lanes, width=width)
+        if isinstance(event, events.Finished)
+    }
+
+
+def test_a_model_that_only_has_another_name_loses_nothing() -> None:
+    forward, plain = Forward(made(Odd)), Forward(tiny("gpt2"))
+    lanes = [lane(place, Beam(3, n=3)) for place in range(3)]
+    assert run(forward, lanes, 3) == run(plain, lanes, 3)
+    assert forward.supports_cache
+    assert forward.together
+    assert forward.pads
+    assert forward.findings == []
+
+
+@pytest.mark.parametrize("strategy", [Beam(3, n=3), Sample(True, 3), Contrastive(4, 0.6)], ids=lambda one: one.kind)
+def test_rows_that_change_each_other_are_read_one_by_one(strategy: Any) -> None:
+    forward, plain = Forward(made(Crosstalk)), Forward(tiny("gpt2"))
+    lanes = [lane(place, strategy) for place in range(3)]
+    # of one row, the mean is the row: alone it says what GPT-2 says
+    assert run(forward, lanes, 3) == run(plain, lanes)
+    assert any("change each other" in finding for finding in forward.findings)
+
+
+def test_prompts_of_a_model_whose_rows_change_each_other_are_not_batched() -> None:
+    forward = Forward(made(Crosstalk))
+    lanes = [lane(place) for place in range(3)]
+    assert run(forward, lanes, 3) == run(Forward(tiny("gpt2")), lanes)
+
+
+def test_a_past_that_lives_in_the_module_is_not_relied_on() -> None:
+    forward = Forward(made(Forgetful))
+    lanes = [lane(place) for place in range(3)]
+    assert run(forward, lanes, 3) == run(Forward(tiny("gpt2")), lanes)
+    assert not forward.supports_cache
+    assert any("without one" in finding for finding in forward.findings)
+
+
+def test_prompts_of_different_lengths_share_no_pass_where_padding_is_read() -> None:
+    forward = Forward(made(Unmasked))
+    lanes = [lane(place, Beam(2, n=2)) for place in range(3)]
+    assert run(forward, lanes, 3) == run(Forward(tiny("gpt2")), lanes)
+    assert not forward.pads
+    assert forward.together
+
+
+def test_texts_are_scored_apart_where_rows_change_each_other() -> None:
+    pieces = [Piece(tuple(prompt), 1) for prompt in PROMPTS]
+    passes = Passes(Forward(made(Crosstalk)), batch_size=3)
+    batches = list(passes.batches(pieces))
+    assert [len(batch) for batch in batches] == [1, 1, 1]
+    expected = Passes(Forward(tiny("gpt2")), batch_size=1)
+    for (place,) in batches:
+        found = [token.logprob for token in passes.read([pieces[place]])[0]]
+        assert found == pytest.approx([token.logprob for token in expected.read([pieces[place]])[0]], abs=1e-4)
+
+
+def test_what_fails_in_a_models_own_code_is_told_in_a_line_and_ends_only_its_row() -> None:
+    forward = Forward(made(Broken))
+    found = list(decode(forward, [lane(0), lane(1), lane(0, max_new_tokens=2)], width=1))
+    failed = [event for event in found if isinstance(event, events.Failed)]
+    assert [event.lane for event in failed] == ["0", "1"]
+    assert all(event.code == ModelError.code and "\n" not in event.message for event in failed)
+    assert "Broken failed in its own code: RuntimeError: mat1 and mat2" in failed[0].message
+    assert sum(isinstance(event, events.Finished) for event in found) == 1
+
+
+def test_a_model_that_takes_no_cache_is_not_given_one() -> None:
+    torch.manual_seed(0)
+    config = transformers.OpenAIGPTConfig(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    model = transformers.OpenAIGPTLMHeadModel(config).eval()
+    forward = Forward(model)
+    ids = torch.tensor([list(PROMPTS[0])])
+    wanted = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
+    assert list(run(forward, [lane(0, eos=())])["0"][0][0]) == wanted[0, ids.shape[1] :].tolist()
+    assert not forward.supports_cache
