@@ -232,7 +232,7 @@ def _made(arch: str, seed: int, eos: int | tuple[int, ...], changes: str) -> Any
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _encoder_decoder(ids) if arch == "encoder_decoder" else _plain(arch, {**ids, **json.loads(changes)})
-        _sharpen(model)
+        sharpen(model)
     for config in (model.config, model.generation_config):
         for name, value in ids.items():
             setattr(config, name, value)
@@ -272,7 +272,7 @@ def _encoder_decoder(ids: dict[str, Any]) -> Any:
     return transformers.EncoderDecoderModel(config)
 
 
-def _sharpen(model: Any) -> None:
+def sharpen(model: Any) -> None:
     """Draw all matrices anew: embeddings N(0, 1), linear maps that keep the scale, a head whose logits spread by 4."""
     head = model.get_output_embeddings().weight
     with torch.no_grad():

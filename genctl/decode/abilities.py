@@ -82,7 +82,7 @@ class Probe:
             found = [self._step(rows, [text[3]]), self._step(rows, [text[4]])]
         except _FAILURES:
             return False
-        return all(map(self._alike, found, wanted))
+        return all(map(self.alike, found, wanted))
 
     def rows(self) -> bool:
         """Whether two rows of one length say what each says alone, and still do after they changed places."""
@@ -91,13 +91,13 @@ class Probe:
         try:
             wanted = torch.cat([self._alone(text, 3), self._alone(other, 3)])
             if not self.forward.supports_cache:
-                return self._alike(self._read([text, other]), wanted)
+                return self.alike(self._read([text, other]), wanted)
             rows = self._fork(self._begin(text[:3]), 2)
             self._step(rows, [other[3], text[3]])
             assert rows.cache is not None
             swap = torch.tensor([1, 0], device=self.forward.device)
             rows.cache, rows.tokens = caches.reorder(rows.cache, swap, 3), rows.tokens[swap]
-            return self._alike(self._step(rows, [text[4], other[4]]), wanted)
+            return self.alike(self._step(rows, [text[4], other[4]]), wanted)
         except _FAILURES:
             return False
 
@@ -107,12 +107,12 @@ class Probe:
         try:
             wanted = torch.cat([self._alone(text, len(text) - 2) for text in texts])
             if not self.forward.supports_cache:
-                return self._alike(self._read(texts), wanted)
+                return self.alike(self._read(texts), wanted)
             rows = self._merge([self._begin(text[:-2]) for text in texts])
             self._step(rows, [text[-2] for text in texts])
-            if not self._alike(self._step(rows, [text[-1] for text in texts]), wanted):
+            if not self.alike(self._step(rows, [text[-1] for text in texts]), wanted):
                 return False
-            return not self.forward.reads_padded or self._alike(self._prefilled(texts), wanted)
+            return not self.forward.reads_padded or self.alike(self._prefilled(texts), wanted)
         except _FAILURES:
             return False
 
@@ -124,7 +124,7 @@ class Probe:
             apart = [self._begin(text[:2], source) for source in sources]
             wanted = torch.cat([self._step(rows, text[2:]) for rows in apart])
             together = self._merge([self._begin(text[:2], source) for source in sources], sources)
-            return self._alike(self._step(together, [text[2]] * 2), wanted)
+            return self.alike(self._step(together, [text[2]] * 2), wanted)
         except _FAILURES:
             return False
 
@@ -141,7 +141,7 @@ class Probe:
             output = self.forward(
                 feed, None, mask=(columns < lengths).long(), positions=columns.expand(2, -1), sources=source, first=True
             )
-            return self._alike(torch.stack([output.logits[0, 3], output.logits[1, 6]]), wanted)
+            return self.alike(torch.stack([output.logits[0, 3], output.logits[1, 6]]), wanted)
         except _FAILURES:
             return False
 
@@ -244,7 +244,7 @@ class Probe:
         )
         return output.logits[:, -1]
 
-    def _alike(self, found: Tensor, wanted: Tensor) -> bool:
+    def alike(self, found: Tensor, wanted: Tensor) -> bool:
         """Whether logits f32 [N, V] are the same up to rounding."""
         finite = torch.isfinite(wanted)
         if found.shape != wanted.shape or not bool((finite == torch.isfinite(found)).all()):

@@ -248,6 +248,7 @@ class Shelf:
         for lane in lanes:
             prompt = (lane.tokens, lane.source)
             plain = lane.use_cache and not lane.strategy.needs_hidden
+            plain = plain and len(lane.tokens) <= self.forward.bound
             (unread if plain and prompt not in seen else others).append(lane)
             seen.add(prompt)
         return unread, others

@@ -56,7 +56,10 @@ class Batch:
         members = (*self.runs, *self.joining)
         if any(_source_length(run) != _source_length(member) for member in members) and not self.forward.pads_sources:
             return False
-        return all(run.reach == member.reach for member in members) or self.forward.pads
+        if all(run.reach == member.reach for member in members):
+            return True
+        # where frequencies depend on the length, only texts that stay below it may be of different lengths
+        return self.forward.pads and all(_end(member) <= self.forward.bound for member in (run, *members))
 
     def join(self, run: Run) -> None:
         """Take a lane in, from the next step on."""
@@ -259,7 +262,7 @@ class Batch:
             hidden=hidden,
             first=self.cache is None,
             ahead=max(run.lane.max_new_tokens - run.pending.rows.written for run in self.runs),
-            history=self._everything() if forward.reads_history and self.cache is not None else None,
+            history=self._everything() if self.cache is not None and forward.wants_history(start) else None,
         )
         if self.cache is not None:
             self.columns += feed.shape[1]
@@ -289,6 +292,11 @@ class Batch:
 def drafts(run: Run) -> bool:
     """Whether a lane takes back tokens that it tried: its cache is cropped by its own measure, so it goes alone."""
     return bool(getattr(run.lane.strategy, "drafts", False))
+
+
+def _end(run: Run) -> int:
+    """The longest that a lane's rows can become."""
+    return run.length - run.pending.rows.written + run.lane.max_new_tokens + run.drafted
 
 
 def _source_length(run: Run) -> int:

@@ -80,6 +80,13 @@ def kept_as(cache: Cache, form: str) -> Cache:
     return cache
 
 
+def refill(cache: Cache, fresh: Cache) -> None:
+    """Put what `fresh` holds, of the same rows, into `cache`, in the form that each of its layers has. In place."""
+    for number, (old, new) in enumerate(zip(cache.layers, fresh.layers, strict=True)):
+        form = next((form for form in FORMS.values() if type(old) is form), None)
+        cache.layers[number] = new if form is None else _reformed(new, form)
+
+
 def _reformed(layer: Any, form: type[GrowingLayer]) -> Any:
     if type(layer) is not GrowingLayer:
         return layer

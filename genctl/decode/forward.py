@@ -23,6 +23,7 @@ from genctl.decode import cache as caches
 from genctl.decode import host, own_states
 from genctl.decode.abilities import CACHE_DIFFERS, DECODERS, ENCODER_DECODERS, FINDINGS, RELATIVE_DECODERS, Probe
 from genctl.decode.layers import GrowingLayer, StaticLayer
+from genctl.decode.length_rope import READ_AGAIN, LengthRope
 from genctl.decode.recorded import KNOWN, Recorder, recordable
 from genctl.decode.recording import Fed
 from genctl.decode.shared import attending, share
@@ -70,6 +71,9 @@ class Forward:
     `record` they run from a record where that gives the same (see `recorded`).
     """
 
+    reads_history = False  # whether its input preparation looks at the whole text
+    rope = LengthRope()
+
     def __init__(self, model: Any, *, compile: bool = False, record: bool = True) -> None:
         self.model = model
         self.config = model.config
@@ -84,10 +88,13 @@ class Forward:
         self._takes_cache = model._supports_default_dynamic_cache() and (self.cache_name in accepted or wild)
         prepare = type(model).prepare_inputs_for_generation
         self.prepares = prepare is not GenerationMixin.prepare_inputs_for_generation
+        self.prepares = self.prepares and self.config.model_type not in READ_AGAIN
         known = ENCODER_DECODERS if self.is_encoder_decoder else DECODERS
         self.trusted = self.config.model_type in known or model.device.type == "meta"
         self.returns = own_states.RETURNED.get(self.config.model_type, "")
         self.reads_history = self.config.model_type in own_states.READ_HISTORY
+        self.rope = LengthRope(model.modules(), self.config.model_type)
+        self.bound = self.rope.bound  # the length up to which positions do not depend on the length of a text
         self.module_states = own_states.module_states(model)
         self.findings: list[str] = []
         self.forwards = 0
@@ -249,6 +256,10 @@ class Forward:
         cache = caches.select(caches.self_part(saved.cache), row, room=len(ids) - kept)
         caches.crop(cache, known - kept)
         sources = None
+        if (
+            self.rope.may_read_again(kept) and len(ids) > self.rope.bound
+        ):  # what was saved was read with other frequencies
+            return None, 0
         if source is not None:
             sources = Sources(source.states, None, saved.cache.cross_attention_cache)
         parts = [tokens[:, kept:]] if not single else [tokens[:, at : at + 1] for at in range(kept, len(ids))]
@@ -285,6 +296,14 @@ class Forward:
         """
         if len(feed) > 1 and not self._probing and not self.together:
             return self._apart(feed, mask, sources, keep=keep, hidden=hidden)
+        self.rope.reset()
+        if cache is not None and history is not None and not first:
+            past = caches.length_of(cache)
+            beyond = past + feed.shape[1] > self.rope.bound
+            # a cache holds what was read beyond the bound where a draft went there and was taken back
+            if self.rope.may_read_again(past) and (beyond or getattr(cache, "beyond", False)):
+                cache.beyond = beyond
+                return self._again(history, cache, keep=feed.shape[1], hidden=hidden)
         inputs: dict[str, Any] = {}
         if self.is_encoder_decoder:
             assert sources is not None
@@ -355,6 +374,20 @@ class Forward:
         return Output(
             logits.float(), cache, None if states is None else states[-1], None if states is None else tuple(states)
         )
+
+    def wants_history(self, before: int) -> bool:
+        """Whether a pass that goes on with texts of `before` tokens has to be given the whole of them."""
+        return self.reads_history or self.rope.may_read_again(before)
+
+    def _again(self, history: Tensor, cache: Cache, *, keep: int, hidden: bool) -> Output:
+        """Read texts int64 [N, T+F] as a whole; `cache` then holds what was computed now, in the form that it had."""
+        fresh = self.empty_cache()
+        output = self(history, fresh, first=True, keep=0 if hidden else keep, hidden=hidden)
+        caches.refill(cache, fresh)
+        if not hidden:
+            return Output(output.logits, cache)
+        layers = tuple(layer[:, -keep:] for layer in output.layers or ())
+        return Output(output.logits[:, -keep:], cache, layers[-1], layers)
 
     def _run(self, module: Any, **inputs: Any) -> Any:
         """Call a library's code; what goes wrong in it is told in one line."""
@@ -448,27 +481,35 @@ class Forward:
         return getattr(config, "_attn_implementation", "") == "sdpa"
 
     def _tries(self, prefix: Prefix) -> bool:
-        feed = prefix.tokens[:, -1:]
-        if prefix.source is None:
+        feed, source = prefix.tokens[:, -1:], prefix.source
+        row = torch.zeros(1 if source is None else 2, dtype=torch.long, device=self.device)
+        plain = caches.select(caches.self_part(prefix.cache), row)
+        if source is None:
             cache = share(prefix.cache, 1, 1)
-            inputs = {"input_ids": feed, self.cache_name: cache, "use_cache": True}
+            inputs = {"input_ids": feed, "use_cache": True}
         else:
-            row = torch.zeros(2, dtype=torch.long, device=self.device)
-            cache = EncoderDecoderCache(
-                caches.select(caches.self_part(prefix.cache), row), prefix.cache.cross_attention_cache
-            )
-            inputs = {"decoder_input_ids": feed.expand(2, -1), self.cache_name: cache, "use_cache": True}
-            inputs["encoder_outputs"] = EncoderOutput(last_hidden_state=prefix.source.states.expand(2, -1, -1))
+            own, cross = caches.select(caches.self_part(prefix.cache), row), prefix.cache.cross_attention_cache
+            cache = EncoderDecoderCache(own, cross)
+            sources = join_sources([source], [cross], [2])
+            plain = EncoderDecoderCache(plain, sources.cross)
+            inputs = {"decoder_input_ids": feed.expand(2, -1), "use_cache": True}
+            inputs["encoder_outputs"] = EncoderOutput(last_hidden_state=sources.states)
         try:
-            with torch.no_grad(), attending(cache, grouped=prefix.source is not None) as attention:
-                self.model(**inputs, return_dict=True)
+            with torch.no_grad(), attending(cache, grouped=source is not None) as attention:
+                found = self.model(**inputs, **{self.cache_name: cache}, return_dict=True).logits[:, -1]
+            if attention is None or attention.reached != attention.wanted or self.trusted:
+                return attention is not None and attention.reached == attention.wanted
+            with torch.no_grad():
+                wanted = self.model(**inputs, **{self.cache_name: plain}, return_dict=True).logits[:, -1]
         except (RuntimeError, ValueError, IndexError, TypeError):
             return False
-        return attention is not None and attention.reached == attention.wanted
+        return Probe(self).alike(found.float(), wanted.float())
 
     def _prepare(self, feed: Tensor, inputs: dict[str, Any], first: bool) -> dict[str, Any]:
         """Let an architecture that overrides input preparation have its say."""
         given = dict(inputs)
         given.pop("decoder_input_ids" if self.is_encoder_decoder else "input_ids")
+        if self.returns:  # Reformer prints what it does not know
+            given = {name: given[name] for name in ("past_key_values", "use_cache") if name in given}
         prepared = self.model.prepare_inputs_for_generation(feed, is_first_iteration=first, **given)
         return {key: value for key, value in prepared.items() if key != "is_first_iteration"}

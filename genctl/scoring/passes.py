@@ -49,6 +49,7 @@ class Passes:
         self.detail = detail or Detail()
         # from a cache, by several tokens at once
         self.continues = forward.supports_cache and not _recurrent(forward) and forward.together
+        self.continues = self.continues and not forward.rope.reads_again
 
     def batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
         """Places of pieces to be read together: the longest first, and never more logits than `LARGEST`.
@@ -76,7 +77,7 @@ class Passes:
 
     def _alike(self, one: tuple[int, int], other: tuple[int, int]) -> bool:
         """Whether texts of these lengths, each with its source's, may share a pass."""
-        if one[0] != other[0] and not self.forward.pads_behind:
+        if one[0] != other[0] and (not self.forward.pads_behind or max(one[0], other[0]) > self.forward.bound):
             return False
         return one[1] == other[1] or self.forward.pads_sources
 

@@ -57,9 +57,11 @@ class Assisted:
                 count = count + 2 if kept == len(draft.tokens) else max(1, count - 1)
             # the pass that checks a draft writes one token more
             room = context.max_new_tokens - scores.rows.written - len(written) - 1
+            # a draft is checked as it will be written: with the frequencies that its tokens are read with then
+            room = min(room, context.model.rope.room(scores.rows.tokens.shape[1] + len(written)))
             draft = Draft([])
             if room > 0 and not set(written.tolist()) & set(context.eos):
-                draft = propose(torch.cat([scores.rows.tokens[0], written]), min(count, room))
+                draft = propose(torch.cat([scores.rows.tokens[0], written]), min(count, int(room)))
             tried = row.new_tensor(draft.tokens)[None, None] if draft.tokens else None
             scores = yield Choice(row, written[-1:], kept=kept, draft=tried, slots=[0], notes=[note])
 

@@ -79,7 +79,10 @@ class Follower:
         first = not self.ids or self.cache is None
         self.ids += tokens
         feed = torch.tensor([self.ids if self.cache is None else list(tokens)], device=self.forward.device)
-        output = self.forward(feed, self.cache, sources=self.sources, first=first, keep=1)
+        whole = None
+        if self.forward.wants_history(len(self.ids) - len(tokens)):
+            whole = torch.tensor([self.ids], device=self.forward.device)
+        output = self.forward(feed, self.cache, sources=self.sources, first=first, keep=1, history=whole)
         if self.cache is not None and not caches.croppable(self.cache):
             raise ModelError(
                 f"{type(self.forward.model).__name__} cannot draft: it keeps recurrent states, which forget nothing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ class Table:
 
     is_encoder_decoder = False
     together = pads = pads_sources = True
-    reads_history = supports_cache = reads_together = False
+    supports_cache = reads_together = False
+    bound = math.inf
     device = torch.device("cpu")
 
     def __init__(self, vocabulary: int, length: int, eos: int, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ class Table(Forward):
         self.model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
         self.is_encoder_decoder = False
         self.together = self.pads = self.pads_sources = True
-        self.reads_history = False
+        self.bound = math.inf
         self.supports_cache = self.reads_padded = False
         self.forwards = 0
 

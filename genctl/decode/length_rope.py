@@ -1,0 +1,66 @@
+"""Rotary positions whose frequencies depend on how long a text is.
+
+"dynamic" (NTK-aware scaling) widens the wavelengths with every token beyond the trained context; "longrope" (Ding et
+al. 2024, arXiv:2402.13753) changes to a second set of them there. transformers takes the length from the longest row of
+a pass, and keeps what it last computed in a module: texts of different lengths would change each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+# Architectures of which `generate()` reads the whole text again when it passes the bound. Their input preparation does
+# that by dropping the cache that it is given; here it is done where the cache is kept, and theirs is not called.
+READ_AGAIN = frozenset({"phi3", "phimoe"})
+
+
+class LengthRope:
+    """What a model's frequencies depend on. `bound` is the length up to which they are the same for every text."""
+
+    def __init__(self, modules: Iterable[Any] = (), model_type: str = "") -> None:
+        rotary = [module for module in modules if hasattr(module, "original_max_seq_len")]
+        self.dynamic = [module for module in rotary if any("dynamic" in kind for kind in _kinds(module))]
+        long = [bound for module in rotary for bound in _long_bounds(module)]
+        self.bound: float = min([*(module.original_max_seq_len for module in self.dynamic), *long], default=math.inf)
+        self.reads_again = bool(long) and model_type in READ_AGAIN
+
+    def may_read_again(self, before: int) -> bool:
+        """Whether a text of `before` tokens that grows may have to be read again as a whole."""
+        return self.reads_again and before <= self.bound
+
+    def room(self, length: int) -> float:
+        """How many tokens on trial leave the frequencies of a text of `length` tokens as they are."""
+        if length <= self.bound:
+            return self.bound - length
+        return 0 if self.dynamic else math.inf
+
+    def reset(self) -> None:
+        """Forget which length the last pass had."""
+        for module in self.dynamic:
+            for prefix in _prefixes(module):
+                module.register_buffer(f"{prefix}inv_freq", getattr(module, f"{prefix}original_inv_freq"), False)
+                setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
+
+
+def _kinds(module: Any) -> list[str]:
+    kinds = module.rope_type
+    return list(kinds.values()) if isinstance(kinds, dict) else [kinds]
+
+
+def _prefixes(module: Any) -> Iterator[str]:
+    """How the module's buffers are named: by kind of layer where there are several."""
+    if not isinstance(module.rope_type, dict):
+        yield ""
+        return
+    yield from (f"{layer}_" for layer, kind in module.rope_type.items() if "dynamic" in kind)
+
+
+def _long_bounds(module: Any) -> Iterator[int]:
+    parameters = module.config.rope_parameters
+    nested = isinstance(module.rope_type, dict)
+    kinds = module.rope_type.items() if nested else [("", module.rope_type)]
+    for layer, kind in kinds:
+        if kind == "longrope":
+            yield int((parameters[layer] if nested else parameters)["original_max_position_embeddings"])

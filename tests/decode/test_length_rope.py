@@ -1,0 +1,153 @@
+"""Texts that grow beyond the context that their rotary frequencies were made for."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from genctl import events
+from genctl.decode.forward import Forward
+from genctl.decode.loop import decode
+from genctl.decode.types import Lane
+from genctl.scoring.passes import Passes, Piece
+from genctl.strategies.assisted import Assisted
+from genctl.strategies.beam import Beam
+from genctl.strategies.drafting import Draft
+from genctl.strategies.sample import Sample
+from tests.tiny import EOS, PAD, sharpen
+
+BOUND = 16  # tokens
+NEW = 20
+PROMPTS = tuple(
+    tuple(torch.randint(3, 300, (length,), generator=torch.Generator().manual_seed(length)).tolist())
+    for length in (5, 12, 24)  # the last one is beyond the bound from the start
+)
+_SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "pad_token_id": PAD,
+    "eos_token_id": EOS,
+}
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0, 3.0, 2.0, 8.0],
+    "original_max_position_embeddings": BOUND,
+}
+
+
+@cache
+def model(name: str) -> Any:
+    torch.manual_seed(0)
+    made: Any
+    if name == "phi3":
+        config = transformers.Phi3Config(
+            **_SIZES, max_position_embeddings=256, original_max_position_embeddings=BOUND, rope_parameters=_LONG
+        )
+        made = transformers.Phi3ForCausalLM(config)
+    else:
+        dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+        config = transformers.LlamaConfig(**_SIZES, max_position_embeddings=BOUND, rope_parameters=dynamic)
+        made = transformers.LlamaForCausalLM(config)
+    sharpen(made)
+    return made.eval()
+
+
+def lane(place: int, strategy: Any = None, **fields: Any) -> Lane:
+    strategy = strategy or Sample()
+    fields = {"max_new_tokens": NEW, "eos": (EOS,), "returned": getattr(strategy, "n", 1), **fields}
+    return Lane(str(place), PROMPTS[place], strategy, **fields)
+
+
+def run(forward: Forward, lanes: list[Lane], width: int = 1) -> dict[str, list[list[int]]]:
+    return {
+        event.lane: [list(one.tokens) for one in event.hypotheses]
+        for event in decode(forward, lanes, width=width)
+        if isinstance(event, events.Finished)
+    }
+
+
+def generated(name: str, place: int, **options: Any) -> list[list[int]]:
+    """By a model that has read nothing before: transformers keeps the frequencies of its last pass."""
+    model.cache_clear()
+    ids = torch.tensor([PROMPTS[place]])
+    options = {"do_sample": False, "max_new_tokens": NEW, **options}
+    rows = model(name).generate(ids, attention_mask=torch.ones_like(ids), **options)[:, ids.shape[1] :].tolist()
+    return [row[: row.index(EOS) + 1] if EOS in row else row for row in rows]
+
+
+@pytest.mark.parametrize("name", ["phi3", "llama"])
+@pytest.mark.parametrize("form", ["dynamic", "static", "quantized"])
+def test_a_text_that_outgrows_its_bound_is_what_generate_writes(name: str, form: str) -> None:
+    for place in range(3):
+        expected = generated(name, place)
+        found = run(Forward(model(name)), [lane(place, cache=form)])[str(place)]
+        assert len(found[0]) == len(expected[0])
+        if form != "quantized":  # which is lossy
+            assert found == expected
+
+
+@pytest.mark.parametrize("name", ["phi3", "llama"])
+def test_beams_that_outgrow_the_bound_are_those_of_generate(name: str) -> None:
+    for place in range(3):
+        expected = generated(name, place, num_beams=3, num_return_sequences=3)
+        assert run(Forward(model(name)), [lane(place, Beam(3, n=3))])[str(place)] == expected
+
+
+@pytest.mark.parametrize("name", ["phi3", "llama"])
+@pytest.mark.parametrize("width", [2, 3])
+def test_neighbours_of_other_lengths_change_nothing(name: str, width: int) -> None:
+    expected = {str(place): generated(name, place) for place in range(3)}
+    lanes = [lane(place) for place in range(3)]
+    assert run(Forward(model(name)), lanes, width) == expected
+    assert run(Forward(model(name)), lanes[::-1], width) == expected
+
+
+class Guess:
+    """Drafts two tokens that greedy writes, and one that it does not."""
+
+    kind = "guess"
+
+    def __init__(self, text: list[int]) -> None:
+        self.text = text
+
+    def begin(self, context: Any, do_sample: bool, confidence: float) -> Any:
+        def draft(row: torch.Tensor, count: int) -> Draft:
+            right = self.text[len(row) : len(row) + 2]
+            return Draft([*right, 3][:count])
+
+        return draft
+
+
+@pytest.mark.parametrize("name", ["phi3", "llama"])
+@pytest.mark.parametrize("place", range(3))
+def test_drafts_across_the_bound_write_what_greedy_writes(name: str, place: int) -> None:
+    expected = generated(name, place)
+    drafting = Assisted(Guess([*PROMPTS[place], *expected[0]]))
+    assert run(Forward(model(name)), [lane(place, drafting)]) == {str(place): expected}
+
+
+@pytest.mark.parametrize("name", ["phi3", "llama"])
+def test_texts_of_other_lengths_do_not_change_a_score(name: str) -> None:
+    pieces = [Piece((*prompt, *prompt[:8]), 1) for prompt in PROMPTS]
+    passes = Passes(Forward(model(name)), batch_size=3)
+    found: dict[int, list[float]] = {}
+    for batch in passes.batches(pieces):
+        for place, tokens in zip(batch, passes.read([pieces[place] for place in batch]), strict=True):
+            found[place] = [token.logprob for token in tokens]
+    for place, piece in enumerate(pieces):
+        model.cache_clear()
+        ids = torch.tensor([piece.ids])
+        with torch.no_grad():
+            logits = model(name)(ids[:, :-1]).logits.log_softmax(-1)
+        expected = logits[0].gather(1, ids[0, 1:, None])[:, 0].tolist()
+        assert found[place] == pytest.approx(expected, abs=1e-4)
