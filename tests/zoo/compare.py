@@ -86,7 +86,8 @@ class Checkpoint:
     @cached_property
     def ours(self) -> Any:
         try:
-            return genctl.load(str(self.folder), device="cpu")
+            with quiet():
+                return genctl.load(str(self.folder), device="cpu")
         except GenctlError as error:
             raise Refused(error.message.replace(str(self.folder), "FOLDER")) from error
 
@@ -115,11 +116,12 @@ class Checkpoint:
         found: dict[str, Rows] = {}
         prompts = [list(PROMPTS[place]) for place in places]
         try:
-            for event in self.ours.stream(prompts, **settings):
-                if isinstance(event, events.Failed):
-                    raise Refused(event.message)
-                if isinstance(event, events.Finished):
-                    found[event.lane] = [(list(one.tokens), one.score) for one in event.hypotheses]
+            with quiet():
+                for event in self.ours.stream(prompts, **settings):
+                    if isinstance(event, events.Failed):
+                        raise Refused(event.message)
+                    if isinstance(event, events.Finished):
+                        found[event.lane] = [(list(one.tokens), one.score) for one in event.hypotheses]
         except GenctlError as error:
             raise Refused(error.message) from error
         return [found[str(place)] for place in range(len(places))]
