@@ -1,4 +1,7 @@
-"""Every text architecture of the installed transformers: what `generate` writes, or a sentence that says why not."""
+"""Every text architecture of the installed transformers: what `generate` writes, or a sentence that says why not.
+
+`scripts/test -m zoo --dist load` runs them all, on every core. `python -m tests.zoo NAME` tells of one, case by case.
+"""
 
 from __future__ import annotations
 
