@@ -6,9 +6,10 @@ text, `generate(use_cache=False)` has the word: it reads everything again at eac
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -85,7 +86,8 @@ class Checkpoint:
     @cached_property
     def ours(self) -> Any:
         try:
-            return genctl.load(str(self.folder), device="cpu")
+            with quiet():
+                return genctl.load(str(self.folder), device="cpu")
         except GenctlError as error:
             raise Refused(error.message.replace(str(self.folder), "FOLDER")) from error
 
@@ -114,11 +116,12 @@ class Checkpoint:
         found: dict[str, Rows] = {}
         prompts = [list(PROMPTS[place]) for place in places]
         try:
-            for event in self.ours.stream(prompts, **settings):
-                if isinstance(event, events.Failed):
-                    raise Refused(event.message)
-                if isinstance(event, events.Finished):
-                    found[event.lane] = [(list(one.tokens), one.score) for one in event.hypotheses]
+            with quiet():
+                for event in self.ours.stream(prompts, **settings):
+                    if isinstance(event, events.Failed):
+                        raise Refused(event.message)
+                    if isinstance(event, events.Finished):
+                        found[event.lane] = [(list(one.tokens), one.score) for one in event.hypotheses]
         except GenctlError as error:
             raise Refused(error.message) from error
         return [found[str(place)] for place in range(len(places))]
@@ -161,19 +164,19 @@ def _unloadable(checkpoint: Checkpoint) -> bool:
 
 
 def _case(checkpoint: Checkpoint, case: str) -> Iterator[tuple[str, Verdict]]:
+    oracle = _Oracle(checkpoint, case)
     try:
-        checkpoint.ours  # noqa: B018 — a checkpoint that is refused needs no oracle
+        checkpoint.ours  # noqa: B018 — loaded here, so that what happens is told of loading
     except Refused as refusal:
-        yield case, Verdict("refused", str(refusal))
+        yield case, Verdict("refused", f"{refusal} ({oracle.works})")
         return
     except Exception as error:
-        yield case, Verdict("crash", f"while loading: {_brief(error)}")
+        yield case, Verdict("crash", f"while loading: {_brief(error)} ({oracle.works})")
         return
     ways: dict[str, Callable[[], list[Rows]]] = {
         case: lambda: [checkpoint.written(case, [place], 1)[0] for place in range(len(PROMPTS))],
         f"{case} together": lambda: checkpoint.written(case, range(len(PROMPTS)), len(PROMPTS)),
     }
-    oracle = _Oracle(checkpoint, case)
     for way, write in ways.items():
         yield way, _verdict(write, oracle)
 
@@ -195,6 +198,12 @@ class _Oracle:
     def uncached(self) -> list[Rows] | None:
         return self._asked(use_cache=False)
 
+    @property
+    def works(self) -> str:
+        if self.usual is not None:
+            return "generate works"
+        return "generate works without its cache" if self.uncached is not None else "generate fails too"
+
     def _asked(self, **further: Any) -> list[Rows] | None:
         try:
             return self._ask(**further)
@@ -207,9 +216,9 @@ def _verdict(write: Callable[[], list[Rows]], oracle: _Oracle) -> Verdict:
     try:
         found = write()
     except Refused as refusal:
-        return Verdict("refused", str(refusal))
+        return Verdict("refused", f"{refusal} ({oracle.works})")
     except Exception as error:
-        return Verdict("crash", _brief(error))
+        return Verdict("crash", f"{_brief(error)} ({oracle.works})")
     usual = "it fails" if oracle.usual is None else _difference(found, oracle.usual)
     if not usual:
         return Verdict("equal")
@@ -255,12 +264,12 @@ def _brief(error: BaseException) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what transformers has to say about settings that it passes over."""
+    """Without what transformers has to say about settings that it passes over, in logs and on stdout."""
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

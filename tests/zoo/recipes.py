@@ -52,6 +52,16 @@ _RULES = (  # of generation configs that classes bring along
     *("forced_bos_token_id", "forced_eos_token_id", "max_length", "max_new_tokens", "min_length", "num_beams"),
 )
 _ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 8}
+_LONGROPE = {
+    "original_max_position_embeddings": 16,  # within what is written, other factors take over
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [2.0, 3.0, 4.0, 5.0],
+        "original_max_position_embeddings": 16,
+    },
+}
 # Further checkpoints: positions and layers that the defaults of an architecture do not show.
 VARIANTS: dict[str, dict[str, Any]] = {
     "causal/falcon+alibi": {"alibi": True},
@@ -76,16 +86,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "causal/llama+yarn": {"rope_parameters": {**_ROPE, "rope_type": "yarn", "factor": 4.0}},
     "causal/mistral+full": {"sliding_window": None},
     "causal/opt+post": {"do_layer_norm_before": False, "word_embed_proj_dim": HIDDEN // 2},
-    "causal/phi3+longrope": {
-        "original_max_position_embeddings": 16,
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "short_factor": [1.0, 1.1, 1.2, 1.3],
-            "long_factor": [2.0, 3.0, 4.0, 5.0],
-            "original_max_position_embeddings": 16,
-        },
-    },
+    "causal/phi3+longrope": _LONGROPE,
+    "causal/phi4_multimodal+longrope": _LONGROPE,
     "causal/qwen2+sliding": {
         "use_sliding_window": True,
         "layer_types": ["sliding_attention", "full_attention"],
