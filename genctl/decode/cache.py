@@ -47,7 +47,10 @@ def new_cache(config: Any, *, encoder_decoder: bool = False, room: int = 0, whol
     `whole` keeps every column of windows too, so that any number of tokens can be taken back (see `narrowed`).
     """
     self_attention = _dynamic(config, room, whole)
-    return EncoderDecoderCache(self_attention, _dynamic(config, 0, whole)) if encoder_decoder else self_attention
+    if not encoder_decoder:
+        return self_attention
+    # every decoder layer sees the whole source, whatever window it looks back at its own text with
+    return EncoderDecoderCache(self_attention, Cache(layers=[GrowingLayer() for _ in self_attention.layers]))
 
 
 def _dynamic(config: Any, room: int, whole: bool) -> Cache:

@@ -13,7 +13,7 @@ from typing import Any
 
 # Architectures of which `generate()` reads the whole text again when it passes the bound. Their input preparation does
 # that by dropping the cache that it is given; here it is done where the cache is kept, and theirs is not called.
-READ_AGAIN = frozenset({"phi3", "phimoe"})
+READ_AGAIN = frozenset({"phi3", "phi4_multimodal", "phimoe"})
 
 
 class LengthRope:

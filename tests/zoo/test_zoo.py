@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from genctl.decode.forward import Forward
 from tests.zoo import recipes
 from tests.zoo.__main__ import table
 from tests.zoo.compare import CASES, PROMPTS, compare, quiet
@@ -30,6 +31,8 @@ SAMPLE: dict[str, str] = {
     "causal/lfm2": "convolutions beside attention",
     "causal/mamba": "states alone",
     "causal/openai-gpt": "no cache at all",
+    "causal/phi3+longrope": "frequencies that change with the length",
+    "causal/xlnet": "states that a pass returns",
     "causal/qwen3_next": "gated delta nets",
     "causal/recurrent_gemma": "states that live in the module",
     "causal/gemma2": "rotary positions, a window",
@@ -65,6 +68,17 @@ def test_one_of_each_kind_writes_what_generate_writes(name: str, tmp_path: Path)
 @pytest.mark.parametrize("name", HERE)
 def test_every_text_architecture_writes_what_generate_writes(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("name", HERE)
+def test_what_is_trusted_is_also_found_by_trying(name: str) -> None:
+    with quiet():
+        forward = Forward(recipes.build(name).eval())
+    if forward.trusted:
+        forward.trusted = False
+        forward.supports_cache, forward.together, forward.pads, forward.pads_sources, forward.pads_behind  # noqa: B018
+        assert forward.findings == []
 
 
 @pytest.mark.zoo

@@ -30,43 +30,8 @@ REFUSED: dict[str, str] = {
     "seq2seq/musicflamingo": r"^config.json says max_position_embeddings = 1200\.0",
 }
 
-_TOGETHER = "together with other prompts: positions come from the cache's length, or padding is not masked"
-_STATE = "several rows: a state in the cache, or in the module, is not selected with its row"
-_FED = "a step is fed one token, and its forward takes no cache of transformers' kind"
-_ROUTER = "the encoder's output lacks router_logits"
+# name -> why what it draws cannot be compared
+NOT_DRAWN: dict[str, str] = {"causal/reformer": "its forward seeds the generator that generate() draws from"}
 
-# name -> why genctl writes something else, or ends in an error that is none of ours. To be emptied.
-KNOWN_DIFFERENT: dict[str, str] = {
-    "causal/bart": _TOGETHER,
-    "causal/bigbird_pegasus": _TOGETHER,
-    "causal/blenderbot": _TOGETHER,
-    "causal/blenderbot-small": _TOGETHER,
-    "causal/blt": "its config names no layers to make a cache for",
-    "causal/cpmant": "the bias of positions is made for all tokens, but a step is fed one",
-    "causal/deepseek_v4": _STATE,
-    "causal/git": _TOGETHER,
-    "causal/marian": _TOGETHER,
-    "causal/mbart": _TOGETHER,
-    "causal/moss_transcribe_diarize": _TOGETHER,
-    "causal/mvp": _TOGETHER,
-    "causal/openai-gpt": _FED,
-    "causal/pegasus": _TOGETHER,
-    "causal/phi3+longrope": "past the original context other factors hold, and all keys must be made anew",
-    "causal/phi4_multimodal+longrope": "as phi3+longrope",
-    "causal/plbart": _TOGETHER,
-    "causal/prophetnet": _TOGETHER,
-    "causal/qwen4_exp_text": _STATE,
-    "causal/recurrent_gemma": _STATE,
-    "causal/reformer": "it wants a cache of its own and a mask",
-    "causal/roformer": _TOGETHER,
-    "causal/rwkv": _STATE,
-    "causal/trocr": _TOGETHER,
-    "causal/whisper": _TOGETHER,
-    "causal/xlm": _FED,
-    "causal/xlnet": _TOGETHER,
-    "seq2seq/moss_transcribe_diarize": _TOGETHER,
-    "seq2seq/nllb-moe": _ROUTER,
-    "seq2seq/switch_transformers": _ROUTER,
-    "seq2seq/t5gemma": "windows of the decoder are laid upon the cross-attention cache",
-    "seq2seq/t5gemma2": "windows of the decoder are laid upon the cross-attention cache",
-}
+# name -> why genctl writes something else, or ends in an error that is none of ours
+KNOWN_DIFFERENT: dict[str, str] = {}
