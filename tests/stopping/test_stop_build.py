@@ -131,7 +131,9 @@ def test_repetition_is_the_same_ngram_so_many_times_at_the_end(row: list[int], s
     (criterion,) = build(material(stop_repeat_ngram=size, stop_repeat_times=times))
     grams = [tuple(row[len(row) - size * (n + 1) : len(row) - size * n]) for n in range(times)]
     repeated = len(row) >= size * times and len(set(grams)) == 1
-    assert criterion(written(row)) == (("stop", f"the same {size}-gram {times} times", "repetition") if repeated else None)
+    assert criterion(written(row)) == (
+        ("stop", f"the same {size}-gram {times} times", "repetition") if repeated else None
+    )
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,8 @@ def visible(tokens: Sequence[int], criteria: Sequence[Named], keep: bool = False
 def cut(text: str, criteria: Sequence[Named], keep: bool = False) -> tuple[str, str]:
     """Cut a row's text where the earliest stop string or match begins; the longest of those that begin there.
 
-    The text has marks where stops name special tokens. Returns the text before it (with it, if `keep`) and what was found, which is empty when nothing was.
+    The text has marks where stops name special tokens. Returns the text before it (with it, if `keep`) and what was
+    found, which is empty when nothing was.
     """
     found = []
     for criterion in criteria:

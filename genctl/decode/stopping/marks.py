@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-BROKEN = "\N{REPLACEMENT CHARACTER}"
 _FIRST, _MOST = 0xD800, 0x800  # the halves of surrogate pairs
 _WHOLE = re.compile(r"\(\?P?<\w+>|\\[gk]<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)  # names of groups, and sets
 _SIGNS = ".^$*+?{}[]\\|()"
@@ -41,15 +40,15 @@ class Marks:
             source = _also(source, text, mark)
         return source
 
-    def read(self, decode: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> str:
+    def read(self, decode: Callable[[list[int]], str], tokens: Sequence[int]) -> str:
         """The text of tokens with marks where their tokens are."""
         ids = list(tokens)
         text = decode(ids)
         places = [place for place, token in enumerate(ids) if token in self.ids]
         parts, done = [], 0
         for place in places:
-            # a character that is still open is completed behind the mark
-            here = min(max(len(decode(ids[:place]).rstrip(BROKEN)), done), len(text))
+            # a character that is still open there is completed behind the mark
+            here = max(_shared(decode(ids[:place]), text), done)
             parts += [text[done:here], self.ids[ids[place]]]
             done = here
         return "".join([*parts, text[done:]])
@@ -77,6 +76,13 @@ def marks(tokenizer: Any, special: Iterable[int], stops: Sequence[str], patterns
     longest = sorted(spelled, key=lambda text: (-len(text), text))[:_MOST]
     table = {text: chr(_FIRST + place) for place, text in enumerate(longest)}
     return Marks(table, {token: table[text] for text in longest for token in spelled[text]})
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    if other.startswith(one):
+        return len(one)
+    return next(place for place, (mine, its) in enumerate(zip(one, other + "\0", strict=False)) if mine != its)
 
 
 def _spelling(tokenizer: Any, token: int) -> str:

@@ -68,7 +68,8 @@ class StopRegex:
 class Pattern:
     """A regular expression in Python's syntax, compiled by the `regex` package because that can be timed out.
 
-    `marks` are the special tokens that it names. Raises UsageError when it does not compile, or when it matches the empty text and would end every row at once.
+    `marks` are the special tokens that it names. Raises UsageError when it does not compile, or when it matches the
+    empty text and would end every row at once.
     """
 
     def __init__(self, source: str, marks: Marks | None = None) -> None:
