@@ -33,8 +33,8 @@ _SEARCHES = 24  # searches among the tokens that may follow one state
 _CLASSES = 128  # states whose following tokens are remembered
 _CERTAIN = 20_000  # texts tried before it is certain that none is short enough
 _NEAR = 16  # tokens of slack below which remembered closings are checked again
-_MANY = 4096  # allowed tokens of which those without punctuation are judged by a sample
-_SAMPLE = 256
+_MANY = 1024  # allowed tokens of which, while there is slack, those without punctuation are judged by a sample
+_SAMPLE = 128
 _ENDS, _VALUES, _OPENS = b"}])>", b"0123456789ntf", b'",:;([{<-'
 
 
@@ -250,22 +250,26 @@ class Closing:
             ids = np.concatenate([np.flatnonzero(allowed & ~plain), sample])
         else:
             sample = group[:0]
+        likely = 0
         for token in ids.tolist():
-            place[token], searches = self._placed(matcher, started, token, closings, searches)
+            likely = max(likely, 0)
+            place[token], searches = self._placed(matcher, started, token, closings, likely, searches)
+            likely = place[token]
         if len(sample):
             first = place[sample[0]]
             if (place[sample] == first).all():
                 place[group] = first
             else:
                 for token in group.tolist():
-                    place[token], searches = self._placed(matcher, started, token, closings, searches)
+                    place[token], searches = self._placed(matcher, started, token, closings, 0, searches)
         return _Class(closings, place)
 
     def _placed(
-        self, matcher: LLMatcher, started: bool, token: int, closings: list[Tokens], searches: int
+        self, matcher: LLMatcher, started: bool, token: int, closings: list[Tokens], likely: int, searches: int
     ) -> tuple[int, int]:
-        for place, rest in enumerate(closings):
-            if self.closes(matcher, started, (token, *rest)):
+        """Which closing may follow a token, that of the token before it tried first; a search adds one."""
+        for place in (likely, *range(len(closings))):
+            if self.closes(matcher, started, (token, *closings[place])):
                 return place, searches
         if searches <= 0:
             return -1, 0
@@ -289,13 +293,12 @@ class Closing:
     ) -> None:
         """Check what another state left behind against this one, and look for shorter closings where they count."""
         ids = np.flatnonzero(allowed & self._usable)
-        if len(ids) > _MANY:
-            ids = ids[~self._plain[ids]]
-        shorter = [one for one in (*_rests(closing), *known.closings) if len(one) <= most]
+        shorter = list(dict.fromkeys(one for one in (*_rests(closing), *known.closings) if len(one) <= most))
+        many = len(ids) > _MANY
         for token in ids.tolist():
             if kept[token]:
                 kept[token] = self.closes(matcher, started, (token, *known.closings[known.place[token]]))
-            if not kept[token]:
+            if not kept[token] and not (many and self._plain[token]):
                 kept[token] = any(self.closes(matcher, started, (token, *rest)) for rest in shorter)
 
 

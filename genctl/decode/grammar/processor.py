@@ -112,6 +112,10 @@ class Grammar:
             barred = torch.nn.functional.pad(barred, (0, scores.shape[1] - barred.shape[1]), value=True)
         return barred
 
+    def cut(self, tokens: Sequence[int], before: int) -> bool:
+        """Whether a row's new tokens are only the beginning of a text. `before`: tokens of the prompt."""
+        return not self.accepts([token for token in tokens[self.prompt_len - before :] if token not in self.eos])
+
     def accepts(self, tokens: Sequence[int]) -> bool:
         """Whether the text of these new tokens (EOS not among them) is a text of the grammar."""
         key = torch.tensor(list(tokens), dtype=torch.int64).numpy().tobytes()
@@ -322,6 +326,12 @@ def regex(material: Material) -> Processor | None:
 def grammar(material: Material) -> Processor | None:
     """The processor that `grammar` asks for, or None."""
     return _made(material, "grammar")
+
+
+def grammar_of(processors: Sequence[Any]) -> Grammar | None:
+    """The grammar among a lane's processors."""
+    functions = (getattr(processor, "function", None) for processor in processors)
+    return next((function for function in functions if isinstance(function, Grammar)), None)
 
 
 def _made(material: Material, knob: str) -> Processor | None:
