@@ -32,7 +32,7 @@ _TRIED = 6  # the same later, where the row's old closing does not help
 _SEARCHES = 24  # searches among the tokens that may follow one state
 _CLASSES = 128  # states whose following tokens are remembered
 _CERTAIN = 20_000  # texts tried before it is certain that none is short enough
-_NEAR = 16  # tokens of slack below which remembered closings are checked again
+_NEAR = 8  # tokens of slack below which remembered closings are checked again
 _MANY = 1024  # allowed tokens of which, while there is slack, those without punctuation are judged by a sample
 _SAMPLE = 128
 _ENDS, _VALUES, _OPENS = b"}])>", b"0123456789ntf", b'",:;([{<-'
@@ -226,6 +226,7 @@ class Closing:
         allowed = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[:size].astype(bool)
         key = bits, closing, started
         known = self.classes.get(key)
+        sure = known is None and int(allowed.sum()) <= _MANY  # each token has been judged in this very state
         if known is None:
             known = self.classes[key] = self._class(matcher, started, allowed & self._usable, closing)
             while len(self.classes) > _CLASSES:
@@ -234,7 +235,7 @@ class Closing:
             self.classes.move_to_end(key)
         kept = allowed & (known.lengths <= most)
         if slack <= _NEAR:
-            self._again(matcher, started, allowed, closing, most, known, kept)
+            self._again(matcher, started, allowed, closing, most, known, kept, sure)
         kept[[token for token in self.eos if 0 <= token < size and allowed[token]]] = True
         return kept
 
@@ -290,13 +291,14 @@ class Closing:
         most: int,
         known: _Class,
         kept: NDArray[np.bool_],
+        sure: bool,
     ) -> None:
         """Check what another state left behind against this one, and look for shorter closings where they count."""
         ids = np.flatnonzero(allowed & self._usable)
         shorter = list(dict.fromkeys(one for one in (*_rests(closing), *known.closings) if len(one) <= most))
         many = len(ids) > _MANY
         for token in ids.tolist():
-            if kept[token]:
+            if kept[token] and not sure:
                 kept[token] = self.closes(matcher, started, (token, *known.closings[known.place[token]]))
             if not kept[token] and not (many and self._plain[token]):
                 kept[token] = any(self.closes(matcher, started, (token, *rest)) for rest in shorter)
