@@ -7,6 +7,7 @@ Two events are equal if their fields are equal. Log-probabilities are in nats.
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
 from dataclasses import dataclass, field
@@ -67,6 +68,15 @@ class Hypothesis:
     slot: int | None = None
     stop: str = ""  # what exactly stopped it, where `reason` needs saying (the stop string)
     text: str = ""
+    kind: str = ""  # which criterion, where `reason` is "stop": string, regex, token, floor, repetition, plugin
+    incomplete: str = ""  # the grammar (json_schema, regex, grammar) whose text was cut before it could end
+
+    @property
+    def cause(self) -> str:
+        """What stopped it, in words. Files from before there was a `kind` hold them in `stop`."""
+        if self.kind == "string":
+            return f"string {json.dumps(self.stop, ensure_ascii=False)}"
+        return f"{self.kind} {self.stop}" if self.kind in ("regex", "token") else self.stop
 
 
 @dataclass(frozen=True, slots=True)

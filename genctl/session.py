@@ -5,6 +5,7 @@ Nothing here decides what a person sees.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.params import Generation, Runtime
 
 if TYPE_CHECKING:
+    from genctl.decode.grammar.processor import Grammar
     from genctl.decode.saved import Identity
     from genctl.decode.types import Lane, Prefix
     from genctl.models.hub import Loaded
@@ -175,6 +177,7 @@ class Session:
         `requests` is read lazily, at most `ahead` beyond those that have begun: of them the longest begins first.
         `interrupted` is asked once per step, `watch` adds CacheRead (`decode.loop.decode`).
         """
+        from genctl.decode.grammar.processor import grammar_of
         from genctl.decode.healing import Healed, unhealed
         from genctl.decode.loop import decode
         from genctl.models.text import Detokenizer, caption
@@ -185,6 +188,7 @@ class Session:
         guards: dict[str, Guard] = {}
         healed: dict[str, Healed] = {}
         ranked: dict[str, rerank.Plan] = {}
+        grammars: dict[str, tuple[Grammar, int]] = {}  # and how long the lane's prompt is
         name = self.loaded.name
 
         def keep(made: Planned) -> None:
@@ -195,6 +199,8 @@ class Session:
                 healed[lane] = made.healed
             if made.rerank is not None:
                 ranked[lane] = made.rerank
+            if (grammar := grammar_of(made.lane.processors)) is not None:
+                grammars[lane] = grammar, len(made.lane.tokens)
 
         def lanes() -> Iterator[Lane]:
             for request in requests:
@@ -226,6 +232,8 @@ class Session:
                 began = None if isinstance(event, events.Loading) else begins.pop(event.lane, None)
                 if began is not None:
                     yield began
+                if isinstance(event, events.Finished) and event.lane in grammars:
+                    event = _incomplete(event, *grammars.pop(event.lane))
                 yield event
             while asides:
                 yield asides.popleft()
@@ -234,8 +242,20 @@ class Session:
         for event in rerank.reranked(unhealed(trimmed(worded, guards), healed), ranked):
             yield event
             if isinstance(event, (events.Finished, events.Failed)):
-                for plans in (guards, healed, ranked):
+                for plans in (guards, healed, ranked, grammars):
                     plans.pop(event.lane, None)
+
+
+def _incomplete(event: events.Finished, grammar: Grammar, before: int) -> events.Finished:
+    """The same event, saying of which texts the budget or the time cut off the end."""
+    knob = grammar.source.knob
+    found = (
+        dataclasses.replace(one, incomplete=knob)
+        if one.reason in ("length", "time") and grammar.cut(one.tokens, before)
+        else one
+        for one in event.hypotheses
+    )
+    return dataclasses.replace(event, hypotheses=tuple(found))
 
 
 def check_settings(generation: Generation) -> None:

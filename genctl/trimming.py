@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from genctl import events
 from genctl.decode.stopping.build import Named, cut, visible
+from genctl.decode.stopping.marks import Marks
 from genctl.decode.stopping.trim import HoldBack
 
 
@@ -33,13 +35,19 @@ class Guard:
         """Whether nothing may be shown before the end: where a pattern will begin cannot be known."""
         return not self.keep and any(named.pattern is not None for named in self.criteria)
 
+    @cached_property
+    def marks(self) -> Marks:
+        """The special tokens that stops name; all criteria of a lane have the same."""
+        return next((named.marks for named in self.criteria if named.marks.ids), Marks())
+
     def text(self, hypothesis: events.Hypothesis) -> str:
         """The text of a finished sequence."""
         if hypothesis.reason != "stop":
             return hypothesis.text
         tokens = visible(hypothesis.tokens, self.criteria, self.keep)
-        text = hypothesis.text if len(tokens) == len(hypothesis.tokens) else self.decode(tokens)
-        return cut(text, self.criteria, self.keep)[0]
+        known = len(tokens) == len(hypothesis.tokens) and not self.marks.ids
+        text = hypothesis.text if known else self.marks.read(self.decode, tokens)
+        return self.marks.clean(cut(text, self.criteria, self.keep)[0])
 
 
 class _Row:
@@ -60,7 +68,8 @@ class _Row:
         made = []
         for token in tokens:
             hide = self.guard.late or (not self.guard.keep and self._stops(token.id))
-            text = "" if hide else self.hold.push(token.text)
+            marks = self.guard.marks
+            text = "" if hide else marks.clean(self.hold.push(token.text + marks.ids.get(token.id, "")))
             self.released += len(text)
             made.append(token if text == token.text else dataclasses.replace(token, text=text))
         return tuple(made)

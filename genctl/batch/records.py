@@ -46,6 +46,7 @@ def record(
         "text": hypothesis.text,
         "token_ids": list(hypothesis.tokens),
         "finish_reason": hypothesis.reason,
+        **({"stop": {"kind": hypothesis.kind, "what": hypothesis.stop}} if hypothesis.kind else {}),
         "logprob": hypothesis.logprob,
         "score": hypothesis.score,
         "strategy": strategy,

@@ -18,7 +18,7 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling
 from genctl.cli.comparing import Asked, Naming, settled
-from genctl.cli.cutting import cut_note
+from genctl.cli.cutting import cut_note, incomplete_notes
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.prompting import is_terminal
 from genctl.cli.recording import EventFile
@@ -242,6 +242,9 @@ class Job:
                 result = collector.feed(event)
                 if result is not None:
                     prompt, run, repetition = self.lanes.pop(result.lane)
+                    for note in incomplete_notes(result, f"{prompt.row.id}, run {self.runs[run].name}"):
+                        view.hide()
+                        self.say(f"warning: {note}")
                     prompt.cells[run][repetition] = (
                         result if result.error is None else Failure(result.error.code, result.error.message)
                     )

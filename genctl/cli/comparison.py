@@ -327,7 +327,7 @@ def heading(row: InputRow | BadRow, width: int) -> Text:
 
 def _passage(one: Measured, label: str) -> shown.Passage:
     hypothesis = one.sequence.hypothesis
-    state = stop_words(hypothesis.reason, hypothesis.stop)
+    state = stop_words(hypothesis.reason, hypothesis.cause)
     if one.leaves is None:
         return shown.Passage(hypothesis.text, state, label)
     return shown.Passage(hypothesis.text, state, label, one.leaves.character, one.leaves.token)

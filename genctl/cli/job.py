@@ -19,7 +19,7 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling, resuming, searching, strategy
 from genctl.cli.asked import Asked as Asked
-from genctl.cli.cutting import cut_note
+from genctl.cli.cutting import cut_note, incomplete_notes
 from genctl.cli.emitting import Nowhere as Nowhere
 from genctl.cli.emitting import Output, open_output, opened
 from genctl.cli.interrupt import Interrupt
@@ -294,6 +294,9 @@ class Job:
             return
         if self.stop_at is not None and row.index > self.stop_at:
             return
+        for note in incomplete_notes(result, row.id):
+            self._hide()
+            self.say(f"warning: {note}")
         self.tally.expect(row.index, ends_to_tell(self.asked.fail_on, row, result))
         records: Sequence[Mapping[str, Any]] = self.search.records(row.id) or records_of(
             self.asked,

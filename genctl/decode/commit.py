@@ -19,7 +19,7 @@ from genctl.decode import host
 from genctl.decode.host import Asked
 from genctl.decode.processors import trace as tracing
 from genctl.decode.processors.rows import Row
-from genctl.decode.types import Choice, Closed, Lane, Rows, Scores, Space, Written
+from genctl.decode.types import Choice, Closed, Lane, Rows, Scores, Space, Stop, Written
 
 Node = tuple[int, Any]  # a token and the node before it; None at the prompt: forks share their stem
 
@@ -115,7 +115,7 @@ class Writing:
         self.said: list[Any] = []
         _ask(scores, choice, self.written, self.said)
         self.survivors: list[int] = []
-        self.ended: list[tuple[int, int, str, str]] = []  # candidate, last position, reason, what
+        self.ended: list[tuple[int, int, Stop]] = []  # candidate, last position, why
         self.report = _Report()
 
     def decide(self, elapsed: Callable[[], float], interrupted: str = "") -> None:
@@ -141,10 +141,10 @@ class Writing:
                 logprob += steps[candidate][position]
                 stop = _why(lane, pending.nodes[row], tokens[candidate], position, token, before, logprob, elapsed)
                 if stop is None and interrupted and position == count - 1:
-                    stop = (interrupted, "")
+                    stop = Stop(interrupted)
                 if stop is not None:
                     if counts:  # an end that the beam would not have kept is not a result
-                        self.ended.append((candidate, position, *stop))
+                        self.ended.append((candidate, position, stop))
                     break
             if stop is None and not full:
                 self.survivors.append(candidate)
@@ -175,7 +175,7 @@ class Writing:
             totals.append(logprob if ranks is None else ranks[candidate])
             slots.append(None if choice.slots is None else choice.slots[candidate])
         closed = []
-        for candidate, position, reason, what in self.ended:
+        for candidate, position, stop in self.ended:
             row = scored[candidate] // self.branches
             made = (*_new_tokens(pending, row), *tokens[candidate][: position + 1])
             logprob = pending.rows.logprobs[row] + sum(steps[candidate][: position + 1])
@@ -183,7 +183,7 @@ class Writing:
             slot = None if choice.slots is None else choice.slots[candidate]
             group = 0 if choice.groups is None else choice.groups[candidate]
             standing = 0 if choice.standing is None else choice.standing[candidate]
-            found = Closed(made, logprob, total, reason, slot, what, group, standing)
+            found = Closed(made, logprob, total, stop.reason, slot, stop.what, group, standing, stop.kind)
             closed.append((row, words(candidate)[: position + 1], found))
         rows, buffer = _extend(pending, result_rows, self.written, survivors)
         new = Rows(rows, logprobs, totals, pending.rows.prompt_len)
@@ -268,10 +268,10 @@ def _why(
     before: int,
     logprob: float,
     elapsed: Callable[[], float],
-) -> tuple[str, str] | None:
+) -> Stop | None:
     """Why a row ends after this token: EOS, then the criteria in their order, then the length."""
     if token in lane.eos:
-        return "eos", ""
+        return Stop("eos")
     count = before + position + 1
     if lane.criteria:
 
@@ -287,8 +287,8 @@ def _why(
         for criterion in lane.criteria:
             stop = criterion(look)
             if stop is not None:
-                return stop
-    return ("length", lane.limit) if count >= lane.max_new_tokens else None
+                return Stop(*stop)
+    return Stop("length", lane.limit) if count >= lane.max_new_tokens else None
 
 
 def _extend(pending: Pending, rows: list[int], written: Tensor, survivors: list[int]) -> tuple[Tensor, Tensor]:

@@ -274,7 +274,14 @@ class Run:
     def _hypothesis(self, closed: Closed) -> events.Hypothesis:
         penalty = self.lane.strategy.length_penalty
         return events.Hypothesis(
-            closed.tokens, closed.logprob, closed.total, closed.reason, closed.score(penalty), closed.slot, closed.stop
+            closed.tokens,
+            closed.logprob,
+            closed.total,
+            closed.reason,
+            closed.score(penalty),
+            closed.slot,
+            closed.stop,
+            kind=closed.kind,
         )
 
     def _finish(self) -> events.Finished:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -118,6 +118,7 @@ class Closed:
     stop: str = ""
     group: int = 0
     standing: int = 0
+    kind: str = ""
 
     def score(self, length_penalty: float) -> float:
         """total / length ** length_penalty (GNMT's normalisation in transformers' simpler form)."""
@@ -180,8 +181,16 @@ class Written:
     elapsed: float  # seconds since the lane began
 
 
-# Why a row ends after this token, as (reason, what exactly); None if it does not.
-Criterion: TypeAlias = Callable[[Written], "tuple[str, str] | None"]
+class Stop(NamedTuple):
+    """Why a row ends."""
+
+    reason: str  # eos | length | stop | time | interrupted
+    what: str = ""  # what exactly: the stop string, the pattern, the limit
+    kind: str = ""  # which criterion, where `reason` is "stop": string, regex, token, floor, repetition, plugin
+
+
+# Why a row ends after this token; None if it does not. A pair is (reason, what).
+Criterion: TypeAlias = Callable[[Written], "Stop | tuple[str, str] | None"]
 
 
 @dataclass(frozen=True)

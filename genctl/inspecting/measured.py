@@ -41,8 +41,8 @@ class Prompt:
         if reason == "length" and self.passes >= steps:
             reason = "steps"
         made: dict[str, Any] = {"reason": reason, "steps": self.passes}
-        if best is not None and best.stop:
-            made["stop"] = best.stop
+        if best is not None and best.cause:
+            made["stop"] = best.cause
         return made
 
     def entry(self, steps: int) -> dict[str, Any]:

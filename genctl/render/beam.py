@@ -192,7 +192,7 @@ class BeamView(RunView):
                 self._close_line(end=False)
                 self._complete(text, path)
             else:
-                heading = (place_words(place, len(hypotheses)), stop_words(hypothesis.reason, hypothesis.stop))
+                heading = (place_words(place, len(hypotheses)), stop_words(hypothesis.reason, hypothesis.cause))
                 self._block(lane, text, path, (*names(lane), *heading))
 
     def _settle_unfinished(self, lane: LaneStory) -> int:

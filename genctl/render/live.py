@@ -246,7 +246,7 @@ class RunView:
             self.err.print(lane_summary(lane))
 
     def _heading(self, lane: LaneStory, hypothesis: Hypothesis, place: int, of: int) -> tuple[str, ...]:
-        return (*names(lane), place_words(place, of), stop_words(hypothesis.reason, hypothesis.stop))
+        return (*names(lane), place_words(place, of), stop_words(hypothesis.reason, hypothesis.cause))
 
     def _settle_unfinished(self, lane: LaneStory) -> int:
         sections = sections_of(lane, self.look) if lane.steps else []

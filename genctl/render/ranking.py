@@ -81,7 +81,7 @@ def table(lane: LaneStory, kept: int, width: int) -> list[Text]:
 
 
 def _why(one: Hypothesis) -> str:
-    return f"{one.reason} “{first_cells(one.stop, 12)}”" if one.stop else one.reason
+    return f"{one.reason} “{first_cells(one.cause, 12)}”" if one.cause else one.reason
 
 
 def _legend(entries: list[Entry]) -> str:

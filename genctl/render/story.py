@@ -347,7 +347,7 @@ def _end(lane: LaneStory, event: Ended) -> Endings:
 def _finish(totals: Totals, lane: LaneStory, event: Finished) -> Totals:
     stops = dict(totals.stops)
     for hypothesis in event.hypotheses:
-        stop = (hypothesis.reason, hypothesis.stop)
+        stop = (hypothesis.reason, hypothesis.cause)
         stops[stop] = stops.get(stop, 0) + 1
     read = lane.prefilled.prompt_tokens if lane.prefilled else 0
     return replace(

@@ -74,7 +74,7 @@ def sections_of(lane: LaneStory, look: Look) -> list[Section]:
             Section(
                 lane,
                 lane.path_of(hypothesis) or Path(),
-                (*names(lane), place_words(place, len(hypotheses)), stop_words(hypothesis.reason, hypothesis.stop)),
+                (*names(lane), place_words(place, len(hypotheses)), stop_words(hypothesis.reason, hypothesis.cause)),
             )
             for place, hypothesis in enumerate(hypotheses)
         ]
@@ -97,7 +97,7 @@ def slots(lane: LaneStory) -> dict[int, tuple[Path, str]]:
     found = {row.slot: (row.path, "") for row in rows if row.slot is not None}
     for leaf in lane.endings or ():
         if leaf.hypothesis.slot is not None:
-            words = stop_words(leaf.hypothesis.reason, leaf.hypothesis.stop)
+            words = stop_words(leaf.hypothesis.reason, leaf.hypothesis.cause)
             found.setdefault(leaf.hypothesis.slot, (leaf.path, words))
     return found
 

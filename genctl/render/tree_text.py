@@ -111,7 +111,7 @@ def ending(node: Node) -> str:
     one = node.hypothesis
     if one is not None:
         mark = f"★ {node.place}" if node.state == "returned" else "○"
-        return f"{mark} · score {number(one.score)} · {stop_words(one.reason, one.stop)}"
+        return f"{mark} · score {number(one.score)} · {stop_words(one.reason, one.cause)}"
     total = "" if node.total is None else f", total {number(node.total)}"
     if node.state == "died":
         return f"✗ died at step {(node.died or 0) + 1}{total}"

@@ -96,3 +96,11 @@ def test_a_random_seed_can_be_typed() -> None:
     seeds = {random_seed() for _ in range(20)}
     assert all(0 <= seed < 2**32 for seed in seeds)
     assert len(seeds) > 1
+
+
+def test_a_stop_says_which_criterion_it_was_behind_the_finish_reason() -> None:
+    stopped = events.Hypothesis((5, 2), -12.3, -1.5, "stop", stop=" girl", kind="string", text=" a")
+    made = make(hypothesis=stopped)
+    assert made["stop"] == {"kind": "string", "what": " girl"}
+    assert list(made)[6:8] == ["finish_reason", "stop"]
+    assert "stop" not in make()

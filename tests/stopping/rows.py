@@ -44,7 +44,7 @@ def written(tokens: Sequence[int], logprob: float = -1.0, elapsed: float = 0.0) 
     return Written(made[-1], len(made), logprob, lambda n: made[max(0, len(made) - n) :], elapsed)
 
 
-def first_stop(criterion: Criterion, tokens: Sequence[int]) -> tuple[int, tuple[str, str]] | None:
+def first_stop(criterion: Criterion, tokens: Sequence[int]) -> tuple[int, tuple[str, ...]] | None:
     """After how many tokens the criterion ends the row, and what it says."""
     for count in range(1, len(tokens) + 1):
         stop = criterion(written(tokens[:count]))

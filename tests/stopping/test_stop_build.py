@@ -92,20 +92,20 @@ def test_a_list_comes_first_in_its_order_and_no_knob_is_lost() -> None:
 def test_the_first_of_several_says_why() -> None:
     row = written([13], elapsed=9.0)
     assert [criterion(row) for criterion in build(material(stop_token_ids=[13], max_time=5.0))] == [
-        ("time", "max_time 5 s"),
-        ("stop", "token 13"),
+        ("time", "max_time 5 s", ""),
+        ("stop", "13", "token"),
     ]
 
 
 def test_the_time_is_up_only_when_it_has_passed() -> None:
     (criterion,) = build(material(max_time=2.5))
     assert criterion(written([1], elapsed=2.5)) is None
-    assert criterion(written([1], elapsed=2.5001)) == ("time", "max_time 2.5 s")
+    assert criterion(written([1], elapsed=2.5001)) == ("time", "max_time 2.5 s", "")
 
 
 def test_a_stop_token_is_written_but_shown_only_if_it_is_kept() -> None:
     made = build(material(stop_token_ids=[13, 14]))
-    assert first_stop(made[0], [1, 2, 14, 13]) == (3, ("stop", "token 14"))
+    assert first_stop(made[0], [1, 2, 14, 13]) == (3, ("stop", "14", "token"))
     assert visible([1, 2, 14], made) == [1, 2]
     assert visible([1, 2, 14], made, keep=True) == [1, 2, 14]
     assert visible([14, 2], made) == [14, 2]
@@ -117,12 +117,12 @@ def test_the_mean_falls_below_the_floor() -> None:
     row = [1] * 5
     assert criterion(written(row[:4], logprob=-400.0)) is None, "a mean over four tokens is too early"
     assert criterion(written(row, logprob=-15.0)) is None
-    assert criterion(written(row, logprob=-16.0)) == ("stop", "mean log-probability -3.2 below -3.0")
-    assert criterion(written(row, logprob=-15.0001)) == ("stop", "mean log-probability -3.00002 below -3.0")
-    assert criterion(written(row, logprob=-math.inf)) == ("stop", "mean log-probability -inf below -3.0")
+    assert criterion(written(row, logprob=-16.0)) == ("stop", "mean log-probability -3.2 below -3.0", "floor")
+    assert criterion(written(row, logprob=-15.0001)) == ("stop", "mean log-probability -3.00002 below -3.0", "floor")
+    assert criterion(written(row, logprob=-math.inf)) == ("stop", "mean log-probability -inf below -3.0", "floor")
     assert criterion(written(row, logprob=math.nan)) is None
     (early,) = build(material([{"use": "stop_mean_logprob", "stop_mean_logprob": -1, "min_tokens": 1}]))
-    assert early(written([1], logprob=-2.0)) == ("stop", "mean log-probability -2 below -1.0")
+    assert early(written([1], logprob=-2.0)) == ("stop", "mean log-probability -2 below -1.0", "floor")
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -131,7 +131,9 @@ def test_repetition_is_the_same_ngram_so_many_times_at_the_end(row: list[int], s
     (criterion,) = build(material(stop_repeat_ngram=size, stop_repeat_times=times))
     grams = [tuple(row[len(row) - size * (n + 1) : len(row) - size * n]) for n in range(times)]
     repeated = len(row) >= size * times and len(set(grams)) == 1
-    assert criterion(written(row)) == (("stop", f"the same {size}-gram {times} times") if repeated else None)
+    assert criterion(written(row)) == (
+        ("stop", f"the same {size}-gram {times} times", "repetition") if repeated else None
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,14 +224,14 @@ def test_text_needs_a_tokenizer(knobs: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("answer", "stop"),
     [
-        (True, ("stop", f"{__name__}:Quiet")),
-        ("too loud", ("stop", "too loud")),
-        (("time", "late"), ("time", "late")),
+        (True, ("stop", f"{__name__}:Quiet", "plugin")),
+        ("too loud", ("stop", "too loud", "plugin")),
+        (("time", "late"), ("time", "late", "")),
         (False, None),
         (None, None),
     ],
 )
-def test_a_users_class_answers_in_its_own_way(answer: Any, stop: tuple[str, str] | None) -> None:
+def test_a_users_class_answers_in_its_own_way(answer: Any, stop: tuple[str, str, str] | None) -> None:
     (criterion,) = build(material([{"use": f"{__name__}:Quiet", "after": 2, "answer": answer}], allow=True))
     assert criterion(written([1])) is None
     assert criterion(written([1, 2])) == stop
@@ -244,12 +246,12 @@ def test_an_answer_that_means_nothing_is_an_error(answer: Any) -> None:
 
 def test_a_users_function_is_a_criterion() -> None:
     (criterion,) = build(material([{"use": f"{__name__}:third"}], allow=True))
-    assert first_stop(criterion, [1] * 9) == (3, ("stop", f"{__name__}:third"))
+    assert first_stop(criterion, [1] * 9) == (3, ("stop", f"{__name__}:third", "plugin"))
 
 
 def test_a_criterion_of_transformers_sees_the_new_tokens() -> None:
     (criterion,) = build(material([{"use": f"{__name__}:Length", "most": 3}], allow=True))
-    assert first_stop(criterion, [1, 7, 7, 2, 3, 4]) == (5, ("stop", f"{__name__}:Length"))
+    assert first_stop(criterion, [1, 7, 7, 2, 3, 4]) == (5, ("stop", f"{__name__}:Length", "plugin"))
 
 
 def test_the_tokenizer_is_given_to_those_who_ask_for_it() -> None:
@@ -304,7 +306,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_an_installed_criterion_needs_no_leave(install: Callable[..., None]) -> None:
     install(quiet=f"{__name__}:Quiet", gone="no_such_module:X")
     (criterion,) = build(material([{"use": "quiet", "after": 2}]))
-    assert first_stop(criterion, [1] * 5) == (2, ("stop", "quiet"))
+    assert first_stop(criterion, [1] * 5) == (2, ("stop", "quiet", "plugin"))
     with pytest.raises(PresetError, match="'quite'; did you mean quiet"):
         build(material([{"use": "quite"}]))
     with pytest.raises(PresetError, match="the installed criterion 'gone' does not load: ModuleNotFoundError"):

@@ -54,7 +54,7 @@ def test_a_row_ends_with_the_first_token_whose_text_matches(kind: str, pieces: l
     found = first_stop(criterion(pattern, kind), tokens)
     assert (found and found[0]) == expected
     if found:
-        assert found[1] == ("stop", f"regex {pattern}")
+        assert found[1] == ("stop", pattern, "regex")
         text = read(tokens[: found[0]])
         match = compiled.search(text.rstrip("\ufffd"))
         assert match is not None

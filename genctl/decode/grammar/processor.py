@@ -7,6 +7,7 @@ rolled back takes it back. Should a state be gone, the row is read again from it
 
 from __future__ import annotations
 
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from genctl.decode.grammar.closing import IMPROVED, Closing, Tokens
 from genctl.decode.grammar.source import Source, read
 from genctl.decode.processors.material import Material
 from genctl.decode.spelling import Spelling, spelling
@@ -46,10 +48,22 @@ class Grammar:
     the text may end. An EOS id that has text of its own is allowed where the text may end with it. A row that has left
     the grammar (a draft on trial) is none of its business: its scores stay as they are.
 
-    Raises UsageError where the tokenizer cannot write any text of the grammar, or the grammar is too complex.
+    With `room`, the most new tokens, a text that fits is never cut: near the end of the budget what could not be closed
+    within it is barred too (see `closing`), once the row has the `ahead` bytes that others prescribe.
+
+    Raises UsageError where the tokenizer cannot write any text of the grammar, or none within `room`, or the grammar is
+    too complex.
     """
 
-    def __init__(self, source: Source, words: Spelling, prompt_len: int, eos: Sequence[int]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        words: Spelling,
+        prompt_len: int,
+        eos: Sequence[int],
+        room: int | None = None,
+        ahead: int = 0,
+    ) -> None:
         self.source, self.words, self.prompt_len, self.eos = source, words, prompt_len, tuple(eos)
         self._extra = {token: len(words.pieces) + n for n, token in enumerate(words.first)}
         self._root = _State(_compiled(words, source).deep_copy(), started=False)
@@ -65,6 +79,15 @@ class Grammar:
             if self._root.matcher.is_accepting():
                 reason = "its only text is the empty one, and there is no EOS id"
             raise UsageError(f"{source.knob}: {reason}")
+        self._room, self._ahead = room, ahead
+        self._closing: Closing | None = None
+        self._closings: OrderedDict[bytes, Tokens | None] = OrderedDict()  # by new tokens
+        if room is not None and any(self._silent(token) for token in self.eos):
+            self._closing = Closing(words, self._extra, self.eos)
+            self._reach = _reach(source)
+            self._first = self._first_closing(self._closing, room)
+            # room for an EOS id too, where there is any
+            self._end = int(self._first is not None and len(self._first) < room)
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         if history.shape[1] < self.prompt_len:  # tokens that were forced before any text
@@ -72,14 +95,26 @@ class Grammar:
         rows = history[:, self.prompt_len :].to("cpu", torch.int64).contiguous()
         keys = [row.numpy().tobytes() for row in rows]
         forks = Counter(key[:-_WIDTH] for key in set(keys) if key and key not in self._live)
-        packed = [self._bits(self._state(key, forks)) for key in keys]
+        states = ((key, self._state(key, forks)) for key in keys)
+        packed = [self._in_time(key, state, self._bits(state)) for key, state in states]
+        barred = self._barred(packed, scores)
+        if self._closing is not None:
+            self._relax(keys, packed, barred, scores)
         self._forget(4 * len(keys))
+        return scores.masked_fill(barred.to(scores.device), -torch.inf)
+
+    def _barred(self, packed: list[bytes], scores: Tensor) -> Tensor:
+        """bool [R, V] of rows of bits that say what is allowed."""
         # torch has no unpackbits, and shifting every bit into its place is slow
-        bits = numpy.frombuffer(b"".join(packed), dtype=numpy.uint8).reshape(len(keys), -1)
+        bits = numpy.frombuffer(b"".join(packed), dtype=numpy.uint8).reshape(len(packed), -1)
         barred = torch.from_numpy(numpy.unpackbits(bits, axis=1, bitorder="little") == 0)[:, : scores.shape[1]]
         if barred.shape[1] < scores.shape[1]:
             barred = torch.nn.functional.pad(barred, (0, scores.shape[1] - barred.shape[1]), value=True)
-        return scores.masked_fill(barred.to(scores.device), -torch.inf)
+        return barred
+
+    def cut(self, tokens: Sequence[int], before: int) -> bool:
+        """Whether a row's new tokens are only the beginning of a text. `before`: tokens of the prompt."""
+        return not self.accepts([token for token in tokens[self.prompt_len - before :] if token not in self.eos])
 
     def accepts(self, tokens: Sequence[int]) -> bool:
         """Whether the text of these new tokens (EOS not among them) is a text of the grammar."""
@@ -152,9 +187,93 @@ class Grammar:
         return state
 
     def _forget(self, wanted: int) -> None:
-        for kept in (self._live, self._moved):
+        for kept in (self._live, self._moved, self._closings):
             while len(kept) > max(_KEPT, wanted):
                 kept.popitem(last=False)
+
+    # -- the budget ----------------------------------------------------------------------------------------------------
+
+    def _silent(self, token: int) -> bool:
+        """Whether an EOS id has no text of its own."""
+        words = self.words
+        return token < len(words.pieces) and not words.pieces[token] and not words.at_first(token)
+
+    def _first_closing(self, closing: Closing, room: int) -> Tokens | None:
+        """The shortest text that is found. Raises UsageError where it is certain that none fits."""
+        known: OrderedDict[Any, Tokens | None] = self.words.memo.setdefault("closings", OrderedDict())
+        matcher, key = self._root.matcher, (self.source.lark, self.eos)
+        if key not in known:
+            known[key] = closing.find(matcher, False)
+            while len(known) > _COMPILED:
+                known.popitem(last=False)
+        found = known[key]
+        if found is not None and len(found) < room:
+            return found
+        found = closing.find(matcher, False, IMPROVED) or found
+        if found is not None and len(found) <= room:
+            return found
+        allowed = [token for token in range(len(self.words.pieces)) if _bit(self._root.allowed or b"", token)]
+        short, certain = closing.shortest(matcher, False, allowed, room)
+        if short is None and certain:
+            known_one = "" if found is None else f" (the shortest that was found takes {len(found)})"
+            count = f"{room} token{'s' * (room > 1)}"
+            raise UsageError(
+                f"{self.source.knob}: no text of it fits in {count}, which is all that may be written{known_one}"
+            )
+        return short or found
+
+    def _in_time(self, key: bytes, state: _State | None, bits: bytes) -> bytes:
+        """Of what is allowed that after which the text can still be closed within the budget."""
+        if self._closing is None or self._room is None or state is None:
+            return bits
+        left = self._room - len(key) // _WIDTH
+        if left < 1 or (self._ahead and len(self._text(key)) < self._ahead):
+            return bits
+        closing = self._closing_of(key, state)
+        if closing is None or len(closing) > left:
+            return bits  # the end will tell
+        end = min(self._end, left - len(closing))
+        slack = left - end - len(closing)
+        if slack > self._reach:
+            return bits
+        kept = self._closing.leaves_room(state.matcher, state.started, bits, closing, left - 1 - end, slack)
+        if kept.sum() == sum(byte.bit_count() for byte in bits):
+            return bits
+        packed = numpy.packbits(kept, bitorder="little").tobytes()
+        return packed.ljust(len(bits), b"\0")
+
+    def _relax(self, keys: list[bytes], packed: list[bytes], barred: Tensor, scores: Tensor) -> None:
+        """Where others have barred all that would close a text in time, it goes on without regard to the budget."""
+        for row, key in enumerate(keys):
+            bits = self._bits(self._root if not key else self._live.get(key))
+            if packed[row] is not bits and not bool((scores[row] > -torch.inf)[~barred[row]].any()):
+                barred[row] = self._barred([bits], scores[row : row + 1])[0]
+
+    def _closing_of(self, key: bytes, state: _State) -> Tokens | None:
+        if not key:
+            return self._first
+        if key not in self._closings:
+            assert self._closing is not None
+            parent = key[:-_WIDTH]
+            if parent and parent not in self._closings:
+                self._retrace(parent)
+            before = self._closings[parent] if parent else self._first
+            self._closings[key] = self._closing.after(state.matcher, before)
+        self._closings.move_to_end(key)
+        return self._closings[key]
+
+    def _retrace(self, key: bytes) -> None:
+        """The closing of a forgotten row, which depends on all that it has written."""
+        assert self._closing is not None
+        matcher, closing, started = self._root.matcher.deep_copy(), self._first, False
+        for token in _tokens(key):
+            self._advanced(matcher, token, started)
+            closing, started = self._closing.after(matcher, closing), True
+        self._closings[key] = closing
+
+    def _text(self, key: bytes) -> bytes:
+        pieces = self.words.pieces
+        return b"".join(pieces[token] for token in _tokens(key) if 0 <= token < len(pieces))
 
     # -- what may follow -----------------------------------------------------------------------------------------------
 
@@ -209,12 +328,22 @@ def grammar(material: Material) -> Processor | None:
     return _made(material, "grammar")
 
 
+def grammar_of(processors: Sequence[Any]) -> Grammar | None:
+    """The grammar among a lane's processors."""
+    functions = (getattr(processor, "function", None) for processor in processors)
+    return next((function for function in functions if isinstance(function, Grammar)), None)
+
+
 def _made(material: Material, knob: str) -> Processor | None:
     source = read(material.generation, knob)
     if source is None:
         return None
     words = spelling(material.tokenizer, material.vocab_size, knob)
-    return Grammar(source, words, begins(material), material.eos)
+    generation, start = material.generation, begins(material)
+    # words that a search must write may keep it from ending
+    free = not (generation.force_words or generation.force_words_ids)
+    ahead = len((generation.prefix or "").encode())
+    return Grammar(source, words, start, material.eos, material.max_length - start if free else None, ahead)
 
 
 def begins(material: Material) -> int:
@@ -261,6 +390,16 @@ class _Vocabulary:
 
     def __call__(self, text: Any) -> list[int]:
         return []  # only asked in order to force tokens, which the grammar's header turns off
+
+
+def _reach(source: Source) -> int:
+    """How many tokens one more token can come to demand: no choice asks for more than the grammar spells out."""
+    counts = re.findall(r"\d{1,5}", source.lark)
+    return len(source.lark) + min(sum(map(int, counts)), 100_000)
+
+
+def _tokens(key: bytes) -> list[int]:
+    return [int.from_bytes(key[at : at + _WIDTH], "little", signed=True) for at in range(0, len(key), _WIDTH)]
 
 
 def _bit(bits: bytes | bytearray, place: int) -> bool:

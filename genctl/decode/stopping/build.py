@@ -10,17 +10,20 @@ are that knob's (by default as set elsewhere) or the arguments of the class.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from genctl.decode.stopping import plugins
+from genctl.decode.stopping.marks import Marks, marks
 from genctl.decode.stopping.plain import MIN_TOKENS, MaxTime, MeanLogprob, Repetition, StopTokens
 from genctl.decode.stopping.tail import BROKEN, TailText
 from genctl.decode.stopping.text import Pattern, StopRegex, StopStrings, quoted
 from genctl.decode.stopping.trim import trim
-from genctl.decode.types import Criterion, Written
+from genctl.decode.types import Criterion, Stop, Written
 from genctl.errors import PresetError, UsageError
 from genctl.params import Generation
 
@@ -34,6 +37,7 @@ class Material:
     decode: Callable[[list[int]], str] | None = None  # new tokens -> text, special tokens skipped
     explicit: tuple[dict[str, Any], ...] | None = None  # a preset's [[stopping]] tables
     allow_plugins: bool = False
+    marks: Marks = field(default_factory=Marks)  # made by `build`
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,9 @@ class Named:
     stops: tuple[str, ...] = ()
     ids: frozenset[int] = frozenset()
     pattern: Pattern | None = None
+    marks: Marks = field(default_factory=Marks)  # the special tokens that `stops` and `pattern` name
 
-    def __call__(self, written: Written) -> tuple[str, str] | None:
+    def __call__(self, written: Written) -> Stop | tuple[str, str] | None:
         return self.criterion(written)
 
 
@@ -55,6 +60,7 @@ def build(material: Material) -> tuple[Named, ...]:
 
     Raises PresetError (UsageError, where no list is involved) with one line for each mistake.
     """
+    material = dataclasses.replace(material, marks=_marks(material))
     made: list[Named] = []
     mistakes: list[str] = []
     listed = False
@@ -87,7 +93,8 @@ def visible(tokens: Sequence[int], criteria: Sequence[Named], keep: bool = False
 def cut(text: str, criteria: Sequence[Named], keep: bool = False) -> tuple[str, str]:
     """Cut a row's text where the earliest stop string or match begins; the longest of those that begin there.
 
-    Returns the text before it (with it, if `keep`) and what was found, which is empty when nothing was.
+    The text has marks where stops name special tokens. Returns the text before it (with it, if `keep`) and what was
+    found, which is empty when nothing was.
     """
     found = []
     for criterion in criteria:
@@ -131,10 +138,33 @@ def _value(keys: Mapping[str, Any], material: Material, name: str) -> Any:
 def _text(material: Material) -> TailText:
     if material.decode is None:
         raise ValueError("needs a tokenizer to read the text, and this checkpoint has none")
+    return TailText(partial(material.marks.read, material.decode), _special(material))
+
+
+def _special(material: Material) -> set[int]:
+    """The ids that decoding skips."""
     special = set(getattr(material.tokenizer, "all_special_ids", ()))
     added = getattr(material.tokenizer, "added_tokens_decoder", {})
-    special |= {token for token, what in added.items() if getattr(what, "special", False)}
-    return TailText(material.decode, special)
+    return special | {token for token, what in added.items() if getattr(what, "special", False)}
+
+
+def _marks(material: Material) -> Marks:
+    """The marks of the special tokens that any stop string or pattern names."""
+    if material.decode is None:
+        return Marks()
+    generation, tables = material.generation, material.explicit or ()
+    stops = _strings([generation.stop_strings, *(table.get("stop_strings") for table in tables)])
+    patterns = _strings([generation.stop_regex, *(table.get("stop_regex") for table in tables)])
+    if not stops and not patterns:
+        return Marks()
+    skipped = [token for token in sorted(_special(material)) if not material.decode([token])]
+    return marks(material.tokenizer, skipped, stops, patterns)
+
+
+def _strings(values: Sequence[Any]) -> list[str]:
+    """The texts among values and lists of values."""
+    parts = [part for value in values for part in (value if isinstance(value, (list, tuple)) else [value])]
+    return [part for part in parts if isinstance(part, str)]
 
 
 def _number(value: Any, what: str, least: float | None = None, *, whole: bool = False) -> Any:
@@ -166,7 +196,9 @@ def _stop_strings(keys: Mapping[str, Any], material: Material) -> Named:
         if any("\ud800" <= character <= "\udfff" for character in stop):
             raise ValueError(f"{stop!r} holds half a surrogate pair, which no text can hold")
     unique = tuple(dict.fromkeys(stops))
-    return Named("stop_strings", StopStrings(unique, _text(material)), stops=unique)
+    searched = material.marks.stops(unique)
+    criterion = StopStrings(searched, _text(material))
+    return Named("stop_strings", criterion, stops=tuple(searched), marks=material.marks)
 
 
 def _stop_token_ids(keys: Mapping[str, Any], material: Material) -> Named:
@@ -181,8 +213,8 @@ def _stop_regex(keys: Mapping[str, Any], material: Material) -> Named:
     value = _value(keys, material, "stop_regex")
     if not isinstance(value, str):
         raise ValueError(f"expected a regular expression, not {value!r}")
-    pattern = Pattern(value)
-    return Named("stop_regex", StopRegex(pattern, _text(material)), pattern=pattern)
+    pattern = Pattern(value, material.marks)
+    return Named("stop_regex", StopRegex(pattern, _text(material)), pattern=pattern, marks=material.marks)
 
 
 def _stop_mean_logprob(keys: Mapping[str, Any], material: Material) -> Named:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from genctl.decode.types import Written
+from genctl.decode.types import Stop, Written
 
 MIN_TOKENS = 5  # a mean over fewer is one unlucky word, not the course of a text
 
@@ -15,8 +15,8 @@ class StopTokens:
 
     ids: frozenset[int]
 
-    def __call__(self, written: Written) -> tuple[str, str] | None:
-        return ("stop", f"token {written.token}") if written.token in self.ids else None
+    def __call__(self, written: Written) -> Stop | None:
+        return Stop("stop", str(written.token), "token") if written.token in self.ids else None
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class MaxTime:
 
     seconds: float
 
-    def __call__(self, written: Written) -> tuple[str, str] | None:
-        return ("time", f"max_time {self.seconds:g} s") if written.elapsed > self.seconds else None
+    def __call__(self, written: Written) -> Stop | None:
+        return Stop("time", f"max_time {self.seconds:g} s") if written.elapsed > self.seconds else None
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class MeanLogprob:
     floor: float
     min_tokens: int = MIN_TOKENS
 
-    def __call__(self, written: Written) -> tuple[str, str] | None:
+    def __call__(self, written: Written) -> Stop | None:
         mean = written.logprob / written.count
         if written.count < self.min_tokens or not mean < self.floor:
             return None
         shown = f"{mean:.4g}" if float(f"{mean:.4g}") < self.floor else repr(mean)
-        return "stop", f"mean log-probability {shown} below {self.floor}"
+        return Stop("stop", f"mean log-probability {shown} below {self.floor}", "floor")
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Repetition:
     size: int
     times: int
 
-    def __call__(self, written: Written) -> tuple[str, str] | None:
+    def __call__(self, written: Written) -> Stop | None:
         if written.count < self.size * self.times:
             return None
         tail = written.tail(self.size * self.times)
         # equal to itself moved by one n-gram: every n-gram is the one before it
         if tail[self.size :] != tail[: -self.size]:
             return None
-        return "stop", f"the same {self.size}-gram {self.times} times"
+        return Stop("stop", f"the same {self.size}-gram {self.times} times", "repetition")

@@ -14,7 +14,7 @@ from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
-from genctl.decode.types import Criterion, Written
+from genctl.decode.types import Criterion, Stop, Written
 from genctl.errors import UsageError
 
 GROUP = "genctl.stopping"
@@ -77,7 +77,7 @@ def _asked(target: Any) -> list[str]:
         return []
 
 
-def _call(use: str, ask: Callable[[Written], Any], written: Written) -> tuple[str, str] | None:
+def _call(use: str, ask: Callable[[Written], Any], written: Written) -> Stop | None:
     try:
         answer = ask(written)
     except Exception as error:
@@ -85,11 +85,11 @@ def _call(use: str, ask: Callable[[Written], Any], written: Written) -> tuple[st
     if answer is None or answer is False:
         return None
     if answer is True:
-        return "stop", use
+        return Stop("stop", use, "plugin")
     if isinstance(answer, str):
-        return "stop", answer
+        return Stop("stop", answer, "plugin")
     if isinstance(answer, tuple) and len(answer) == 2 and answer[0] in REASONS and isinstance(answer[1], str):
-        return answer
+        return Stop(*answer, "plugin" if answer[0] == "stop" else "")
     raise UsageError(
         f"the stopping criterion {use!r} answered {answer!r}, not None, a truth value, a text, "
         f"or a pair of {'|'.join(REASONS)} and a text"

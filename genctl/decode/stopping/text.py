@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from genctl.decode.stopping.marks import Marks
 from genctl.decode.stopping.tail import BROKEN, TailText
 from genctl.decode.stopping.trim import trim
-from genctl.decode.types import Written
+from genctl.decode.types import Stop, Written
 from genctl.errors import UsageError
 
 REGEX_WINDOW = 4096  # characters: a match must begin within the last so many
@@ -24,19 +26,22 @@ _COUNT = re.compile(r"\{(\d*),?(\d*)\}")
 
 @dataclass(frozen=True)
 class StopStrings:
-    """Ends a row with the first token after which its text holds one of `stops`, wherever the tokens begin and end."""
+    """Ends a row with the first token after which its text holds one of `stops`, wherever the tokens begin and end.
 
-    stops: tuple[str, ...]
+    `stops`: what is searched for -> the stop string that it stands for (see `marks`).
+    """
+
+    stops: Mapping[str, str]
     text: TailText
 
-    def __call__(self, written: Written) -> tuple[str, str] | None:
+    def __call__(self, written: Written) -> Stop | None:
         if self.text.silent(written.token):
             return None
         texts, whole = self.text.ends(written, max(map(len, self.stops)))
         if not any(stop in text for stop in self.stops for text in texts):
             return None
-        found = trim(texts[0] if whole else self.text.whole(written), self.stops)[1]
-        return ("stop", f"string {quoted(found)}") if found else None
+        found = trim(texts[0] if whole else self.text.whole(written), tuple(self.stops))[1]
+        return Stop("stop", self.stops[found], "string") if found else None
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class StopRegex:
     pattern: Pattern
     text: TailText
 
-    def __call__(self, written: Written) -> tuple[str, str] | None:
+    def __call__(self, written: Written) -> Stop | None:
         if self.text.silent(written.token):
             return None
         texts, whole = self.text.ends(written, REGEX_WINDOW)
@@ -57,16 +62,17 @@ class StopRegex:
             return None
         if not whole and self.pattern.find(self.text.whole(written)) is None:
             return None
-        return "stop", f"regex {self.pattern.source}"
+        return Stop("stop", self.pattern.source, "regex")
 
 
 class Pattern:
     """A regular expression in Python's syntax, compiled by the `regex` package because that can be timed out.
 
-    Raises UsageError when it does not compile, or when it matches the empty text and would end every row at once.
+    `marks` are the special tokens that it names. Raises UsageError when it does not compile, or when it matches the
+    empty text and would end every row at once.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, marks: Marks | None = None) -> None:
         import regex  # type: ignore[import-untyped, unused-ignore]
 
         self.source = source
@@ -81,7 +87,7 @@ class Pattern:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of syntax that may mean something else one day
-                self._compiled: Any = regex.compile(source)
+                self._compiled: Any = regex.compile(source if marks is None else marks.pattern(source))
         except regex.error as error:
             where = "" if error.pos is None else f" at position {error.pos}"
             raise UsageError(f"the regular expression {self} is wrong{where}: {error.msg}") from error

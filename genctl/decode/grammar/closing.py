@@ -1,0 +1,317 @@
+"""The end of a grammar's text within the budget: a closing that fits is known at every step, and stays known.
+
+A closing is a list of tokens after which the text may end. Each row has one, found by a search at the beginning and
+carried along; a token after which no closing is found that fits what is left of the budget is barred. So a text that
+fits at the beginning is never cut. A closing counts only once the grammar itself has accepted its tokens, so what is
+found is right; what is not found within the bounds of the search is treated as if it were not there.
+
+While the budget is further away than one token can demand of it, nothing is barred and nothing but the row's own
+closing is looked after. What is barred depends on the row's tokens and the budget alone, not on clocks or neighbours.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genctl.decode.spelling import Spelling
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Tokens: TypeAlias = tuple[int, ...]
+
+_LONGEST = 2048  # steps of one search for a closing
+IMPROVED = 200  # rollouts that look for a shorter one, at the beginning
+_TRIED = 6  # the same later, where the row's old closing does not help
+_SEARCHES = 24  # searches among the tokens that may follow one state
+_CLASSES = 128  # states whose following tokens are remembered
+_CERTAIN = 20_000  # texts tried before it is certain that none is short enough
+_NEAR = 8  # tokens of slack below which remembered closings are checked again
+_MANY = 1024  # allowed tokens of which, while there is slack, those without punctuation are judged by a sample
+_SAMPLE = 128
+_ENDS, _VALUES, _OPENS = b"}])>", b"0123456789ntf", b'",:;([{<-'
+
+
+@dataclass
+class _Class:
+    """What may follow a state: for each id the place of a closing in `closings`, -1 where none was found."""
+
+    closings: list[Tokens]
+    place: NDArray[np.int32]  # [V]
+    lengths: NDArray[np.int32] = field(init=False)  # [V]
+
+    def __post_init__(self) -> None:
+        sizes = np.array([*map(len, self.closings), np.iinfo(np.int32).max], dtype=np.int32)
+        self.lengths = sizes[self.place]
+
+
+class Closing:
+    """Closings over one vocabulary, for one grammar. `extra` are llguidance's ids of tokens that begin a text."""
+
+    def __init__(self, words: Spelling, extra: dict[int, int], eos: Sequence[int]) -> None:
+        self.words, self.extra, self.eos = words, extra, frozenset(eos)
+        self.end = len(words.pieces) + len(words.first)
+        self.classes: OrderedDict[Any, _Class] = OrderedDict()
+        size = len(words.pieces)
+        lengths = np.array([len(piece) for piece in words.pieces], dtype=np.int32)
+        heads = np.array([piece[0] if piece else -1 for piece in words.pieces], dtype=np.int32)
+        heads[[token for token in eos if 0 <= token < size]] = -1  # it ends a row
+        self._lengths, self._heads, self._usable = lengths, heads, heads >= 0
+        self._order = np.argsort(lengths, kind="stable")
+        self._plain = np.array([_plain(piece) for piece in words.pieces], dtype=bool)
+
+    # -- is it one -----------------------------------------------------------------------------------------------------
+
+    def closes(self, matcher: LLMatcher, started: bool, tokens: Sequence[int]) -> bool:
+        """Whether the text may end after these tokens."""
+        known = self._known(tokens, started)
+        return bool(matcher.validate_tokens([*known, self.end]) == len(known) + 1)
+
+    def _known(self, tokens: Sequence[int], started: bool) -> list[int]:
+        """As llguidance knows them: a first token may read differently, or not at all."""
+        if started or not tokens:
+            return list(tokens)
+        first = [self.extra.get(tokens[0], tokens[0])] if self.words.at_first(tokens[0]) else []
+        return [*first, *tokens[1:]]
+
+    # -- finding one ---------------------------------------------------------------------------------------------------
+
+    def find(self, matcher: LLMatcher, started: bool, tries: int = _TRIED) -> Tokens | None:
+        """A short closing; None where none is found. `tries`: rollouts that look for a shorter one."""
+        best = self._rollout(matcher, started)
+        if best is None:
+            return None
+        known, at = list(best), 0
+        while at < len(known) and tries > 0:
+            here = matcher.deep_copy()
+            if at:
+                here.consume_tokens(self._known(known[:at], started))
+            allowed = self._allowed(here)
+            better = None
+            for token in self._branches(allowed, started or at > 0):
+                if tries <= 0:
+                    break
+                if token == known[at]:
+                    continue
+                tries -= 1
+                after = here.deep_copy()
+                after.consume_tokens(self._known([token], started or at > 0))
+                rest = self._rollout(after, True, len(known) - at - 2)
+                if rest is not None and at + 1 + len(rest) < len(known):
+                    better = [*known[:at], token, *rest]
+                    known = better
+            at += better is None
+        packed = self._packed(known, started)
+        return packed if len(packed) < len(known) and self.closes(matcher, started, packed) else tuple(known)
+
+    def _rollout(self, matcher: LLMatcher, started: bool, most: int = _LONGEST) -> Tokens | None:
+        """A closing made of the first thing that helps, again and again."""
+        here, tokens = matcher.deep_copy(), list[int]()
+        while not here.is_accepting():
+            if len(tokens) >= most or here.is_error():
+                return None
+            token = next(self._branches(self._allowed(here), started or bool(tokens)), None)
+            if token is None:
+                return None
+            here.consume_tokens(self._known([token], started or bool(tokens)))
+            tokens.append(token)
+        return tuple(tokens)
+
+    def _allowed(self, matcher: LLMatcher) -> NDArray[np.bool_]:
+        """bool [V]: what may follow, EOS not among it."""
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+        return bits[: len(self.words.pieces)].astype(bool) & self._usable
+
+    def _branches(self, allowed: NDArray[np.bool_], started: bool) -> Iterator[int]:
+        """One token for each way to go on, the most promising first."""
+        ids = self._order[allowed[self._order]]
+        heads, places = np.unique(self._heads[ids], return_index=True)
+        shortest = dict(zip(heads.tolist(), ids[places].tolist(), strict=True))  # byte -> the shortest that begins so
+        free = all(byte in shortest for byte in b"aqz")
+        if free and 0x22 in shortest:  # the end of a string
+            yield shortest[0x22]
+        elif shortest and (free or not any(byte in shortest for byte in _ENDS + _OPENS)):
+            # text of a given length, digits of a number, letters of a word: as much at once as can be
+            plain = ids[self._plain[ids]] if free else ids
+            yield int((plain if len(plain) else ids)[-1])
+        for byte in (*_ENDS, *_VALUES, *_OPENS):
+            if byte in shortest:
+                yield shortest.pop(byte)
+        yield from shortest.values()
+
+    def _packed(self, tokens: Sequence[int], started: bool) -> Tokens:
+        """The same text in as few tokens as spell it."""
+        if not tokens or not (started or not self.words.first):
+            return tuple(tokens)
+        text = b"".join(self.words.pieces[token] for token in tokens)
+        longest = min(self.words.longest, 64)
+        best: list[tuple[int, int]] = [(0, -1)] * (len(text) + 1)  # fewest tokens to the end, and the first of them
+        for start in range(len(text) - 1, -1, -1):
+            best[start] = (len(text) + 1, -1)
+            for size in range(1, min(longest, len(text) - start) + 1):
+                count = best[start + size][0] + 1
+                if count < best[start][0]:
+                    ids = [one for one in self.words.spelled(text[start : start + size]) if one not in self.eos]
+                    if ids:
+                        best[start] = (count, ids[0])
+        made, start = [], 0
+        while start < len(text):
+            token = best[start][1]
+            if token < 0:
+                return tuple(tokens)
+            made.append(token)
+            start += len(self.words.pieces[token])
+        return tuple(made)
+
+    def shortest(
+        self, matcher: LLMatcher, started: bool, allowed: Sequence[int], most: int
+    ) -> tuple[Tokens | None, bool]:
+        """A closing of at most `most` tokens, tried one by one, and whether everything was tried."""
+        left = _CERTAIN
+        seen: dict[bytes, int] = {}  # texts that have been followed, and how far
+
+        def follow(here: LLMatcher, text: bytes, ids: Sequence[int], begun: bool, depth: int) -> Tokens | None:
+            nonlocal left
+            if seen.get(text, 0) >= depth:
+                return None
+            seen[text] = depth
+            for token in ids:
+                if token in self.eos:
+                    continue
+                left -= 1
+                if left < 0:
+                    return None
+                if self.closes(here, begun, [token]):
+                    return (token,)
+            if depth == 1:
+                return None
+            for token in ids:
+                if token in self.eos or left < 0:
+                    continue
+                after = here.deep_copy()
+                after.consume_tokens(self._known([token], begun))
+                longer = text + (self.words.pieces[token] if begun else self.words.at_first(token))
+                rest = follow(after, longer, np.flatnonzero(self._allowed(after)).tolist(), True, depth - 1)
+                if rest is not None:
+                    return (token, *rest)
+            return None
+
+        if self.closes(matcher, started, ()):
+            return (), True
+        found = follow(matcher, b"", allowed, started, most) if most > 0 else None
+        return found, left >= 0
+
+    # -- carrying it along ---------------------------------------------------------------------------------------------
+
+    def after(self, matcher: LLMatcher, before: Tokens | None) -> Tokens | None:
+        """The closing of a row that wrote one more token, which `matcher` has read; `before` is the one it had."""
+        if matcher.is_accepting():
+            return ()
+        likely = () if before is None else _rests(before)
+        return next((rest for rest in likely if self.closes(matcher, True, rest)), None) or self.find(matcher, True)
+
+    # -- what may follow -----------------------------------------------------------------------------------------------
+
+    def leaves_room(
+        self, matcher: LLMatcher, started: bool, bits: bytes, closing: Tokens, most: int, slack: int
+    ) -> NDArray[np.bool_]:
+        """bool [V]: the tokens after which a closing of at most `most` tokens is known. EOS ids are all kept."""
+        size = len(self.words.pieces)
+        allowed = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[:size].astype(bool)
+        key = bits, closing, started
+        known = self.classes.get(key)
+        sure = known is None and int(allowed.sum()) <= _MANY  # each token has been judged in this very state
+        if known is None:
+            known = self.classes[key] = self._class(matcher, started, allowed & self._usable, closing)
+            while len(self.classes) > _CLASSES:
+                self.classes.popitem(last=False)
+        else:
+            self.classes.move_to_end(key)
+        kept = allowed & (known.lengths <= most)
+        if slack <= _NEAR:
+            self._again(matcher, started, allowed, closing, most, known, kept, sure)
+        kept[[token for token in self.eos if 0 <= token < size and allowed[token]]] = True
+        return kept
+
+    def _class(self, matcher: LLMatcher, started: bool, allowed: NDArray[np.bool_], closing: Tokens) -> _Class:
+        closings: list[Tokens] = list(dict.fromkeys(_rests(closing)))
+        place = np.full(len(allowed), -1, dtype=np.int32)
+        searches = _SEARCHES
+        plain = allowed & self._plain
+        ids = np.flatnonzero(allowed)
+        group: NDArray[Any] = np.flatnonzero(plain)
+        if len(ids) > _MANY and len(group) > 2 * _SAMPLE:
+            sample = group[:: len(group) // _SAMPLE]
+            ids = np.concatenate([np.flatnonzero(allowed & ~plain), sample])
+        else:
+            sample = group[:0]
+        likely = 0
+        for token in ids.tolist():
+            likely = max(likely, 0)
+            place[token], searches = self._placed(matcher, started, token, closings, likely, searches)
+            likely = place[token]
+        if len(sample):
+            first = place[sample[0]]
+            if (place[sample] == first).all():
+                place[group] = first
+            else:
+                for token in group.tolist():
+                    place[token], searches = self._placed(matcher, started, token, closings, 0, searches)
+        return _Class(closings, place)
+
+    def _placed(
+        self, matcher: LLMatcher, started: bool, token: int, closings: list[Tokens], likely: int, searches: int
+    ) -> tuple[int, int]:
+        """Which closing may follow a token, that of the token before it tried first; a search adds one."""
+        for place in (likely, *range(len(closings))):
+            if self.closes(matcher, started, (token, *closings[place])):
+                return place, searches
+        if searches <= 0:
+            return -1, 0
+        after = matcher.deep_copy()
+        after.consume_tokens(self._known([token], started))
+        found = self.find(after, True)
+        if found is None:
+            return -1, searches - 1
+        closings.append(found)
+        return len(closings) - 1, searches - 1
+
+    def _again(
+        self,
+        matcher: LLMatcher,
+        started: bool,
+        allowed: NDArray[np.bool_],
+        closing: Tokens,
+        most: int,
+        known: _Class,
+        kept: NDArray[np.bool_],
+        sure: bool,
+    ) -> None:
+        """Check what another state left behind against this one, and look for shorter closings where they count."""
+        ids = np.flatnonzero(allowed & self._usable)
+        shorter = list(dict.fromkeys(one for one in (*_rests(closing), *known.closings) if len(one) <= most))
+        many = len(ids) > _MANY
+        for token in ids.tolist():
+            if kept[token] and not sure:
+                kept[token] = self.closes(matcher, started, (token, *known.closings[known.place[token]]))
+            if not kept[token] and not (many and self._plain[token]):
+                kept[token] = any(self.closes(matcher, started, (token, *rest)) for rest in shorter)
+
+
+def _rests(closing: Tokens) -> Iterator[Tokens]:
+    """The closings that are likely once another token is written: it stands for the first, for none, for several."""
+    yield closing[1:]
+    yield closing
+    for start in range(2, len(closing) + 1):
+        yield closing[start:]
+
+
+def _plain(piece: bytes) -> bool:
+    """Letters, digits, blanks and whatever is not ASCII."""
+    return bool(piece) and all(byte >= 0x80 or byte == 0x20 or chr(byte).isalnum() for byte in piece)

@@ -1,0 +1,117 @@
+"""Special tokens that a stop names: the text that is searched has them, the text that is shown does not.
+
+`<|im_end|>` is one token, which decoding skips; a stop string that names it would never be found. Each special token
+that a stop names is therefore one mark in the text that is searched: half of a surrogate pair, which no text can hold.
+A mark matches the whole token or nothing, so `>` is not found in `<|im_end|>`. The other special tokens are skipped as
+ever. (vLLM and llama.cpp search the text that is shown, unless they are told to show special tokens; transformers
+searches the spelling of all tokens, and finds `>` in `<|im_end|>`.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_FIRST, _MOST = 0xD800, 0x800  # the halves of surrogate pairs
+_WHOLE = re.compile(r"\(\?P?<\w+>|\\[gk]<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)  # names of groups, and sets
+_SIGNS = ".^$*+?{}[]\\|()"
+_STEP = re.compile(r"\\?.", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The special tokens that stops name. Ids are those that decoding skips; each has its character."""
+
+    spelled: Mapping[str, str] = field(default_factory=dict)  # how a token is spelled -> its mark, the longest first
+    ids: Mapping[int, str] = field(default_factory=dict)  # id -> its mark
+
+    def stops(self, stops: Sequence[str]) -> dict[str, str]:
+        """What is searched for -> the stop string that it stands for: each as it is, and with its marks."""
+        found = {stop: stop for stop in stops}
+        for stop in stops:
+            found.setdefault(self._marked(stop), stop)
+        return found
+
+    def pattern(self, source: str) -> str:
+        """A regular expression that also finds the tokens it names, outside of sets and not repeated."""
+        for text, mark in self.spelled.items():
+            source = _also(source, text, mark)
+        return source
+
+    def read(self, decode: Callable[[list[int]], str], tokens: Sequence[int]) -> str:
+        """The text of tokens with marks where their tokens are."""
+        ids = list(tokens)
+        text = decode(ids)
+        places = [place for place, token in enumerate(ids) if token in self.ids]
+        parts, done = [], 0
+        for place in places:
+            # a character that is still open there is completed behind the mark
+            here = max(_shared(decode(ids[:place]), text), done)
+            parts += [text[done:here], self.ids[ids[place]]]
+            done = here
+        return "".join([*parts, text[done:]])
+
+    def clean(self, text: str) -> str:
+        """The text without marks."""
+        for mark in self.spelled.values():
+            text = text.replace(mark, "")
+        return text
+
+    def _marked(self, stop: str) -> str:
+        for text, mark in self.spelled.items():
+            stop = stop.replace(text, mark)
+        return stop
+
+
+def marks(tokenizer: Any, special: Iterable[int], stops: Sequence[str], patterns: Sequence[str] = ()) -> Marks:
+    """The marks for those of the ids `special` whose spelling is in a stop string or a regular expression."""
+    spelled: dict[str, list[int]] = {}
+    for token in special:
+        text = _spelling(tokenizer, token)
+        named = any(text in stop for stop in stops) or any(_also(source, text, "") != source for source in patterns)
+        if text and named:
+            spelled.setdefault(text, []).append(token)
+    longest = sorted(spelled, key=lambda text: (-len(text), text))[:_MOST]
+    table = {text: chr(_FIRST + place) for place, text in enumerate(longest)}
+    return Marks(table, {token: table[text] for text in longest for token in spelled[text]})
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    if other.startswith(one):
+        return len(one)
+    return next(place for place, (mine, its) in enumerate(zip(one, other + "\0", strict=False)) if mine != its)
+
+
+def _spelling(tokenizer: Any, token: int) -> str:
+    added = getattr(tokenizer, "added_tokens_decoder", {}).get(token)
+    text = getattr(added, "content", None)
+    return str(text if text is not None else tokenizer.convert_ids_to_tokens(token) or "")
+
+
+def _finder(text: str) -> re.Pattern[str]:
+    r"""What finds `text` in a regular expression: `<\|im_end\|>` for `<|im_end|>`, where it is not repeated."""
+    slash = {True: r"\\", False: r"\\?"}  # a sign that means something else without it, or any other sign
+    letters = ("" if letter.isalnum() else slash[letter in _SIGNS] for letter in text)
+    spelled = "".join(before + re.escape(letter) for before, letter in zip(letters, text, strict=True))
+    return re.compile(spelled + r"(?![*+?{])")
+
+
+def _also(source: str, text: str, mark: str) -> str:
+    """A regular expression that finds `mark` too where it finds `text`, outside of sets."""
+    if text not in source.replace("\\", ""):
+        return source
+    finder, made, at = _finder(text), "", 0
+    while at < len(source):
+        whole = _WHOLE.match(source, at)
+        found = None if whole else finder.match(source, at)
+        if found:
+            made += f"(?:{found[0]}|{mark})"
+        else:
+            found = whole or _STEP.match(source, at)
+            assert found is not None
+            made += found[0]
+        at = found.end()
+    return made
