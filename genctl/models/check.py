@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError
-from genctl.models import tokenizer_files, weights
+from genctl.models import fingerprint, tokenizer_files, weights
 from genctl.models.weights import Weights, read_json
 
 TOKENIZERS = (
@@ -27,8 +27,6 @@ TOKENIZERS = (
     "tekken.json",
     "tiktoken.model",
 )
-FINGERPRINTED = ("config.json", "generation_config.json", "tokenizer_config.json", *TOKENIZERS, "merges.txt")
-
 _READ_WHOLE = (".json", ".jinja", ".txt", ".model", ".spm", ".tiktoken")  # by libraries, into memory
 
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim")
@@ -72,14 +70,15 @@ class Checkpoint:
     generation: dict[str, Any]  # generation_config.json without what is None; {} if there is none
     weights: Weights
     has_tokenizer: bool
+    files: fingerprint.Stamps = field(default_factory=dict)  # all that decide what it generates, as they were checked
 
     @property
     def model_type(self) -> str:
         return str(self.config["model_type"])
 
     def fingerprint(self) -> str:
-        """See `weights.fingerprint`."""
-        return weights.fingerprint(self.folder, self.weights, FINGERPRINTED)
+        """A digest of all bytes that decide what it generates. Raises ModelError for files that have changed since."""
+        return fingerprint.fingerprint(self.folder, self.files)
 
 
 def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_tokenizer: bool) -> Checkpoint:
@@ -103,7 +102,8 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
         _check_types(config, found)
     told = {key: value for key, value in generation.items() if value is not None and not key.startswith("_")}
     told.pop("transformers_version", None)
-    return Checkpoint(folder, config, told, found, has_tokenizer)
+    files = fingerprint.stamps(folder, found.files, code=trust_remote_code)
+    return Checkpoint(folder, config, told, found, has_tokenizer, files)
 
 
 def check_files(folder: Path) -> None:

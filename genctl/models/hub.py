@@ -48,7 +48,10 @@ class Loaded:
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def fingerprint(self) -> str:
-        """sha256 (hex) of config, tokenizer, safetensors headers, file sizes and a sample of every tensor's bytes."""
+        """A digest of every byte of the weights, configs, tokenizer and templates, and of Python files that it runs.
+
+        Raises ModelError for a checkpoint whose files have changed since it was loaded.
+        """
         made = self.checkpoint or check.inspect(
             self.path, allow_pickle=True, trust_remote_code=True, need_tokenizer=False
         )
