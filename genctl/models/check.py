@@ -30,7 +30,7 @@ TOKENIZERS = (
 _READ_WHOLE = (".json", ".jinja", ".txt", ".model", ".spm", ".tiktoken")  # by libraries, into memory
 
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim")
-_LAYERS = (
+LAYERS = (
     "num_hidden_layers",
     "n_layer",
     "n_layers",
@@ -142,8 +142,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def check_numbers(config: dict[str, Any]) -> None:
     """Refuse sizes that are no positive whole numbers, or that no model has. Raises ModelError."""
-    for part, where in _parts(config):
-        for name in (*_HIDDEN, "vocab_size", *_LAYERS, *_COUNTS, *_INNER, *_POSITIONS, *_WINDOWS):
+    for part, where in parts(config):
+        for name in (*_HIDDEN, "vocab_size", *LAYERS, *_COUNTS, *_INNER, *_POSITIONS, *_WINDOWS):
             value = part.get(name)
             if value is None or (name in _WINDOWS and value is False):
                 continue
@@ -152,7 +152,7 @@ def check_numbers(config: dict[str, Any]) -> None:
             told = f"config.json says {where}{name} = {value!r:.40}"
             if type(value) is not int or value < 0 or (value == 0 and name in _HIDDEN):
                 raise ModelError(f"{told}, which is not a positive whole number")
-            most = _MOST_LAYERS if name in (*_LAYERS, *_COUNTS) else _WIDEST
+            most = _MOST_LAYERS if name in (*LAYERS, *_COUNTS) else _WIDEST
             most = _MOST_POSITIONS if name in (*_POSITIONS, *_WINDOWS) else most
             if part.get("model_type") in _COMPUTED_POSITIONS and name in _POSITIONS:
                 most = _MOST_COMPUTED
@@ -172,21 +172,21 @@ def check_size(config: dict[str, Any], found: Weights) -> None:
         packed = 1
         _check_dimensions(config, found)
     held = sum(tensor.numel for tensor in found.tensors.values()) * packed
-    implied = sum(_implied(part) for part, _ in _parts(config))
+    implied = sum(_implied(part) for part, _ in parts(config))
     if implied > 4 * held + 1_000_000:
         raise ModelError(f"config.json implies at least {implied:,} parameters, but the weight files hold {held:,}")
 
 
 def _check_dimensions(config: dict[str, Any], found: Weights) -> None:
     widest = max(max(tensor.shape, default=1) for tensor in found.tensors.values())
-    for part, where in _parts(config):
+    for part, where in parts(config):
         for name in (*_HIDDEN, "vocab_size"):
             if isinstance(part.get(name), int) and part[name] > widest:
                 raise ModelError(
                     f"config.json says {where}{name} = {part[name]:,}, but no tensor has a dimension above {widest:,}"
                 )
     rows = [t.shape[0] for name, t in found.tensors.items() if name.endswith(_POSITION_TABLES) and len(t.shape) == 2]
-    for part, where in _parts(config):
+    for part, where in parts(config):
         for name in _POSITIONS:
             if rows and isinstance(part.get(name), int) and part[name] > 4 * max(rows) + 1000:
                 raise ModelError(
@@ -198,7 +198,7 @@ def _implied(part: dict[str, Any]) -> int:
     def largest(names: tuple[str, ...]) -> int:
         return max((part[name] for name in names if type(part.get(name)) is int), default=0)
 
-    hidden, vocabulary, layers = largest(_HIDDEN), part.get("vocab_size") or 0, largest(_LAYERS)
+    hidden, vocabulary, layers = largest(_HIDDEN), part.get("vocab_size") or 0, largest(LAYERS)
     return int(vocabulary * hidden + layers * (2 * hidden * hidden + 2 * hidden * largest(_INNER)))
 
 
@@ -213,7 +213,7 @@ def _check_types(config: dict[str, Any], found: Weights) -> None:
 
 
 def _check_code(config: dict[str, Any], trust_remote_code: bool) -> None:
-    for part, where in _parts(config):
+    for part, where in parts(config):
         for name in ("_attn_implementation", "attn_implementation"):
             value = part.get(name)
             if isinstance(value, str) and "/" in value and not trust_remote_code:
@@ -223,7 +223,7 @@ def _check_code(config: dict[str, Any], trust_remote_code: bool) -> None:
                 )
 
 
-def _parts(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+def parts(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """The config and those nested in it (`text_config`, `encoder`, …), each with how its keys are named."""
     yield config, ""
     for name, value in config.items():
