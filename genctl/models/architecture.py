@@ -42,7 +42,11 @@ def read_config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTra
 
 
 def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_remote_code: bool) -> Any:
-    """The auto class that loads this checkpoint. Raises ModelError if it has no language-model head."""
+    """The auto class that loads this checkpoint. Raises ModelError if it cannot continue a text.
+
+    Models of sound and text that transformers lists among encoder-decoders read text alone as decoders do. Of models of
+    pictures and text, AutoModelForCausalLM loads the text model where it knows it.
+    """
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.models.auto import modeling_auto as auto
 
@@ -56,18 +60,60 @@ def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_rem
     if trust_remote_code and "auto_map" in checkpoint.config:
         return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     named = few(names) or f"architecture {kind!r:.80}"
-    headless = ModelError(f"{named} has no language-model head, so it cannot generate text")
-    heads = {name for table in (causal, sequences) for name in _flat(table.values())}
-    if names and not heads & set(names):
-        raise headless
+    for name in (kind, *names):
+        if name in _UNFIT:
+            raise ModelError(f"{named} {_UNFIT[name]}, so it cannot continue a text")
+    mixed = _names(auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
+    heads = _names(causal) | _names(sequences)
+    if names and not (heads | (mixed if kind in causal else set())) & set(names):
+        raise _unfit(named, set(names), auto)
     if getattr(config, "is_encoder_decoder", False):
         if kind not in sequences:
-            raise headless
+            raise _unfit(named, {kind}, auto)
         return AutoModelForSeq2SeqLM
     encodes = not names and kind in masked and not getattr(config, "is_decoder", False)
-    if kind not in causal or encodes:
-        raise headless
-    return AutoModelForCausalLM
+    if kind in causal and not encodes:
+        return AutoModelForCausalLM
+    if kind in sequences:
+        return AutoModelForSeq2SeqLM
+    raise _unfit(named, {kind}, auto)
+
+
+# Architectures and classes among those of language models that read more than text, or write something else.
+_UNFIT = {
+    "voxtral_realtime": "does not run without sound",
+    "Emu3ForConditionalGeneration": "reads pictures, and transformers does not find its text model by itself",
+    "musicgen": "writes codes of sound",
+    "musicgen_melody": "writes codes of sound",
+    "gemma4_assistant": "drafts for another model, whose keys and values it reads",
+    "gemma4_unified_assistant": "drafts for another model, whose keys and values it reads",
+}
+
+
+def _unfit(named: str, known: set[str], auto: Any) -> ModelError:
+    """Why a class, or an architecture whose class is not told, is not loaded."""
+
+    def among(*tables: str) -> bool:
+        return any(known & ({*table} | _names(table)) for table in (dict(getattr(auto, name)) for name in tables))
+
+    if among("MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES", "MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES"):
+        return ModelError(f"{named} writes sound, not text")
+    if among(
+        "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+        "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+        "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    ):
+        return ModelError(f"{named} reads pictures or sound, and genctl loads models that are made for text")
+    if among("MODEL_FOR_MASKED_LM_MAPPING_NAMES"):
+        return ModelError(f"{named} fills in masked words and has no language-model head, so it cannot generate text")
+    if any(name.endswith("ForConditionalGeneration") for name in known):
+        return ModelError(f"{named} is none of the classes with which transformers continues a text")
+    return ModelError(f"{named} has no language-model head, so it cannot generate text")
+
+
+def _names(table: dict[str, Any]) -> set[str]:
+    """The classes of a table of transformers."""
+    return {*_flat(table.values())}
 
 
 def _flat(values: Any) -> Iterator[str]:

@@ -150,6 +150,8 @@ def check_numbers(config: dict[str, Any]) -> None:
             if name in (*_INNER, *_COUNTS) and isinstance(value, list):  # a list: one for each layer
                 continue
             told = f"config.json says {where}{name} = {value!r:.40}"
+            if name in _POSITIONS and isinstance(value, float) and value.is_integer():
+                value = int(value)  # musicflamingo's, as transformers saves it
             if type(value) is not int or value < 0 or (value == 0 and name in _HIDDEN):
                 raise ModelError(f"{told}, which is not a positive whole number")
             most = _MOST_LAYERS if name in (*LAYERS, *_COUNTS) else _WIDEST

@@ -123,7 +123,7 @@ class _Parts:
 
     def _splits(self, name: str) -> Iterator[tuple[str, str]]:
         """Every part of the model that a name may begin with, and what follows: with the model's prefix, or without."""
-        for whole in (name, f"{self.prefix}.{name}"):
+        for whole in (name, f"{self.prefix}.{name}", name.removeprefix(f"{self.prefix}.")):
             at = whole.find(".")
             while at > 0:
                 if whole[:at] in self.modules and whole[:at] != (self.prefix if whole != name else None):
@@ -136,6 +136,11 @@ def _too_few(path: str, numbers: list[int], count: int, config: dict[str, Any]) 
     held = f"{path}.{numbers[0]}" + (f" to {path}.{numbers[-1]}" if len(numbers) > 1 else "")
     said = [(where + key, part[key]) for part, where in parts(config) for key in LAYERS if part.get(key) == count]
     side = "decoder" if "decoder" in path else "encoder" if "encoder" in path else ""
-    said.sort(key=lambda item: bool(side) and side not in item[0])
+
+    def far(item: tuple[str, Any]) -> tuple[bool, bool]:
+        part = item[0].rpartition(".")[0].removesuffix("_config")
+        return bool(side) and side not in item[0], part not in ("", "text", "thinker") and part not in path
+
+    said.sort(key=far)
     told = f"config.json says {said[0][0]} = {count}" if said else f"by config.json the model has {count} of them"
     return f"the weight files hold {held}, but {told}"
