@@ -92,7 +92,10 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZERS)
     tokenizer_files.check(folder)
     if need_tokenizer and not has_tokenizer:
-        raise ModelError(f"{folder} has no tokenizer (tokenizer.json, tokenizer.model, vocab.json, …)")
+        raise ModelError(
+            f"{folder} has no tokenizer (tokenizer.json, tokenizer.model, vocab.json, …), so it cannot read text",
+            hint='prompts in token ids need none: rows such as {"prompt_ids": [5, 60, 7]} in a JSONL input',
+        )
     check_numbers(config)
     found = weights.find(folder, config, allow_pickle=allow_pickle)
     if not found.pickled:
@@ -174,14 +177,14 @@ def check_size(config: dict[str, Any], found: Weights) -> None:
         packed = 1
         _check_dimensions(config, found)
     held = sum(tensor.numel for tensor in found.tensors.values()) * packed
-    implied = sum(_implied(part) for part, _ in parts(config))
+    implied = sum(_implied(part) for part, _ in _built(config))
     if implied > 4 * held + 1_000_000:
         raise ModelError(f"config.json implies at least {implied:,} parameters, but the weight files hold {held:,}")
 
 
 def _check_dimensions(config: dict[str, Any], found: Weights) -> None:
     widest = max(max(tensor.shape, default=1) for tensor in found.tensors.values())
-    for part, where in parts(config):
+    for part, where in _built(config):
         for name in (*_HIDDEN, "vocab_size"):
             if isinstance(part.get(name), int) and part[name] > widest:
                 raise ModelError(
@@ -194,6 +197,13 @@ def _check_dimensions(config: dict[str, Any], found: Weights) -> None:
                 raise ModelError(
                     f"config.json says {where}{name} = {part[name]:,}, but the position table has {max(rows):,} rows"
                 )
+
+
+def _built(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The parts of a config that a language model is built of: moshi's also describes models of sound beside it."""
+    for part, where in parts(config):
+        if config.get("model_type") != "moshi" or not where:
+            yield part, where
 
 
 def _implied(part: dict[str, Any]) -> int:

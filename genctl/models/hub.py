@@ -64,12 +64,13 @@ def load(
     *,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
-    need_tokenizer: bool = True,
+    need_tokenizer: bool = False,
     on_event: OnEvent | None = None,
     before_weights: Callable[[dict[str, Any]], object] | None = None,
 ) -> Loaded:
     """Resolve, check and load `runtime.model`. `before_weights` is given its generation_config and may raise.
 
+    Without a tokenizer a checkpoint takes token ids alone; `need_tokenizer` refuses such a one before it is read.
     Raises ModelError for a checkpoint that is missing, damaged or unfit, UsageError for options that contradict each
     other or name a device that is not here. `on_event` hears of bytes downloaded and tensors read.
     """
