@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError
-from genctl.models import fingerprint, tokenizer_files, weights
+from genctl.models import fingerprint, sizes, tokenizer_files, weights
 from genctl.models.weights import Weights, read_json
 
 TOKENIZERS = (
@@ -40,6 +40,8 @@ LAYERS = (
     "num_decoder_layers",
 )
 _INNER = ("intermediate_size", "d_ff", "ffn_dim", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")
+_HEADS = ("num_attention_heads", "n_head", "num_heads")
+_HEAD_DIM = ("head_dim", "d_kv", "qk_nope_head_dim", "v_head_dim", "qk_head_dim")
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 _POSITION_TABLES = ("wpe.weight", "embed_positions.weight", "position_embeddings.weight")
@@ -168,8 +170,8 @@ def check_numbers(config: dict[str, Any]) -> None:
 def check_size(config: dict[str, Any], found: Weights) -> None:
     """Refuse a config that asks for far more than the weight files hold, before anything is allocated.
 
-    The config implies at least vocabulary x hidden + layers x (2 hidden² + 2 hidden x inner) parameters; that may be at
-    most four times what the headers hold, plus a million. Raises ModelError.
+    The config implies at least vocabulary x hidden + layers x (2 hidden² + 2 hidden x inner) parameters, and queries
+    of heads x their size; that may be at most four times what the headers hold, plus a million. Raises ModelError.
     """
     if config.get("quantization_config"):
         packed = 8  # weights of at least four bits, packed in words of up to 32
@@ -190,6 +192,7 @@ def _check_dimensions(config: dict[str, Any], found: Weights) -> None:
                 raise ModelError(
                     f"config.json says {where}{name} = {part[name]:,}, but no tensor has a dimension above {widest:,}"
                 )
+    sizes.check(config, widest, known=(*_POSITIONS, *_WINDOWS))
     rows = [t.shape[0] for name, t in found.tensors.items() if name.endswith(_POSITION_TABLES) and len(t.shape) == 2]
     for part, where in parts(config):
         for name in _POSITIONS:
@@ -211,7 +214,8 @@ def _implied(part: dict[str, Any]) -> int:
         return max((part[name] for name in names if type(part.get(name)) is int), default=0)
 
     hidden, vocabulary, layers = largest(_HIDDEN), part.get("vocab_size") or 0, largest(LAYERS)
-    return int(vocabulary * hidden + layers * (2 * hidden * hidden + 2 * hidden * largest(_INNER)))
+    heads = largest(_HEADS) * largest(_HEAD_DIM) * hidden  # the queries of one layer: others may have none
+    return int(vocabulary * hidden + layers * (2 * hidden * hidden + 2 * hidden * largest(_INNER)) + heads)
 
 
 def _check_types(config: dict[str, Any], found: Weights) -> None:
