@@ -109,8 +109,10 @@ class Planner:
         if request.messages is not None or runtime.chat or runtime.system is not None:
             messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
             rendered = chat.render_chat_text(tokenizer, list(messages), system=runtime.system, name=self.loaded.name)
-            ids = tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]  # the template wrote them
-            return Prompt(tuple(ids), rendered)
+            ids = tuple(
+                text.encode(tokenizer, rendered, add_special_tokens=False)
+            )  # the template wrote the special ones
+            return Prompt(ids, rendered)
         assert request.prompt is not None
         ids = tuple(text.encode_prompt(self.loaded, request.prompt))
         return Prompt(ids, request.prompt)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, layout, lean, leftover, skeleton
+from genctl.models import architecture, check, layout, lean, leftover, panics, skeleton
 from genctl.models.attempts import guarded, twice
 from genctl.models.progress import OnEvent, quiet, weights_bar
 from genctl.models.resolve import resolve
@@ -278,12 +278,13 @@ def _model(
 def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    return guarded(
-        lambda: AutoTokenizer.from_pretrained(
-            checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
-        ),
-        f"the tokenizer in {checkpoint.folder} cannot be loaded",
-    )
+    with panics.unreported():
+        return guarded(
+            lambda: AutoTokenizer.from_pretrained(
+                checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
+            ),
+            f"the tokenizer in {checkpoint.folder} cannot be loaded",
+        )
 
 
 def _vocabulary_notes(loaded: Loaded) -> tuple[str, ...]:

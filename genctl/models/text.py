@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from genctl.errors import InputError, ModelError
 from genctl.events import Ended, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
+from genctl.models import panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,7 +42,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens:
     except UnicodeEncodeError as error:
         raise InputError(f"the prompt is not valid Unicode: a lone surrogate at character {error.start}") from error
     try:
-        ids = list(tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
+        with panics.unreported():
+            ids = list(tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
     except BaseException as error:
         if _gave_up(error):
             raise InputError(f"the tokenizer cannot read the prompt: {type(error).__name__}: {error}") from error
