@@ -88,7 +88,8 @@ class Planner:
         if name not in self.companions:
             # a companion's steps come in bursts between the model's own: it is packed, never compiled
             runtime = replace(self.runtime, model=name, revision=None, compile=False)
-            loaded = hub.load(runtime, **self.flags)
+            # two vocabularies can only be told apart by their tokenizers
+            loaded = hub.load(runtime, **self.flags, need_tokenizer=self.loaded.tokenizer is not None)
             self.companions[name] = loaded, Forward(loaded.model, record=runtime.pack)
         return self.companions[name]
 
@@ -108,8 +109,10 @@ class Planner:
         if request.messages is not None or runtime.chat or runtime.system is not None:
             messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
             rendered = chat.render_chat_text(tokenizer, list(messages), system=runtime.system, name=self.loaded.name)
-            ids = tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]  # the template wrote them
-            return Prompt(tuple(ids), rendered)
+            ids = tuple(
+                text.encode(tokenizer, rendered, add_special_tokens=False)
+            )  # the template wrote the special ones
+            return Prompt(ids, rendered)
         assert request.prompt is not None
         ids = tuple(text.encode_prompt(self.loaded, request.prompt))
         return Prompt(ids, request.prompt)
@@ -175,6 +178,8 @@ class Planner:
 
         ranking = rerank.plan(generation)
         tokenizer = self.loaded.tokenizer
+        if generation.mbr_samples and tokenizer is None:
+            raise UsageError("mbr_samples: compares texts, and this checkpoint has no tokenizer to write any")
         pad = self.pad if generation.pad_token_id is None else generation.pad_token_id
         alone = generation if ranking is None else replace(generation, num_return_sequences=1)
         made = accompanied(alone, self.forward, tokenizer, companion) or choose(alone, tokenizer, pad)

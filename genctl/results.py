@@ -23,6 +23,11 @@ class Sequence:
         return self.hypothesis.text
 
     @property
+    def shown(self) -> str:
+        """The text as a person sees it: without a tokenizer there is none, and tokens are shown as <17><4>."""
+        return self.text or "".join(token.text for token in self.tokens)
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         return self.hypothesis.tokens
 

@@ -71,8 +71,11 @@ class Session:
         allow_plugins: bool = False,
         on_event: Callable[[events.Loading], None] | None = None,
         layers: Sequence[Layer] = (),
+        need_tokenizer: bool = False,
     ) -> Session:
         """Load a checkpoint. `layers` are checked against its generation_config before its weights are read.
+
+        `need_tokenizer`: prompts are texts, so a checkpoint that reads ids alone is refused before that, too.
 
         Raises ModelError, UsageError or PresetError with lines that say what is wrong.
         """
@@ -89,6 +92,7 @@ class Session:
             runtime,
             allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code,
+            need_tokenizer=need_tokenizer,
             on_event=on_event,
             before_weights=before_weights,
         )
@@ -180,7 +184,7 @@ class Session:
         from genctl.decode.grammar.processor import grammar_of
         from genctl.decode.healing import Healed, unhealed
         from genctl.decode.loop import decode
-        from genctl.models.text import Detokenizer, caption
+        from genctl.models.text import caption, detokenizer
         from genctl.trimming import Guard, trimmed
 
         asides: deque[events.Event] = deque()
@@ -238,7 +242,7 @@ class Session:
             while asides:
                 yield asides.popleft()
 
-        worded = caption(told(), lambda: Detokenizer(self.loaded.tokenizer))
+        worded = caption(told(), lambda: detokenizer(self.loaded.tokenizer))
         for event in rerank.reranked(unhealed(trimmed(worded, guards), healed), ranked):
             yield event
             if isinstance(event, (events.Finished, events.Failed)):

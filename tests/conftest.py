@@ -5,6 +5,9 @@ The zoo is a tier of its own: `-m zoo` runs it, `--everything` runs it besides a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import hypothesis
 import pytest
 import torch
@@ -25,3 +28,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.get_closest_marker("zoo") is None]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Nothing is remembered in the cache of the person who runs the tests."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder

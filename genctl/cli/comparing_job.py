@@ -172,6 +172,7 @@ class Job:
             allow_plugins=asked.allow_plugins,
             on_event=view.feed,
             layers=self.runs[members[0]].layers,
+            need_tokenizer=not any(isinstance(row, InputRow) and row.prompt_ids is not None for row in self.rows),
         )
         view.hide()
         compiling.announce(session, self.say, quiet=asked.quiet, before=view.hide)

@@ -329,8 +329,8 @@ def _passage(one: Measured, label: str) -> shown.Passage:
     hypothesis = one.sequence.hypothesis
     state = stop_words(hypothesis.reason, hypothesis.cause)
     if one.leaves is None:
-        return shown.Passage(hypothesis.text, state, label)
-    return shown.Passage(hypothesis.text, state, label, one.leaves.character, one.leaves.token)
+        return shown.Passage(one.sequence.shown, state, label)
+    return shown.Passage(one.sequence.shown, state, label, one.leaves.character, one.leaves.token)
 
 
 def _add(tally: Tally, prompt: Prompt, found: dict[str, list[Measured]], names: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from genctl.cli import caching, compiling, strategy
 from genctl.cli.cutting import cut_note
 from genctl.cli.inspecting import Asked
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.prompting import is_terminal
+from genctl.cli.prompting import are_texts, is_terminal
 from genctl.config.layers import Layer, Resolved, overlay, row_layer
 from genctl.errors import Exit, GenctlError, InputError, UsageError
 
@@ -89,6 +89,7 @@ class Job:
             allow_plugins=asked.allow_plugins,
             on_event=view.feed,
             layers=self.layers,
+            need_tokenizer=are_texts(asked),
         )
         view.hide()
         compiling.announce(session, self.say, quiet=asked.quiet, before=view.hide)

@@ -24,7 +24,7 @@ from genctl.cli.emitting import Nowhere as Nowhere
 from genctl.cli.emitting import Output, open_output, opened
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.making import ends_to_tell, make_bar, make_view, records_of, wants_bar
-from genctl.cli.prompting import is_terminal
+from genctl.cli.prompting import are_texts, is_terminal
 from genctl.cli.recording import EventFile
 from genctl.cli.tally import Tally
 from genctl.cli.unfinished import Unfinished
@@ -98,7 +98,7 @@ class Job:
                 stack.callback(self.bar.close)
             search.begin(self.session.forward.is_encoder_decoder)
             self.collector = Collector(tokens=asked.with_tokens or asked.format in ("json", "jsonl"))
-            self.unfinished = Unfinished()
+            self.unfinished = Unfinished(texts=self.session.loaded.tokenizer is not None)
             with self.interrupt.rescued_by(lambda: self._rescue(stack)):
                 self._decode(rows)
         return self._status()
@@ -126,6 +126,7 @@ class Job:
             allow_plugins=asked.allow_plugins,
             on_event=self._loading,
             layers=self.layers,
+            need_tokenizer=are_texts(asked),
         )
         self.load_s = time.perf_counter() - began
         compiling.announce(session, self.say, quiet=asked.quiet, before=self._hide)
@@ -297,7 +298,8 @@ class Job:
         for note in incomplete_notes(result, row.id):
             self._hide()
             self.say(f"warning: {note}")
-        self.tally.expect(row.index, ends_to_tell(self.asked.fail_on, row, result))
+        texts = self.session.loaded.tokenizer is not None
+        self.tally.expect(row.index, ends_to_tell(self.asked.fail_on, row, result, texts=texts))
         records: Sequence[Mapping[str, Any]] = self.search.records(row.id) or records_of(
             self.asked,
             row,
@@ -305,6 +307,7 @@ class Job:
             load_s=self.load_s,
             encoder_decoder=self.session.forward.is_encoder_decoder,
             saved=self.reuse.path is not None,
+            texts=texts,
         )
         self.output.put(row.index, records)
 

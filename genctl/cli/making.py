@@ -28,14 +28,17 @@ def records_of(
     load_s: float,
     encoder_decoder: bool,
     saved: bool = False,
+    texts: bool = True,
 ) -> list[dict[str, Any]]:
-    """One record for each sequence of a row. `saved`: --prompt-cache."""
+    """One record for each sequence of a row. `saved`: --prompt-cache. `texts`: there is a tokenizer to write any."""
     timing = None
     if asked.timing:
         timing = {"load_s": load_s, "prefill_s": result.prefill_s, "decode_s": result.decode_s}
     records = []
     for number, sequence in enumerate(result.sequences):
         hypothesis = sequence.hypothesis
+        if asked.format == "text" and not texts:  # what a terminal shows, in a pipe
+            hypothesis = dataclasses.replace(hypothesis, text="".join(f"<{id}>" for id in hypothesis.tokens))
         if asked.echo:
             between = "\t" if encoder_decoder else ""
             hypothesis = dataclasses.replace(hypothesis, text=f"{result.prompt}{between}{hypothesis.text}")
@@ -65,14 +68,14 @@ def records_of(
     return records
 
 
-def ends_to_tell(wanted: Sequence[str], row: InputRow, result: Result) -> list[str]:
-    """What --fail-on has to say of a row's sequences."""
+def ends_to_tell(wanted: Sequence[str], row: InputRow, result: Result, *, texts: bool = True) -> list[str]:
+    """What --fail-on has to say of a row's sequences. Where there are no `texts`, one without tokens is empty."""
     found = []
     for number, sequence in enumerate(result.sequences):
         what = f"prompt {row.id}, sequence {number}"
         if sequence.finish_reason in wanted:
             found.append(f"{what} ended by {sequence.finish_reason}")
-        elif "empty" in wanted and not sequence.text.strip():
+        elif "empty" in wanted and not (sequence.text.strip() if texts else sequence.token_ids):
             found.append(f"{what} is empty")
     return found
 

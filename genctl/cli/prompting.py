@@ -32,6 +32,11 @@ def prompts_of(asked: Asked, **how: Any) -> readers.Prompts | None:
     )
 
 
+def are_texts(asked: Asked) -> bool:
+    """Whether every prompt is a text, so that the checkpoint must have a tokenizer; JSONL rows may hold token ids."""
+    return bool(asked.arguments) or readers.format_of(asked.input_format, asked.input or "") != "jsonl"
+
+
 def is_terminal(stream: IO[str] | None) -> bool:
     """Whether a person is at the other end; a stream that is missing or closed counts as no terminal."""
     try:

@@ -24,7 +24,8 @@ class _Lane:
 class Unfinished:
     """Feed it events; `results` has each lane that began to write and is not done."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, texts: bool = True) -> None:
+        self._texts = texts  # whether there is a tokenizer to write any
         self._lanes: dict[str, _Lane] = {}
         self._returned: dict[str, int] = {}
 
@@ -49,7 +50,7 @@ class Unfinished:
 
     def results(self) -> list[Result]:
         """What there is, the rows that live ended as interrupted, as the loop would have done it."""
-        return [result for lane in self._lanes.values() if (result := _result(lane)) is not None]
+        return [result for lane in self._lanes.values() if (result := _result(lane, self._texts)) is not None]
 
 
 def _grow(lane: _Lane, parent: int, written: tuple[events.Token, ...]) -> tuple[Link | None, Any]:
@@ -59,7 +60,7 @@ def _grow(lane: _Lane, parent: int, written: tuple[events.Token, ...]) -> tuple[
     return link, (parent, path)
 
 
-def _result(lane: _Lane) -> Result | None:
+def _result(lane: _Lane, texts: bool) -> Result | None:
     found = []
     for hypothesis, link, path in lane.ended:
         found.append(Sequence(hypothesis, tuple(_unlink(link)), tuple(_unlink(path))))
@@ -69,7 +70,7 @@ def _result(lane: _Lane) -> Result | None:
             tokens = tuple(_unlink(link))
             ids = tuple(token.id for token in tokens)
             score = row.total / max(len(ids), 1) ** penalty
-            text = "".join(token.text for token in tokens)
+            text = "".join(token.text for token in tokens) if texts else ""
             made = events.Hypothesis(ids, row.logprob, row.total, REASON, score, row.slot, "", text)
             found.append(Sequence(made, tokens, tuple(_unlink(path))))
     if not found:

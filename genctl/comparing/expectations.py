@@ -12,6 +12,7 @@ from typing import Any
 from genctl.batch.rows import InputRow
 from genctl.batch.writers import to_json
 from genctl.errors import InputError
+from genctl.models.fingerprint import brief, is_outdated
 
 SCHEMA = "genctl-compare/1"
 TOLERANCE = 1e-3  # on log-probabilities, nats
@@ -300,13 +301,15 @@ def _apart(one: float | None, other: float | None) -> float:
 def notes(before: Recording, checkpoints: Mapping[str, str], versions: Mapping[str, str]) -> list[str]:
     """What else has changed: checkpoints and versions. No failure by itself."""
     found = []
-    for name, fingerprint in checkpoints.items():
+    for name, now in checkpoints.items():
         known = before.checkpoints.get(name)
         if known is None:
             said = ", ".join(before.checkpoints) or "nothing"
             found.append(f"checkpoint {name} is not in the recording, which was made with {said}")
-        elif known != fingerprint:
-            found.append(f"checkpoint {name} has changed: {known[:12]}… before, {fingerprint[:12]}… now")
+        elif known != now and is_outdated(known):
+            found.append(f"checkpoint {name}: the recording, of an older genctl, does not tell whether it has changed")
+        elif known != now:
+            found.append(f"checkpoint {name} has changed: {brief(known)} before, {brief(now)} now")
     for name, version in versions.items():
         if name in before.versions and before.versions[name] != version:
             found.append(f"{name} {before.versions[name]} before, {version} now")

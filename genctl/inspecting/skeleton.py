@@ -19,7 +19,8 @@ from genctl.decode.describe import describe
 from genctl.decode.forward import Forward
 from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
-from genctl.models import check, hub, layout, lean, packing, quantizing, resolve, weights
+from genctl.models import architecture, check, hub, layout, lean, packing, quantizing, resolve, weights
+from genctl.models.attempts import guarded
 from genctl.models.progress import quiet
 from genctl.params import Runtime
 
@@ -67,14 +68,14 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
     with quiet():
         place = _locate(runtime, allow_pickle, trust_remote_code)
         checkpoint = _checkpoint(place.folder, allow_pickle, trust_remote_code)
-        config = hub._config(checkpoint, trust_remote_code)
-        kind = hub._kind(checkpoint, config, trust_remote_code)
+        config = architecture.read_config(checkpoint, trust_remote_code)
+        kind = architecture.auto_class(checkpoint, config, trust_remote_code)
         notes = list(place.notes)
         dtype = _dtype(runtime, config, checkpoint, notes)
         if runtime.dtype == "auto" and device.startswith("cuda") and not checkpoint.config.get("quantization_config"):
             able = not torch.cuda.is_available() or torch.cuda.is_bf16_supported()  # a plan for elsewhere: as new ones
             dtype = getattr(torch, layout.dtype_on("cuda", str(dtype).removeprefix("torch."), able))
-        model = hub._guard(lambda: _made(kind, config, dtype, trust_remote_code), "config.json cannot be used")
+        model = guarded(lambda: _made(kind, config, dtype, trust_remote_code), "config.json cannot be used")
     if checkpoint.config.get("quantization_config"):
         notes.append(
             "config.json has a quantization_config, which a plan does not apply: weights count as "
@@ -211,7 +212,7 @@ def _has_weights(folder: Path, config: dict[str, Any]) -> bool:
 
 def _check_effort(config: dict[str, Any]) -> None:
     """Refuse what takes long to build even without numbers: modules are made one by one. Raises ModelError."""
-    for part, where in check._parts(config):
+    for part, where in check.parts(config):
         layers = experts = 1
         for name, value in part.items():
             if type(value) is not int:

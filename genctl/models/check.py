@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError
-from genctl.models import tokenizer_files, weights
+from genctl.models import fingerprint, sizes, tokenizer_files, weights
 from genctl.models.weights import Weights, read_json
 
 TOKENIZERS = (
@@ -27,12 +27,10 @@ TOKENIZERS = (
     "tekken.json",
     "tiktoken.model",
 )
-FINGERPRINTED = ("config.json", "generation_config.json", "tokenizer_config.json", *TOKENIZERS, "merges.txt")
-
 _READ_WHOLE = (".json", ".jinja", ".txt", ".model", ".spm", ".tiktoken")  # by libraries, into memory
 
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim")
-_LAYERS = (
+LAYERS = (
     "num_hidden_layers",
     "n_layer",
     "n_layers",
@@ -42,6 +40,8 @@ _LAYERS = (
     "num_decoder_layers",
 )
 _INNER = ("intermediate_size", "d_ff", "ffn_dim", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")
+_HEADS = ("num_attention_heads", "n_head", "num_heads")
+_HEAD_DIM = ("head_dim", "d_kv", "qk_nope_head_dim", "v_head_dim", "qk_head_dim")
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 _POSITION_TABLES = ("wpe.weight", "embed_positions.weight", "position_embeddings.weight")
@@ -72,14 +72,15 @@ class Checkpoint:
     generation: dict[str, Any]  # generation_config.json without what is None; {} if there is none
     weights: Weights
     has_tokenizer: bool
+    files: fingerprint.Stamps = field(default_factory=dict)  # all that decide what it generates, as they were checked
 
     @property
     def model_type(self) -> str:
         return str(self.config["model_type"])
 
     def fingerprint(self) -> str:
-        """See `weights.fingerprint`."""
-        return weights.fingerprint(self.folder, self.weights, FINGERPRINTED)
+        """A digest of all bytes that decide what it generates. Raises ModelError for files that have changed since."""
+        return fingerprint.fingerprint(self.folder, self.files)
 
 
 def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_tokenizer: bool) -> Checkpoint:
@@ -93,7 +94,10 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZERS)
     tokenizer_files.check(folder)
     if need_tokenizer and not has_tokenizer:
-        raise ModelError(f"{folder} has no tokenizer (tokenizer.json, tokenizer.model, vocab.json, …)")
+        raise ModelError(
+            f"{folder} has no tokenizer (tokenizer.json, tokenizer.model, vocab.json, …), so it cannot read text",
+            hint='prompts in token ids need none: rows such as {"prompt_ids": [5, 60, 7]} in a JSONL input',
+        )
     check_numbers(config)
     found = weights.find(folder, config, allow_pickle=allow_pickle)
     if not found.pickled:
@@ -103,7 +107,8 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
         _check_types(config, found)
     told = {key: value for key, value in generation.items() if value is not None and not key.startswith("_")}
     told.pop("transformers_version", None)
-    return Checkpoint(folder, config, told, found, has_tokenizer)
+    files = fingerprint.stamps(folder, found.files, code=trust_remote_code)
+    return Checkpoint(folder, config, told, found, has_tokenizer, files)
 
 
 def check_files(folder: Path) -> None:
@@ -142,17 +147,19 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def check_numbers(config: dict[str, Any]) -> None:
     """Refuse sizes that are no positive whole numbers, or that no model has. Raises ModelError."""
-    for part, where in _parts(config):
-        for name in (*_HIDDEN, "vocab_size", *_LAYERS, *_COUNTS, *_INNER, *_POSITIONS, *_WINDOWS):
+    for part, where in parts(config):
+        for name in (*_HIDDEN, "vocab_size", *LAYERS, *_COUNTS, *_INNER, *_POSITIONS, *_WINDOWS):
             value = part.get(name)
             if value is None or (name in _WINDOWS and value is False):
                 continue
             if name in (*_INNER, *_COUNTS) and isinstance(value, list):  # a list: one for each layer
                 continue
             told = f"config.json says {where}{name} = {value!r:.40}"
+            if name in _POSITIONS and isinstance(value, float) and value.is_integer():
+                value = int(value)  # musicflamingo's, as transformers saves it
             if type(value) is not int or value < 0 or (value == 0 and name in _HIDDEN):
                 raise ModelError(f"{told}, which is not a positive whole number")
-            most = _MOST_LAYERS if name in (*_LAYERS, *_COUNTS) else _WIDEST
+            most = _MOST_LAYERS if name in (*LAYERS, *_COUNTS) else _WIDEST
             most = _MOST_POSITIONS if name in (*_POSITIONS, *_WINDOWS) else most
             if part.get("model_type") in _COMPUTED_POSITIONS and name in _POSITIONS:
                 most = _MOST_COMPUTED
@@ -163,8 +170,8 @@ def check_numbers(config: dict[str, Any]) -> None:
 def check_size(config: dict[str, Any], found: Weights) -> None:
     """Refuse a config that asks for far more than the weight files hold, before anything is allocated.
 
-    The config implies at least vocabulary x hidden + layers x (2 hidden² + 2 hidden x inner) parameters; that may be at
-    most four times what the headers hold, plus a million. Raises ModelError.
+    The config implies at least vocabulary x hidden + layers x (2 hidden² + 2 hidden x inner) parameters, and queries
+    of heads x their size; that may be at most four times what the headers hold, plus a million. Raises ModelError.
     """
     if config.get("quantization_config"):
         packed = 8  # weights of at least four bits, packed in words of up to 32
@@ -172,21 +179,22 @@ def check_size(config: dict[str, Any], found: Weights) -> None:
         packed = 1
         _check_dimensions(config, found)
     held = sum(tensor.numel for tensor in found.tensors.values()) * packed
-    implied = sum(_implied(part) for part, _ in _parts(config))
+    implied = sum(_implied(part) for part, _ in _built(config))
     if implied > 4 * held + 1_000_000:
         raise ModelError(f"config.json implies at least {implied:,} parameters, but the weight files hold {held:,}")
 
 
 def _check_dimensions(config: dict[str, Any], found: Weights) -> None:
     widest = max(max(tensor.shape, default=1) for tensor in found.tensors.values())
-    for part, where in _parts(config):
+    for part, where in _built(config):
         for name in (*_HIDDEN, "vocab_size"):
             if isinstance(part.get(name), int) and part[name] > widest:
                 raise ModelError(
                     f"config.json says {where}{name} = {part[name]:,}, but no tensor has a dimension above {widest:,}"
                 )
+    sizes.check(config, widest, known=(*_POSITIONS, *_WINDOWS))
     rows = [t.shape[0] for name, t in found.tensors.items() if name.endswith(_POSITION_TABLES) and len(t.shape) == 2]
-    for part, where in _parts(config):
+    for part, where in parts(config):
         for name in _POSITIONS:
             if rows and isinstance(part.get(name), int) and part[name] > 4 * max(rows) + 1000:
                 raise ModelError(
@@ -194,12 +202,20 @@ def _check_dimensions(config: dict[str, Any], found: Weights) -> None:
                 )
 
 
+def _built(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The parts of a config that a language model is built of: moshi's also describes models of sound beside it."""
+    for part, where in parts(config):
+        if config.get("model_type") != "moshi" or not where:
+            yield part, where
+
+
 def _implied(part: dict[str, Any]) -> int:
     def largest(names: tuple[str, ...]) -> int:
         return max((part[name] for name in names if type(part.get(name)) is int), default=0)
 
-    hidden, vocabulary, layers = largest(_HIDDEN), part.get("vocab_size") or 0, largest(_LAYERS)
-    return int(vocabulary * hidden + layers * (2 * hidden * hidden + 2 * hidden * largest(_INNER)))
+    hidden, vocabulary, layers = largest(_HIDDEN), part.get("vocab_size") or 0, largest(LAYERS)
+    heads = largest(_HEADS) * largest(_HEAD_DIM) * hidden  # the queries of one layer: others may have none
+    return int(vocabulary * hidden + layers * (2 * hidden * hidden + 2 * hidden * largest(_INNER)) + heads)
 
 
 def _check_types(config: dict[str, Any], found: Weights) -> None:
@@ -213,7 +229,7 @@ def _check_types(config: dict[str, Any], found: Weights) -> None:
 
 
 def _check_code(config: dict[str, Any], trust_remote_code: bool) -> None:
-    for part, where in _parts(config):
+    for part, where in parts(config):
         for name in ("_attn_implementation", "attn_implementation"):
             value = part.get(name)
             if isinstance(value, str) and "/" in value and not trust_remote_code:
@@ -223,7 +239,7 @@ def _check_code(config: dict[str, Any], trust_remote_code: bool) -> None:
                 )
 
 
-def _parts(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+def parts(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """The config and those nested in it (`text_config`, `encoder`, …), each with how its keys are named."""
     yield config, ""
     for name, value in config.items():

@@ -7,15 +7,17 @@ is imported and before anything is allocated. transformers and torch are importe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import check, layout, lean, skeleton
+from genctl.models import architecture, check, layout, lean, leftover, panics, skeleton
+from genctl.models.attempts import guarded, twice
 from genctl.models.progress import OnEvent, quiet, weights_bar
-from genctl.models.resolve import brief, resolve
+from genctl.models.resolve import resolve
 from genctl.models.weights import few
 from genctl.params import Runtime
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_T = TypeVar("_T")
 _STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MEMORY = re.compile(r"(cpu|disk|mps|\d+)\s*=\s*(\d+(?:\.\d+)?\s*[KMGT]i?B)", re.IGNORECASE)
 
@@ -48,7 +49,10 @@ class Loaded:
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def fingerprint(self) -> str:
-        """sha256 (hex) of config, tokenizer, safetensors headers, file sizes and a sample of every tensor's bytes."""
+        """A digest of every byte of the weights, configs, tokenizer and templates, and of Python files that it runs.
+
+        Raises ModelError for a checkpoint whose files have changed since it was loaded.
+        """
         made = self.checkpoint or check.inspect(
             self.path, allow_pickle=True, trust_remote_code=True, need_tokenizer=False
         )
@@ -60,12 +64,13 @@ def load(
     *,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
-    need_tokenizer: bool = True,
+    need_tokenizer: bool = False,
     on_event: OnEvent | None = None,
     before_weights: Callable[[dict[str, Any]], object] | None = None,
 ) -> Loaded:
     """Resolve, check and load `runtime.model`. `before_weights` is given its generation_config and may raise.
 
+    Without a tokenizer a checkpoint takes token ids alone; `need_tokenizer` refuses such a one before it is read.
     Raises ModelError for a checkpoint that is missing, damaged or unfit, UsageError for options that contradict each
     other or name a device that is not here. `on_event` hears of bytes downloaded and tensors read.
     """
@@ -98,18 +103,29 @@ def load(
             plain = False
             lean.whole()
 
-        def read() -> tuple[PreTrainedModel, list[str], PreTrainedTokenizerBase | None]:
-            config = _config(checkpoint, trust_remote_code)
-            kind = _kind(checkpoint, config, trust_remote_code)
-            dtype, told = _dtype(checkpoint, config, runtime, device)
-            model, notes = _model(checkpoint, kind, config, runtime, dtype, placement, trust_remote_code, on_event)
-            notes += told
-            return model, notes, _tokenizer(checkpoint, trust_remote_code) if checkpoint.has_tokenizer else None
+        is_lean = plain and lean.possible()
+        bare = not placement and not trust_remote_code and not checkpoint.config.get("quantization_config")
+        read_before: list[tuple[PreTrainedModel, list[str]]] = []  # a second attempt at the tokenizer needs no other
 
-        model, notes, tokenizer = _read_lean(read) if plain and lean.possible() else read()
+        def read(sparing: bool) -> tuple[PreTrainedModel, list[str], PreTrainedTokenizerBase | None]:
+            with lean.imports() if sparing and is_lean else nullcontext():
+                if not read_before:
+                    config = architecture.read_config(checkpoint, trust_remote_code)
+                    kind = architecture.auto_class(checkpoint, config, trust_remote_code)
+                    dtype, told = _dtype(checkpoint, config, runtime, device)
+                    with skeleton.built() if sparing and bare and skeleton.saves() else nullcontext():
+                        model, notes = _model(
+                            checkpoint, kind, config, runtime, dtype, placement, trust_remote_code, on_event
+                        )
+                    read_before.append((model, [*notes, *told]))
+                tokenizer = _tokenizer(checkpoint, trust_remote_code) if checkpoint.has_tokenizer else None
+                return *read_before[0], tokenizer
+
+        sparing = is_lean or (bare and skeleton.saves())
+        model, notes, tokenizer = twice(read, sparing=sparing, between=lean.whole if is_lean else lambda: None)
         notes += layout.settle(model, runtime, device, checkpoint.config)
         if device is not None:
-            model = _guard(lambda: model.to(device), f"cannot move the model to {device}")
+            model = guarded(lambda: model.to(device), f"cannot move the model to {device}")
     loaded = Loaded(
         model=model,
         tokenizer=tokenizer,
@@ -123,15 +139,6 @@ def load(
     )
     loaded.notes += _vocabulary_notes(loaded)
     return loaded
-
-
-def _read_lean(read: Callable[[], _T]) -> _T:
-    try:
-        with lean.imports():
-            return read()
-    except Exception:  # what a lean import cannot do, a whole one can; what is wrong with the checkpoint stays wrong
-        lean.whole()
-        return read()
 
 
 def generation_config(
@@ -203,70 +210,6 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrainedConfig:
-    from transformers import AutoConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    kind = checkpoint.model_type
-    if kind not in CONFIG_MAPPING_NAMES and not trust_remote_code:
-        if "auto_map" in checkpoint.config:
-            raise ModelError(
-                f"{kind!r:.80} is an architecture that transformers has no code for; the checkpoint brings its own, "
-                "which runs only with --trust-remote-code"
-            )
-        import transformers
-
-        raise ModelError(f"transformers {transformers.__version__} knows no architecture {kind!r:.80}")
-    config = _guard(
-        lambda: AutoConfig.from_pretrained(
-            checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
-        ),
-        "config.json cannot be used",
-    )
-    # what a forward returns is ours to ask for
-    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
-        if part is not None:
-            part.return_dict, part.output_hidden_states, part.output_attentions = True, False, False
-    return config
-
-
-def _kind(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_remote_code: bool) -> Any:
-    """The auto class that loads this checkpoint. Raises ModelError if it has no language-model head."""
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-    from transformers.models.auto import modeling_auto as auto
-
-    causal = dict(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    sequences = dict(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
-    masked = dict(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
-    kind = checkpoint.model_type
-    names = checkpoint.config.get("architectures") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ModelError("config.json: architectures is not a list of names")
-    if trust_remote_code and "auto_map" in checkpoint.config:
-        return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    named = few(names) or f"architecture {kind!r:.80}"
-    headless = ModelError(f"{named} has no language-model head, so it cannot generate text")
-    heads = {name for table in (causal, sequences) for name in _flat(table.values())}
-    if names and not heads & set(names):
-        raise headless
-    if getattr(config, "is_encoder_decoder", False):
-        if kind not in sequences:
-            raise headless
-        return AutoModelForSeq2SeqLM
-    encodes = not names and kind in masked and not getattr(config, "is_decoder", False)
-    if kind not in causal or encodes:
-        raise headless
-    return AutoModelForCausalLM
-
-
-def _flat(values: Any) -> Iterator[str]:
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            yield from value
-        else:
-            yield value
-
-
 def _dtype(
     checkpoint: check.Checkpoint, config: PreTrainedConfig, runtime: Runtime, device: torch.device | None
 ) -> tuple[Any, list[str]]:
@@ -316,20 +259,18 @@ def _model(
             **placement,
         )
 
-    plain = not placement and not trust_remote_code and not checkpoint.config.get("quantization_config")
     with weights_bar(on_event, runtime.model):
-        model, told = _guard(
-            lambda: skeleton.built_or_plain(read, wanted=plain), f"{checkpoint.folder} cannot be loaded"
-        )
-    missing, unexpected = sorted(told["missing_keys"]), sorted(told["unexpected_keys"])
+        model, told = guarded(read, f"{checkpoint.folder} cannot be loaded")
+    missing = sorted(told["missing_keys"])
     mismatched = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in told["mismatched_keys"])
     if mismatched:
         raise ModelError(f"{few(mismatched)}: the shape in the weight files is not the one that config.json implies")
     if missing:
         raise ModelError(f"the weight files lack {len(missing)} tensors that the model needs: {few(missing)}")
     notes = []
-    if unexpected:
-        notes.append(f"{len(unexpected)} tensors in the weight files are not used: {few(unexpected)}")
+    unused = leftover.check(model, told["unexpected_keys"], checkpoint.weights.tensors, checkpoint.config)
+    if unused:
+        notes.append(f"{len(unused)} tensors in the weight files are not used: {few(unused)}")
     model.eval().requires_grad_(False)
     return model, notes
 
@@ -337,12 +278,13 @@ def _model(
 def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    return _guard(
-        lambda: AutoTokenizer.from_pretrained(
-            checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
-        ),
-        f"the tokenizer in {checkpoint.folder} cannot be loaded",
-    )
+    with panics.unreported():
+        return guarded(
+            lambda: AutoTokenizer.from_pretrained(
+                checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
+            ),
+            f"the tokenizer in {checkpoint.folder} cannot be loaded",
+        )
 
 
 def _vocabulary_notes(loaded: Loaded) -> tuple[str, ...]:
@@ -366,15 +308,3 @@ def _vocabulary_notes(loaded: Loaded) -> tuple[str, ...]:
 
 def _special(generation: dict[str, Any]) -> dict[str, Any]:
     return {name: generation[name] for name in ("eos_token_id", "pad_token_id", "bos_token_id") if name in generation}
-
-
-def _guard(call: Callable[[], Any], what: str) -> Any:
-    """Run a library's code; whatever it raises becomes a ModelError of one line."""
-    try:
-        return call()
-    except (ModelError, UsageError):
-        raise
-    except BaseException as error:
-        if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):  # Rust's: no Exception
-            raise
-        raise ModelError(f"{what}: {brief(error)}") from error

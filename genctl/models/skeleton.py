@@ -9,20 +9,14 @@ would be without a checkpoint. transformers makes such tables anew once the weig
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 
-def built_or_plain(read: Callable[[], Any], *, wanted: bool = True) -> Any:
-    """`read()` with `built`, where that saves something; and without, should an architecture not bear it."""
-    if wanted and "sympy" not in sys.modules:
-        try:
-            with built():
-                return read()
-        except Exception:  # what is wrong with the checkpoint itself is wrong in the second attempt, too
-            return read()
-    return read()
+def saves() -> bool:
+    """Whether `built` would save something: what it avoids is not imported yet."""
+    return "sympy" not in sys.modules
 
 
 @contextmanager

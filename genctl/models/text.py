@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from genctl.errors import InputError, ModelError
 from genctl.events import Ended, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
+from genctl.models import panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,7 +42,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens:
     except UnicodeEncodeError as error:
         raise InputError(f"the prompt is not valid Unicode: a lone surrogate at character {error.start}") from error
     try:
-        ids = list(tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
+        with panics.unreported():
+            ids = list(tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
     except BaseException as error:
         if _gave_up(error):
             raise InputError(f"the tokenizer cannot read the prompt: {type(error).__name__}: {error}") from error
@@ -141,6 +143,38 @@ class Detokenizer:
         ready, self._held = self._held[:cut], self._held[cut:]
         self._looked = len(self._held)
         return str(self.tokenizer.clean_up_tokenization(ready))
+
+
+class IdsAlone:
+    """What a Detokenizer is where there is no tokenizer: a sequence has no text, a token is shown as its id, <17>."""
+
+    def push(self, id: int) -> str:
+        """The id, for the eye: it is no part of any text."""
+        return self.piece(id)
+
+    def flush(self) -> str:
+        """Nothing is kept back."""
+        return ""
+
+    def fork(self) -> IdsAlone:
+        """Nothing is kept at all."""
+        return self
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """No text."""
+        return ""
+
+    def piece(self, id: int) -> str:
+        """As a Detokenizer shows an id that its tokenizer lacks."""
+        return f"<{id}>"
+
+
+Words: TypeAlias = "Detokenizer | IdsAlone"
+
+
+def detokenizer(tokenizer: PreTrainedTokenizerBase | None) -> Words:
+    """A new detokenizer for what a checkpoint has."""
+    return IdsAlone() if tokenizer is None else Detokenizer(tokenizer)
 
 
 class _Vocabulary:
@@ -304,13 +338,13 @@ def _byte_name(token: str | None) -> bool:
     return token is not None and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
-def caption(events: Iterable[Event], detokenizer_factory: Callable[[], Detokenizer]) -> Iterator[Event]:
+def caption(events: Iterable[Event], detokenizer_factory: Callable[[], Words]) -> Iterator[Event]:
     """The same events with every `text` filled in: of tokens, of their alternatives, of hypotheses.
 
     One detokenizer follows each live row; it is forked where a row has several children. The last token of a row that
     ended carries what was still open.
     """
-    lanes: dict[str, list[Detokenizer]] = {}
+    lanes: dict[str, list[Words]] = {}
     reader = detokenizer_factory()
     for event in events:
         if isinstance(event, Stepped):
@@ -324,13 +358,13 @@ def caption(events: Iterable[Event], detokenizer_factory: Callable[[], Detokeniz
             yield event
 
 
-def _stepped(event: Stepped, lanes: dict[str, list[Detokenizer]], fresh: Detokenizer) -> Stepped:
+def _stepped(event: Stepped, lanes: dict[str, list[Words]], fresh: Words) -> Stepped:
     before = lanes.get(event.lane)
     children: dict[int, int] = {}
     for parent in (*(row.parent for row in event.rows), *(one.parent for one in event.ended)):
         children[parent] = children.get(parent, 0) + 1
 
-    def follow(child: Row | Ended) -> Detokenizer:
+    def follow(child: Row | Ended) -> Words:
         if before is None:
             return fresh.fork()
         return before[child.parent] if children[child.parent] == 1 else before[child.parent].fork()
@@ -354,7 +388,7 @@ def _stepped(event: Stepped, lanes: dict[str, list[Detokenizer]], fresh: Detoken
     return Stepped(event.lane, event.step, tuple(rows), tuple(ended), event.drafted, event.accepted)
 
 
-def _written(tokens: Iterable[Token], words: Detokenizer) -> list[Token]:
+def _written(tokens: Iterable[Token], words: Words) -> list[Token]:
     return [
         Token(
             token.id,
@@ -369,5 +403,5 @@ def _written(tokens: Iterable[Token], words: Detokenizer) -> list[Token]:
     ]
 
 
-def _hypothesis(hypothesis: Hypothesis, words: Detokenizer) -> Hypothesis:
+def _hypothesis(hypothesis: Hypothesis, words: Words) -> Hypothesis:
     return dataclasses.replace(hypothesis, text=words.decode(hypothesis.tokens))

@@ -6,13 +6,11 @@ tensor's dtype, shape and byte range, then the tensors, without gaps (github.com
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from genctl.errors import ModelError
 
@@ -29,7 +27,6 @@ _BITS = {
 }
 _LONGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors library
 LARGEST_JSON = 64_000_000  # bytes; the index of the largest public checkpoints has a tenth of it
-_SAMPLE = 64  # bytes read from each of three places of each tensor, for the fingerprint
 
 
 @dataclass(frozen=True)
@@ -133,39 +130,6 @@ def read_header(path: Path) -> dict[str, Tensor]:
     tensors = {name: _tensor(path, name, entry, 8 + length) for name, entry in header.items()}
     _check_ranges(path, tensors, 8 + length, size)
     return tensors
-
-
-def fingerprint(folder: Path, weights: Weights, extras: Iterable[str]) -> str:
-    """sha256 (hex) over the named small files, and over each weight file's name, size, header and tensor samples.
-
-    64 bytes at the start, the middle and the end of each tensor are read, so that the cost does not grow with the
-    weights; equal files give equal hashes on every machine. A change that misses all samples is not noticed.
-    """
-    digest = hashlib.sha256()
-
-    def add(label: str, data: bytes) -> None:
-        digest.update(f"{label}\0{len(data)}\0".encode() + data)
-
-    for name in sorted(extras):
-        if (folder / name).is_file():
-            add(name, (folder / name).read_bytes())
-    for path in sorted(weights.files):
-        size = path.stat().st_size
-        add(path.name, str(size).encode())
-        ranges = [(0, size)] if weights.pickled else [(t.begin, t.end) for t in read_header(path).values()]
-        with path.open("rb") as file:
-            if not weights.pickled:
-                length = int.from_bytes(file.read(8), "little")
-                add("header", file.read(length))
-            for begin, end in sorted(ranges):
-                for at in (begin, (begin + end - _SAMPLE) // 2, end - _SAMPLE):
-                    digest.update(_sample(file, max(at, begin), end))
-    return digest.hexdigest()
-
-
-def _sample(file: BinaryIO, at: int, end: int) -> bytes:
-    file.seek(at)
-    return file.read(max(min(_SAMPLE, end - at), 0))
 
 
 def _sharded(folder: Path, index: Path) -> Weights:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,33 @@ def test_a_changed_input_checkpoint_or_grammar_is_told(gpt2: Path, given: Path, 
     assert "repetition_penalty 1.0 → 1.5" in done.err
     assert "the checkpoint" in done.err
     assert "has changed (" in done.err
+
+
+def test_a_weight_changed_anywhere_is_told(gpt2: Path, given: Path, out: Path, tmp_path: Path) -> None:
+    """The first version looked at three places of each tensor: rows of two checkpoints ended in one file."""
+    model = Path(shutil.copytree(gpt2, tmp_path / "model"))
+    cut_off(model, given, out, 5)
+    with (model / "model.safetensors").open("r+b") as file:
+        file.seek(-1000, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-1000, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 1]))
+    before = out.read_bytes()
+    done = run(model, given, out, "--resume")
+    assert done.status == 2
+    assert f"{out} cannot be resumed: the checkpoint {model} has changed (" in done.err
+    assert out.read_bytes() == before
+
+
+def test_a_journal_whose_checkpoint_was_only_sampled_is_refused(gpt2: Path, given: Path, out: Path) -> None:
+    cut_off(gpt2, given, out, 5)
+    header, *marks = beside(out).read_bytes().splitlines(keepends=True)
+    told = json.loads(header)
+    told["checkpoints"] = dict.fromkeys(told["checkpoints"], "f" * 64)
+    beside(out).write_bytes(json.dumps(told).encode() + b"\n" + b"".join(marks))
+    done = run(gpt2, given, out, "--resume")
+    assert done.status == 2
+    assert "begun with a version of genctl that did not look at all bytes of a checkpoint" in done.err
 
 
 def test_another_version_is_told(gpt2: Path, given: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

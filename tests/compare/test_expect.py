@@ -54,7 +54,7 @@ def test_a_recording_says_what_it_was_made_on(folder: Path, tmp_path: Path) -> N
     data = json.loads(file.read_text())
     assert data["schema"] == "genctl-compare/1"
     assert set(data["versions"]) == {"genctl", "torch", "transformers"}
-    assert re.fullmatch("[0-9a-f]{64}", data["checkpoints"][str(folder)])
+    assert re.fullmatch("sha256:[0-9a-f]{64}", data["checkpoints"][str(folder)])
     assert (data["seed"], data["seeds"]) == (9, 1)
     assert [prompt["prompt"] for prompt in data["prompts"]] == ["hello there", "again"]
     beam = data["runs"][2]
@@ -99,6 +99,17 @@ def test_a_changed_checkpoint_that_writes_the_same_is_a_note(folder: Path, tmp_p
     assert done.status == 0
     assert re.search(r"note: checkpoint .* has changed: [0-9a-f]{12}… before, [0-9a-f]{12}… now", done.out)
     assert "note: torch 1.0 before" in done.out
+
+
+def test_a_recording_that_sampled_its_checkpoint_cannot_tell(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "expected.json"
+    save(folder, file)
+    data = json.loads(file.read_text())
+    data["checkpoints"] = dict.fromkeys(data["checkpoints"], "f" * 64)
+    file.write_text(json.dumps(data))
+    done = genctl("compare", "--expect", str(file))
+    assert done.status == 0
+    assert "the recording, of an older genctl, does not tell whether it has changed" in done.out
 
 
 def test_scores_that_move_more_than_the_tolerance_fail(folder: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,17 @@ def test_two_equal_prompts_tell_of_the_same_reuse(gpt2: Path, tmp_path: Path) ->
     usages = [[one["usage"] for one in found] for found in records]
     assert usages[0] == usages[1]
     assert usages[0][0]["reused_tokens"] == 9
+
+
+def test_a_prompt_cache_does_not_outlive_any_change_of_the_weights(gpt2: Path, tmp_path: Path) -> None:
+    model, file = Path(shutil.copytree(gpt2, tmp_path / "model")), tmp_path / "saved"
+    assert inspect(PROMPT, "-m", str(model), "--steps", "1", "--save-cache", str(file)).status == 0
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[-1000] ^= 1
+    (model / "model.safetensors").write_bytes(weights)
+    done = genctl("run", PROMPT, "-m", str(model), "-n", "1", "--prompt-cache", str(file))
+    assert done.status == 2
+    assert "made with another checkpoint, whose files have changed since" in done.err
 
 
 def test_a_prompt_cache_of_no_use_is_told_of(gpt2: Path, mamba: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from genctl.strategies.contrastive import Contrastive
 from genctl.strategies.sample import Sample
 from tests.tiny import ARCHITECTURES, CAUSAL, tiny
 
-IDENTITY = saved.Identity("f" * 64, "the/model", "float32", "5.23.0")
+IDENTITY = saved.Identity("sha256:" + "f" * 64, "the/model", "float32", "5.23.0")
 PROMPT = tuple(range(5, 25))
 SOURCE = tuple(range(5, 16))
 RECURRENT = ("mamba", "jamba")
@@ -162,14 +162,22 @@ def refused(data: bytes, path: Path, identity: saved.Identity = IDENTITY) -> str
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"checkpoint": "0" * 64, "model": "another/model"}, "another checkpoint (the/model)"),
-        ({"checkpoint": "0" * 64}, "whose files have changed since"),
+        ({"checkpoint": "sha256:" + "0" * 64, "model": "another/model"}, "another checkpoint (the/model)"),
+        ({"checkpoint": "sha256:" + "0" * 64}, "whose files have changed since"),
         ({"dtype": "bfloat16"}, "its dtype is float32, here it is bfloat16"),
         ({"transformers": "6.0.0"}, "its transformers is 5.23.0, here it is 6.0.0"),
     ],
 )
 def test_what_does_not_fit_is_named(changed: dict[str, str], words: str, content: bytes, tmp_path: Path) -> None:
     assert words in refused(content, tmp_path / "file", saved.Identity(**{**vars(IDENTITY), **changed}))
+
+
+def test_a_file_whose_checkpoint_was_only_sampled_is_refused(tmp_path: Path) -> None:
+    """The first version's fingerprints may be equal although the weights are not."""
+    sampled = saved.Identity(**{**vars(IDENTITY), "checkpoint": "f" * 64})
+    old = saved.packed(whole(Forward(tiny("gpt2")), PROMPT[:3]), sampled)
+    message = refused(old, tmp_path / "file")
+    assert "written by a version of genctl that did not look at all bytes of a checkpoint" in message
 
 
 def test_a_name_is_only_told_and_a_checkpoint_may_move(content: bytes, tmp_path: Path) -> None:

@@ -138,20 +138,6 @@ def test_max_memory_is_read_as_accelerate_wants_it() -> None:
     assert max_memory("0=20GiB, cpu = 1.5 GB,disk=9TB") == {0: "20GiB", "cpu": "1.5GB", "disk": "9TB"}
 
 
-def test_a_fingerprint_follows_the_checkpoint_not_the_folder(llama: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(llama, tmp_path / "copy"))
-    first = loaded(llama).fingerprint()
-    assert len(first) == 64
-    assert loaded(copy).fingerprint() == first
-    raw = bytearray((copy / "model.safetensors").read_bytes())
-    raw[-1] ^= 1
-    (copy / "model.safetensors").write_bytes(raw)
-    assert loaded(copy).fingerprint() != first
-    other = tmp_path / "other"
-    tiny("llama", other, eos=7)
-    assert loaded(other).fingerprint() != first
-
-
 def test_a_sharded_checkpoint_loads(llama: Path, tmp_path: Path) -> None:
     sharded = tmp_path / "sharded"
     model = tiny("llama")

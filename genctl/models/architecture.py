@@ -1,0 +1,124 @@
+"""Which class of transformers loads a checkpoint, and with which config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from genctl.errors import ModelError
+from genctl.models import check
+from genctl.models.attempts import guarded
+from genctl.models.weights import few
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def read_config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrainedConfig:
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    kind = checkpoint.model_type
+    if kind not in CONFIG_MAPPING_NAMES and not trust_remote_code:
+        if "auto_map" in checkpoint.config:
+            raise ModelError(
+                f"{kind!r:.80} is an architecture that transformers has no code for; the checkpoint brings its own, "
+                "which runs only with --trust-remote-code"
+            )
+        import transformers
+
+        raise ModelError(f"transformers {transformers.__version__} knows no architecture {kind!r:.80}")
+    config = guarded(
+        lambda: AutoConfig.from_pretrained(
+            checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
+        ),
+        "config.json cannot be used",
+    )
+    # what a forward returns is ours to ask for
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+        if part is not None:
+            part.return_dict, part.output_hidden_states, part.output_attentions = True, False, False
+    return config
+
+
+def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_remote_code: bool) -> Any:
+    """The auto class that loads this checkpoint. Raises ModelError if it cannot continue a text.
+
+    Models of sound and text that transformers lists among encoder-decoders read text alone as decoders do. Of models of
+    pictures and text, AutoModelForCausalLM loads the text model where it knows it.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers.models.auto import modeling_auto as auto
+
+    causal = dict(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    sequences = dict(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
+    masked = dict(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    kind = checkpoint.model_type
+    names = checkpoint.config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError("config.json: architectures is not a list of names")
+    if trust_remote_code and "auto_map" in checkpoint.config:
+        return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    named = few(names) or f"architecture {kind!r:.80}"
+    for name in (kind, *names):
+        if name in _UNFIT:
+            raise ModelError(f"{named} {_UNFIT[name]}, so it cannot continue a text")
+    mixed = _names(auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
+    heads = _names(causal) | _names(sequences)
+    if names and not (heads | (mixed if kind in causal else set())) & set(names):
+        raise _unfit(named, set(names), auto)
+    if getattr(config, "is_encoder_decoder", False):
+        if kind not in sequences:
+            raise _unfit(named, {kind}, auto)
+        return AutoModelForSeq2SeqLM
+    encodes = not names and kind in masked and not getattr(config, "is_decoder", False)
+    if kind in causal and not encodes:
+        return AutoModelForCausalLM
+    if kind in sequences:
+        return AutoModelForSeq2SeqLM
+    raise _unfit(named, {kind}, auto)
+
+
+# Architectures and classes among those of language models that read more than text, or write something else.
+_UNFIT = {
+    "voxtral_realtime": "does not run without sound",
+    "Emu3ForConditionalGeneration": "reads pictures, and transformers does not find its text model by itself",
+    "musicgen": "writes codes of sound",
+    "musicgen_melody": "writes codes of sound",
+    "gemma4_assistant": "drafts for another model, whose keys and values it reads",
+    "gemma4_unified_assistant": "drafts for another model, whose keys and values it reads",
+}
+
+
+def _unfit(named: str, known: set[str], auto: Any) -> ModelError:
+    """Why a class, or an architecture whose class is not told, is not loaded."""
+
+    def among(*tables: str) -> bool:
+        return any(known & ({*table} | _names(table)) for table in (dict(getattr(auto, name)) for name in tables))
+
+    if among("MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES", "MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES"):
+        return ModelError(f"{named} writes sound, not text")
+    if among(
+        "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+        "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+        "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    ):
+        return ModelError(f"{named} reads pictures or sound, and genctl loads models that are made for text")
+    if among("MODEL_FOR_MASKED_LM_MAPPING_NAMES"):
+        return ModelError(f"{named} fills in masked words and has no language-model head, so it cannot generate text")
+    if any(name.endswith("ForConditionalGeneration") for name in known):
+        return ModelError(f"{named} is none of the classes with which transformers continues a text")
+    return ModelError(f"{named} has no language-model head, so it cannot generate text")
+
+
+def _names(table: dict[str, Any]) -> set[str]:
+    """The classes of a table of transformers."""
+    return {*_flat(table.values())}
+
+
+def _flat(values: Any) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from value
+        else:
+            yield value

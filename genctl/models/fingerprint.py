@@ -1,0 +1,131 @@
+"""The identity of a checkpoint: one digest of every byte that decides what it generates.
+
+Weight files are read to their last byte, in parallel. Their digests are remembered in genctl's cache folder by path,
+size, times and inode, so that an unchanged checkpoint is read once (`digests`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeAlias
+
+from genctl.errors import ModelError
+from genctl.models import digests
+from genctl.models.digests import Stamp
+
+PREFIX = "sha256:"  # fingerprints of the first version were bare hex, and saw a sample of each tensor only
+Stamps: TypeAlias = Mapping[str, Stamp]  # the name of a file inside the checkpoint -> size, times and inode
+
+# What libraries read beside the weights: configs (nested and processors' too), vocabularies under all names that
+# transformers' tokenizers use, chat templates, the index of shards. Results of a run that lie there are none of it.
+_NAMES = re.compile(
+    r".*(config|token|vocab|merges|sentencepiece|tekken|normalizer|emoji|byte_maps|word_shape|word_pronunciation).*"
+    r"\.(json|txt)"
+    r"|chat_template.*\.json|dict\.txt|.*\.index\.json"
+    r"|.*\.(jinja|model|spm|codes|tiktoken|tokenizer)"
+)
+_TEMPLATES = "additional_chat_templates"  # transformers' folder for further templates
+_CHUNK = 16 << 20  # bytes: one leaf of a file's digest; a part of what `PREFIX` stands for
+_PIECE = 1 << 20  # bytes read at once
+_THREADS = 8
+
+
+def stamps(folder: Path, weights: Iterable[Path], *, code: bool) -> Stamps:
+    """Every file that counts, with the state in which it is now. `code`: the checkpoint's Python files count too."""
+    found = {path.name: path for path in weights}
+    for path in folder.iterdir():
+        if _NAMES.fullmatch(path.name):
+            found[path.name] = path
+    for path in folder.glob(f"{_TEMPLATES}/*.jinja"):
+        found[path.relative_to(folder).as_posix()] = path
+    if code:
+        for pattern in ("*.py", "*/*.py"):
+            found |= {path.relative_to(folder).as_posix(): path for path in folder.glob(pattern)}
+    states = {name: _state(path) for name, path in sorted(found.items())}
+    return {name: digests.stamp(state) for name, state in states.items() if state is not None}
+
+
+def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = time.time) -> str:
+    """`sha256:` and 64 hex digits over the names and all bytes of `files`; it does not depend on where they lie.
+
+    Raises ModelError for a file that cannot be read, or that is not as it was when its stamp was taken.
+    """
+    if not files:
+        raise ValueError("a checkpoint that was not checked has no fingerprint")
+    paths = {name: folder / name for name in files}
+    remembered = digests.Remembered(clock)
+    large = {name for name, entry in files.items() if entry.size >= digests.SMALLEST}
+    known = {name: remembered.find(paths[name], files[name]) for name in large}
+    made = {name: digest for name, digest in known.items() if digest is not None}
+    _check(folder, files)
+    made |= _digests({name: (path, files[name].size) for name, path in paths.items() if name not in made})
+    _check(folder, files)
+    for name in sorted(large):
+        if known[name] is None:
+            remembered.add(paths[name], files[name], made[name])
+    remembered.save()
+    whole = hashlib.sha256()
+    for name in sorted(made):
+        whole.update(f"{name}\0{files[name].size}\0{made[name]}\n".encode())
+    return PREFIX + whole.hexdigest()
+
+
+def is_outdated(value: object) -> bool:
+    """Whether a fingerprint is one of the first version, which may be equal although weights differ."""
+    return not (isinstance(value, str) and value.startswith(PREFIX))
+
+
+def brief(value: object) -> str:
+    """A fingerprint in a sentence."""
+    return f"{str(value).removeprefix(PREFIX):.12}…"
+
+
+def _check(folder: Path, files: Stamps) -> None:
+    for name, before in files.items():
+        state = _state(folder / name)
+        if state is None or digests.stamp(state) != before:
+            raise ModelError(f"{name} in {folder} has changed since it was read")
+
+
+def _state(path: Path) -> os.stat_result | None:
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state if stat.S_ISREG(state.st_mode) else None
+
+
+def _digests(files: Mapping[str, tuple[Path, int]]) -> dict[str, str]:
+    """sha256 (hex) over the sha256 of each 16 MiB of each file, so that one large file keeps several cores busy."""
+    starts = [(name, path, at) for name, (path, size) in files.items() for at in range(0, max(size, 1), _CHUNK)]
+    wholes = {name: hashlib.sha256() for name in files}
+    workers = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1, max(len(starts), 1)))
+    try:
+        leaves = workers.map(lambda start: _leaf(start[1], start[2]), starts)
+        for (name, _, _), leaf in zip(starts, leaves, strict=True):
+            wholes[name].update(leaf)
+    finally:
+        workers.shutdown(cancel_futures=True)  # an interrupt waits for the leaves at hand only
+    return {name: whole.hexdigest() for name, whole in wholes.items()}
+
+
+def _leaf(path: Path, start: int) -> bytes:
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
+    left = _CHUNK
+    try:
+        # read, never mapped: a mapped file that another process cuts ends this one
+        with path.open("rb", buffering=0) as file:
+            file.seek(start)
+            while left and (count := file.readinto(buffer[: min(left, _PIECE)])):
+                digest.update(buffer[:count])
+                left -= count
+    except OSError as error:
+        raise ModelError(f"cannot read {path.name}: {error.strerror or error}") from error
+    return digest.digest()
