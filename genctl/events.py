@@ -67,6 +67,7 @@ class Hypothesis:
     slot: int | None = None
     stop: str = ""  # what exactly stopped it, where `reason` needs saying (the stop string)
     text: str = ""
+    unmet: tuple[str, ...] = ()  # forced phrases that are not in it
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,12 +177,14 @@ class Session:
         from genctl.decode.loop import decode
         from genctl.models.text import Detokenizer, caption
         from genctl.trimming import Guard, trimmed
+        from genctl.unmet import Wishes, noted
 
         asides: deque[events.Event] = deque()
         begins: dict[str, events.Began] = {}
         guards: dict[str, Guard] = {}
         healed: dict[str, Healed] = {}
         ranked: dict[str, rerank.Plan] = {}
+        wishes: dict[str, Wishes] = {}
         name = self.loaded.name
 
         def keep(made: Planned) -> None:
@@ -193,6 +195,8 @@ class Session:
                 healed[lane] = made.healed
             if made.rerank is not None:
                 ranked[lane] = made.rerank
+            if made.wishes is not None:
+                wishes[lane] = made.wishes
 
         def lanes() -> Iterator[Lane]:
             for request in requests:
@@ -228,11 +232,11 @@ class Session:
             while asides:
                 yield asides.popleft()
 
-        worded = caption(told(), lambda: Detokenizer(self.loaded.tokenizer))
+        worded = caption(noted(told(), wishes), lambda: Detokenizer(self.loaded.tokenizer))
         for event in rerank.reranked(unhealed(trimmed(worded, guards), healed), ranked):
             yield event
             if isinstance(event, (events.Finished, events.Failed)):
-                for plans in (guards, healed, ranked):
+                for plans in (guards, healed, ranked, wishes):
                     plans.pop(event.lane, None)
 
 

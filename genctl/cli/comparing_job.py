@@ -22,6 +22,7 @@ from genctl.cli.cutting import cut_note
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.prompting import is_terminal
 from genctl.cli.recording import EventFile
+from genctl.cli.shortfall import shortfalls
 from genctl.comparing import expectations, references
 from genctl.comparing.outputs import Cell, Failure, Prompt
 from genctl.comparing.runs import Run, checkpoint_of
@@ -242,6 +243,9 @@ class Job:
                 result = collector.feed(event)
                 if result is not None:
                     prompt, run, repetition = self.lanes.pop(result.lane)
+                    for note in shortfalls(result, f"prompt {prompt.row.id}, run {self.runs[run].name}"):
+                        view.hide()
+                        self.say(f"note: {note}")
                     prompt.cells[run][repetition] = (
                         result if result.error is None else Failure(result.error.code, result.error.message)
                     )

@@ -26,6 +26,7 @@ from genctl.cli.interrupt import Interrupt
 from genctl.cli.making import ends_to_tell, make_bar, make_view, records_of, wants_bar
 from genctl.cli.prompting import is_terminal
 from genctl.cli.recording import EventFile
+from genctl.cli.shortfall import shortfalls
 from genctl.cli.tally import Tally
 from genctl.cli.unfinished import Unfinished
 from genctl.config.layers import Layer, Resolved, overlay, row_layer
@@ -294,6 +295,9 @@ class Job:
             return
         if self.stop_at is not None and row.index > self.stop_at:
             return
+        if row.index >= self.output.done:
+            for note in shortfalls(result, f"prompt {row.id}"):
+                self.say(f"note: {note}")
         self.tally.expect(row.index, ends_to_tell(self.asked.fail_on, row, result))
         records: Sequence[Mapping[str, Any]] = self.search.records(row.id) or records_of(
             self.asked,

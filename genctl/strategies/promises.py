@@ -15,7 +15,9 @@ from typing import NamedTuple, TypeAlias
 Phrase: TypeAlias = tuple[int, ...]
 Alternatives: TypeAlias = tuple[Phrase, ...]
 
-EXACT = 8  # open promises for which the shortest completion is searched; above, overlaps between phrases are not counted
+EXACT = (
+    8  # open promises for which the shortest completion is searched; above, overlaps between phrases are not counted
+)
 
 
 class Progress(NamedTuple):
@@ -211,7 +213,9 @@ class Promises:
         return sum(times * length for times, length in zip(still, self.shortest, strict=True))
 
     def _open_phrases(self, progress: Progress) -> Iterator[Phrase]:
-        found = (phrase for times, phrases in zip(progress.open, self.wanted, strict=True) if times for phrase in phrases)
+        found = (
+            phrase for times, phrases in zip(progress.open, self.wanted, strict=True) if times for phrase in phrases
+        )
         yield from dict.fromkeys(found)
 
     def _begun(self, progress: Progress) -> Iterator[tuple[Phrase, int]]:
