@@ -11,7 +11,7 @@ from genctl import rerank
 from genctl.errors import InputError, ModelError, UsageError
 from genctl.params import Generation, Runtime
 from genctl.trimming import Guard
-from genctl.unmet import Wishes, names
+from genctl.unmet import Wishes, wishes
 
 if TYPE_CHECKING:
     from genctl.decode.forward import Forward
@@ -166,8 +166,8 @@ class Planner:
         if truncated:
             settings["truncated"] = truncated
         guard = Guard(criteria, generation.keep_stop, self.text)  # type: ignore[arg-type]
-        kind, wishes = ranking.kind if ranking else strategy.kind, self._wishes(generation, strategy)
-        return Planned(lane, prompt, kind, settings, guard, healed, ranking, wishes)
+        kind, wanted = ranking.kind if ranking else strategy.kind, self._wishes(generation, strategy)
+        return Planned(lane, prompt, kind, settings, guard, healed, ranking, wanted)
 
     def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.Plan | None]:
         from genctl.strategies.choose import choose
@@ -197,7 +197,7 @@ class Planner:
 
         if not isinstance(strategy, ConstrainedBeam):
             return None
-        return Wishes(Promises(strategy.words), names(generation, self.text))
+        return Wishes(Promises(strategy.words), wishes(generation, self.text), self.text)
 
     def _check_special(self, generation: Generation) -> None:
         """Raises UsageError for a special id that the model does not have: it could never be written or read."""

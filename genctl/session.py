@@ -232,8 +232,9 @@ class Session:
             while asides:
                 yield asides.popleft()
 
-        worded = caption(noted(told(), wishes), lambda: Detokenizer(self.loaded.tokenizer))
-        for event in rerank.reranked(unhealed(trimmed(worded, guards), healed), ranked):
+        worded = caption(told(), lambda: Detokenizer(self.loaded.tokenizer))
+        whole = noted(unhealed(trimmed(worded, guards), healed), wishes)
+        for event in rerank.reranked(whole, ranked):
             yield event
             if isinstance(event, (events.Finished, events.Failed)):
                 for plans in (guards, healed, ranked, wishes):

@@ -1,4 +1,4 @@
-"""Which forced phrases a finished text lacks, told by looking at the text: whatever search wrote it, however it ended."""
+"""Which forced phrases a finished text lacks: looked for in its tokens and its text, however it was written."""
 
 from __future__ import annotations
 
@@ -15,20 +15,43 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Wish:
+    """One promise as it was given: texts of which one is enough, or their ids."""
+
+    name: str
+    texts: tuple[str, ...]  # empty where ids have no text
+    literal: bool  # whether texts were given, which any tokens may spell
+
+    def there(self, text: str, times: int) -> bool:
+        """Whether a text holds it so often."""
+        return sum(text.count(one) for one in self.texts) >= times
+
+
+@dataclass(frozen=True)
 class Wishes:
-    """The promises of one lane, with what each is called."""
+    """The promises of one lane."""
 
     promises: Promises
-    names: tuple[str, ...]
+    wishes: tuple[Wish, ...]
+    text: Callable[[Sequence[int]], str]  # of ids
 
     def unmet(self, hypothesis: events.Hypothesis) -> events.Hypothesis:
-        """The hypothesis with the names of the promises that its tokens do not keep."""
-        found = tuple(self.names[place] for place in self.promises.open_in(hypothesis.tokens))
-        return dataclasses.replace(hypothesis, unmet=found) if found else hypothesis
+        """The hypothesis with the names of what it lacks.
+
+        Its tokens decide, and the text: a stop can cut a word away again, and other tokens can spell it.
+        """
+        lacking = self.promises.open_in(hypothesis.tokens)
+        cut = hypothesis.reason == "stop" and self.text(hypothesis.tokens) != hypothesis.text
+        found = []
+        for place, wish in enumerate(self.wishes):
+            seen = wish.there(hypothesis.text, self.wishes[: place + 1].count(wish))
+            if (place in lacking and not (wish.literal and seen)) or (cut and wish.texts and not seen):
+                found.append(wish.name)
+        return dataclasses.replace(hypothesis, unmet=tuple(found)) if found else hypothesis
 
 
-def names(generation: Generation, text: Callable[[Sequence[int]], str]) -> tuple[str, ...]:
-    """What `force_words_ids` and then `force_words` ask for, as text; alternatives with "|" between them.
+def wishes(generation: Generation, text: Callable[[Sequence[int]], str]) -> tuple[Wish, ...]:
+    """What `force_words_ids` and then `force_words` ask for; alternatives are named with "|" between them.
 
     `text` decodes ids; where it gives nothing they are named themselves.
     """
@@ -37,16 +60,19 @@ def names(generation: Generation, text: Callable[[Sequence[int]], str]) -> tuple
         phrases = [[token for token in given if isinstance(token, int)]]
         if any(isinstance(item, list) for item in given):
             phrases = [item for item in given if isinstance(item, list)]
-        found.append(" | ".join(text(ids).strip() or str(ids) for ids in phrases))
+        texts = [text(ids).strip() for ids in phrases]
+        name = " | ".join(word or str(ids) for word, ids in zip(texts, phrases, strict=True))
+        found.append(Wish(name, tuple(texts) if all(texts) else (), False))
     for word in generation.force_words or []:
-        found.append(word if isinstance(word, str) else " | ".join(word))
+        words = [word] if isinstance(word, str) else word
+        found.append(Wish(" | ".join(words), tuple(one.strip() or one for one in words), True))
     return tuple(found)
 
 
-def noted(stream: Iterable[events.Event], wishes: Mapping[str, Wishes]) -> Iterator[events.Event]:
-    """The same events; hypotheses of lanes in `wishes`, which may grow meanwhile, name what they lack."""
+def noted(stream: Iterable[events.Event], lanes: Mapping[str, Wishes]) -> Iterator[events.Event]:
+    """The same events; hypotheses of `lanes`, which may grow meanwhile, name what they lack."""
     for event in stream:
-        wish = wishes.get(event.lane) if isinstance(event, (events.Stepped, events.Finished)) else None
+        wish = lanes.get(event.lane) if isinstance(event, (events.Stepped, events.Finished)) else None
         if wish is None:
             yield event
         elif isinstance(event, events.Finished):

@@ -142,7 +142,7 @@ class ConstrainedBeam:
     def _ends(
         self, ends: Sequence[_Candidate], usual: Sequence[_Candidate], chosen: Sequence[_Candidate]
     ) -> list[_Candidate]:
-        """The ends that are results: those among the best of all, or as good as what the bank of complete rows keeps."""
+        """The ends that are results: among the best of all, or as good as what the bank of complete rows keeps."""
         complete = [one.total for one in (*usual, *ends) if one.progress.complete]
         everything = [one.total for one in (*usual, *ends)]
         places = max(1, sum(one.progress.complete for one in chosen))
