@@ -69,6 +69,7 @@ class Hypothesis:
     stop: str = ""  # what exactly stopped it, where `reason` needs saying (the stop string)
     text: str = ""
     kind: str = ""  # which criterion, where `reason` is "stop": string, regex, token, floor, repetition, plugin
+    unmet: tuple[str, ...] = ()  # forced phrases that are not in it
     incomplete: str = ""  # the grammar (json_schema, regex, grammar) whose text was cut before it could end
 
     @property

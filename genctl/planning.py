@@ -11,6 +11,7 @@ from genctl import rerank
 from genctl.errors import InputError, ModelError, UsageError
 from genctl.params import Generation, Runtime
 from genctl.trimming import Guard
+from genctl.unmet import Wishes, wishes
 
 if TYPE_CHECKING:
     from genctl.decode.forward import Forward
@@ -42,6 +43,7 @@ class Planned:
     guard: Guard
     healed: Healed | None = None
     rerank: rerank.Plan | None = None
+    wishes: Wishes | None = None
 
 
 class Planner:
@@ -162,10 +164,13 @@ class Planner:
         settings = {"length_penalty": strategy.length_penalty}
         if generation.num_beams > 1:
             settings["num_beams"] = generation.num_beams
+        if generation.num_return_sequences > 1:
+            settings["num_return_sequences"] = generation.num_return_sequences
         if truncated:
             settings["truncated"] = truncated
         guard = Guard(criteria, generation.keep_stop, self.text)  # type: ignore[arg-type]
-        return Planned(lane, prompt, ranking.kind if ranking else strategy.kind, settings, guard, healed, ranking)
+        kind, wanted = ranking.kind if ranking else strategy.kind, self._wishes(generation, strategy)
+        return Planned(lane, prompt, kind, settings, guard, healed, ranking, wanted)
 
     def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.Plan | None]:
         from genctl.strategies.choose import choose
@@ -189,6 +194,15 @@ class Planner:
             name = "best_of" if generation.best_of else "mbr_samples"
             raise UsageError(f"{name} chooses among plain samples and contradicts {made.kind}")
         return Sample(True, ranking.samples, sampler=generation.sampler), ranking
+
+    def _wishes(self, generation: Generation, strategy: Strategy) -> Wishes | None:
+        """What is to be looked for in finished texts."""
+        from genctl.strategies.constrained import ConstrainedBeam
+        from genctl.strategies.promises import Promises
+
+        if not isinstance(strategy, ConstrainedBeam):
+            return None
+        return Wishes(Promises(strategy.words), wishes(generation, self.text), self.text)
 
     def _check_special(self, generation: Generation) -> None:
         """Raises UsageError for a special id that the model does not have: it could never be written or read."""

@@ -44,6 +44,11 @@ class Sequence:
     def finish_reason(self) -> str:
         return self.hypothesis.reason
 
+    @property
+    def unmet(self) -> tuple[str, ...]:
+        """Forced phrases that it lacks."""
+        return self.hypothesis.unmet
+
 
 @dataclass(frozen=True)
 class Result:
@@ -65,6 +70,20 @@ class Result:
     error: events.Failed | None = None
     reused: int = 0  # tokens of the prompt that a prompt cache held
     truncated: int = 0  # tokens that were taken from the prompt
+    num_return_sequences: int = 1
+
+    @property
+    def fewer(self) -> bool:
+        """Whether there are fewer sequences than were asked for: filters can leave a search no more candidates."""
+        return self.error is None and len(self.sequences) < self.num_return_sequences
+
+    @property
+    def remarks(self) -> dict[str, int]:
+        """What each of its records says beyond the usual."""
+        found = {"truncated": self.truncated} if self.truncated else {}
+        if self.fewer:
+            found |= {"returned": len(self.sequences), "num_return_sequences": self.num_return_sequences}
+        return found
 
     @property
     def text(self) -> str:
@@ -150,6 +169,7 @@ class Collector:
             lane.accepted,
             reused=lane.reused,
             truncated=int(began.settings.get("truncated", 0)),
+            num_return_sequences=int(began.settings.get("num_return_sequences", 1)),
         )
 
 

@@ -186,6 +186,7 @@ class Session:
         from genctl.decode.loop import decode
         from genctl.models.text import caption, detokenizer
         from genctl.trimming import Guard, trimmed
+        from genctl.unmet import Wishes, noted
 
         asides: deque[events.Event] = deque()
         begins: dict[str, events.Began] = {}
@@ -193,6 +194,7 @@ class Session:
         healed: dict[str, Healed] = {}
         ranked: dict[str, rerank.Plan] = {}
         grammars: dict[str, tuple[Grammar, int]] = {}  # and how long the lane's prompt is
+        wishes: dict[str, Wishes] = {}
         name = self.loaded.name
 
         def keep(made: Planned) -> None:
@@ -205,6 +207,8 @@ class Session:
                 ranked[lane] = made.rerank
             if (grammar := grammar_of(made.lane.processors)) is not None:
                 grammars[lane] = grammar, len(made.lane.tokens)
+            if made.wishes is not None:
+                wishes[lane] = made.wishes
 
         def lanes() -> Iterator[Lane]:
             for request in requests:
@@ -243,10 +247,11 @@ class Session:
                 yield asides.popleft()
 
         worded = caption(told(), lambda: detokenizer(self.loaded.tokenizer))
-        for event in rerank.reranked(unhealed(trimmed(worded, guards), healed), ranked):
+        whole = noted(unhealed(trimmed(worded, guards), healed), wishes)
+        for event in rerank.reranked(whole, ranked):
             yield event
             if isinstance(event, (events.Finished, events.Failed)):
-                for plans in (guards, healed, ranked, grammars):
+                for plans in (guards, healed, ranked, grammars, wishes):
                     plans.pop(event.lane, None)
 
 

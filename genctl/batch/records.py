@@ -56,6 +56,8 @@ def record(
     }
     if reused_tokens is not None:
         made["usage"]["reused_tokens"] = reused_tokens
+    if hypothesis.unmet:
+        made["unmet"] = list(hypothesis.unmet)
     if tokens is not None:
         made["tokens"] = [token_entry(token, timing=timing is not None) for token in tokens]
     if timing is not None:

@@ -18,10 +18,11 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling
 from genctl.cli.comparing import Asked, Naming, settled
-from genctl.cli.cutting import cut_note, incomplete_notes
+from genctl.cli.cutting import cut_note
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.prompting import is_terminal
 from genctl.cli.recording import EventFile
+from genctl.cli.shortfall import shortfalls
 from genctl.comparing import expectations, references
 from genctl.comparing.outputs import Cell, Failure, Prompt
 from genctl.comparing.runs import Run, checkpoint_of
@@ -243,7 +244,7 @@ class Job:
                 result = collector.feed(event)
                 if result is not None:
                     prompt, run, repetition = self.lanes.pop(result.lane)
-                    for note in incomplete_notes(result, f"{prompt.row.id}, run {self.runs[run].name}"):
+                    for note in shortfalls(result, f"prompt {prompt.row.id}, run {self.runs[run].name}"):
                         view.hide()
                         self.say(f"warning: {note}")
                     prompt.cells[run][repetition] = (

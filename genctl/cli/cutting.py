@@ -5,7 +5,6 @@ from __future__ import annotations
 from genctl import events as told
 from genctl.batch.rows import InputRow
 from genctl.params import Runtime
-from genctl.results import Result
 
 
 def cut_note(event: told.Event, prompt: str, row: InputRow | None, runtime: Runtime) -> str:
@@ -15,13 +14,3 @@ def cut_note(event: told.Event, prompt: str, row: InputRow | None, runtime: Runt
         return ""
     side = runtime.truncate if row is None else row.params.get("truncate", runtime.truncate)
     return f"prompt {prompt}: {taken:,} tokens were taken from it (--truncate {side})"
-
-
-def incomplete_notes(result: Result, prompt: str) -> list[str]:
-    """What to say of texts that had to follow a grammar and were cut before they could end."""
-    return [
-        f"prompt {prompt}{f', sequence {number}' if len(result.sequences) > 1 else ''}: {one.hypothesis.incomplete}: "
-        f"the text is incomplete, cut by {one.finish_reason} after {len(one.token_ids)} tokens"
-        for number, one in enumerate(result.sequences)
-        if one.hypothesis.incomplete
-    ]

@@ -19,13 +19,14 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling, resuming, searching, strategy
 from genctl.cli.asked import Asked as Asked
-from genctl.cli.cutting import cut_note, incomplete_notes
+from genctl.cli.cutting import cut_note
 from genctl.cli.emitting import Nowhere as Nowhere
 from genctl.cli.emitting import Output, open_output, opened
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.making import ends_to_tell, make_bar, make_view, records_of, wants_bar
 from genctl.cli.prompting import are_texts, is_terminal
 from genctl.cli.recording import EventFile
+from genctl.cli.shortfall import shortfalls
 from genctl.cli.tally import Tally
 from genctl.cli.unfinished import Unfinished
 from genctl.config.layers import Layer, Resolved, overlay, row_layer
@@ -295,9 +296,10 @@ class Job:
             return
         if self.stop_at is not None and row.index > self.stop_at:
             return
-        for note in incomplete_notes(result, row.id):
-            self._hide()
-            self.say(f"warning: {note}")
+        if row.index >= self.output.done:
+            for note in shortfalls(result, f"prompt {row.id}"):
+                self._hide()
+                self.say(f"warning: {note}")
         texts = self.session.loaded.tokenizer is not None
         self.tally.expect(row.index, ends_to_tell(self.asked.fail_on, row, result, texts=texts))
         records: Sequence[Mapping[str, Any]] = self.search.records(row.id) or records_of(

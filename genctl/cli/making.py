@@ -11,6 +11,7 @@ from genctl.batch.records import record
 from genctl.batch.rows import InputRow
 from genctl.cli.asked import Asked
 from genctl.cli.prompting import is_terminal
+from genctl.cli.shortfall import listed
 from genctl.results import Result
 
 if TYPE_CHECKING:
@@ -42,9 +43,7 @@ def records_of(
         if asked.echo:
             between = "\t" if encoder_decoder else ""
             hypothesis = dataclasses.replace(hypothesis, text=f"{result.prompt}{between}{hypothesis.text}")
-        extra: dict[str, Any] = {}
-        if result.truncated:
-            extra["truncated"] = result.truncated
+        extra: dict[str, Any] = dict(result.remarks)
         if result.drafted:
             extra |= {"drafted": result.drafted, "accepted": result.accepted}
         if "beam" in result.strategy:
@@ -77,6 +76,8 @@ def ends_to_tell(wanted: Sequence[str], row: InputRow, result: Result, *, texts:
             found.append(f"{what} ended by {sequence.finish_reason}")
         elif "empty" in wanted and not (sequence.text.strip() if texts else sequence.token_ids):
             found.append(f"{what} is empty")
+        elif "unmet" in wanted and sequence.unmet:
+            found.append(f"{what} lacks {listed(sequence.unmet)}")
     return found
 
 

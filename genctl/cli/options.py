@@ -77,6 +77,7 @@ class End(str, Enum):
     EMPTY = "empty"
     STOP = "stop"
     TIME = "time"
+    UNMET = "unmet"
 
 
 # What every command that generates takes: name -> (type, default).
@@ -123,7 +124,11 @@ GENERATING: dict[str, tuple[Any, Any]] = {
     "fail_on": (
         Annotated[
             list[End] | None,
-            typer.Option("--fail-on", help="Exit with 4 if any sequence ended so; repeatable.", show_default=False),
+            typer.Option(
+                "--fail-on",
+                help="Exit with 4 if any sequence ended so, is empty, or lacks a forced word (unmet); repeatable.",
+                show_default=False,
+            ),
         ],
         None,
     ),

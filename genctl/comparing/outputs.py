@@ -131,7 +131,6 @@ def records(
             if baseline is not None and run != baseline and found[baseline]:
                 metrics["difference"] = {"to": baseline, **_difference(one.values, found[baseline])}
             result = one.result
-            cut = {"truncated": result.truncated} if result.truncated else {}
             timing = None
             if load_s is not None:
                 timing = {"load_s": load_s, "prefill_s": result.prefill_s, "decode_s": result.decode_s}
@@ -147,7 +146,7 @@ def records(
                     prompt_tokens=result.prompt_tokens,
                     tokens=one.sequence.tokens if tokens else None,
                     timing=timing,
-                    extra={**cut, "run": run, "metrics": metrics},
+                    extra={**result.remarks, "run": run, "metrics": metrics},
                     reused_tokens=result.reused or None,
                 )
             )

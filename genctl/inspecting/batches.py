@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, zip_longest
 
 from genctl import events
 from genctl.results import Collector, Result, Sequence
@@ -73,7 +73,8 @@ def checked(
 
 def differences(batched: Result, alone: Result) -> Iterator[Divergence]:
     """The first difference of each sequence, best first."""
-    pairs = zip(batched.sequences, alone.sequences, strict=False)
+    none = Sequence(events.Hypothesis((), 0.0, 0.0, ""), ())  # where only one of them has so many
+    pairs = zip_longest(batched.sequences, alone.sequences, fillvalue=none)
     for number, (one, other) in enumerate(pairs):
         if one.token_ids != other.token_ids:
             yield _first(batched.lane, number, one, other)

@@ -29,7 +29,8 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
     _check_beams(generation)
     if words:
         _check_words(generation)
-        return ConstrainedBeam(beams, words, generation.length_penalty, generation.early_stopping, returned)
+        reserved = int(generation.forced_eos_token_id is not None)
+        return ConstrainedBeam(beams, words, generation.length_penalty, generation.early_stopping, returned, reserved)
     if beams > 1 and generation.stochastic_beams:
         return StochasticBeam(beams, returned)
     if beams > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ def test_an_end_is_a_difference_too() -> None:
     (found,) = differences(result(5, 6), result(5, 6, 7))
     assert "token 2: the end in the batch, 7 '<7>' alone" in str(found)
     assert found.gap is None
+
+
+def test_a_sequence_that_only_one_of_them_has_is_a_difference() -> None:
+    one = result(5, 6)
+    two = replace(one, sequences=(*one.sequences, *result(5, 7).sequences))
+    (found,) = differences(one, two)
+    assert str(found) == "prompt a, sequence 1, token 0: the end in the batch, 5 '<5>' alone"
 
 
 def test_equal_tokens_are_no_difference() -> None:

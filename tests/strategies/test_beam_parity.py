@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import pytest
 import torch
 from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
@@ -83,6 +86,49 @@ def test_seeded_beam_sampling_equals_generate_after_manual_seed(arch: str, top_k
             prompt, Beam(4, do_sample=True, n=2), eos=eos, max_new_tokens=NEW, seed=seed, processors=processors
         )
         assert same(ours(case, [lane])[0], expected)
+
+
+class Few(LogitsProcessor):  # type: ignore[misc]
+    """Leaves a few tokens, which depend on the newest one."""
+
+    def __init__(self, after: dict[int, list[int]], first: list[int]) -> None:
+        self.after, self.first = after, first
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        found = torch.full_like(scores, -torch.inf)
+        for row, token in enumerate(input_ids[:, -1].tolist()):
+            left = self.after.get(token, self.first)
+            found[row, left] = scores[row, left]
+        return found
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_where_filters_leave_too_few_candidates_the_real_rows_of_generate_are_returned(do_sample: bool) -> None:
+    """It fills up with rows that no filter allowed, or that it has already, and gives them scores of -1e9 and so on."""
+    case, rng, fewer = case_of("llama"), random.Random(1), 0
+    for seed in range(40):
+        eos = rng.choice([(2,), (2, 8)])
+        few = Few({t: rng.sample((2, 5, 6, 7, 8), rng.randint(1, 3)) for t in (5, 6, 7, 8)}, rng.sample((5, 6, 7), 2))
+        beams, new = rng.randint(2, 5), rng.randint(1, 6)
+        options: dict[str, Any] = {"early_stopping": rng.choice([True, False, "never"]), "do_sample": do_sample}
+        torch.manual_seed(seed)
+        answer = theirs(
+            case,
+            [PROMPTS[0]],
+            beams,
+            eos,
+            num_beams=beams,
+            max_new_tokens=new,
+            logits_processor=LogitsProcessorList([few]),
+            **options,
+        )[0]
+        real = [(tokens, score) for tokens, score in answer if score > -1e6]
+        lane = case.lane(
+            PROMPTS[0], Beam(beams, n=beams, **options), eos=eos, max_new_tokens=new, seed=seed, processors=(few,)
+        )
+        assert same(ours(case, [lane])[0], real)
+        fewer += len(real) < beams
+    assert fewer > 5
 
 
 def test_a_beam_takes_one_prefill_and_no_pass_after_its_end() -> None:

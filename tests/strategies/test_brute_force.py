@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import itertools
+import random
 from collections import Counter
 from typing import Any
 
@@ -39,36 +40,76 @@ def test_a_beam_as_wide_as_the_space_finds_the_optimum_and_ranks_everything(leng
         assert [score for score, _ in best] == pytest.approx([score for score, _ in reference], abs=1e-5)
 
 
-# What the documented reading of a promise accepts: a token that breaks a phrase begins nothing itself.
-WISHES = [
-    (((2,),), r"2"),
-    (((1, 2),), r"^(?:[^1]|1[^2])*?12"),
+Words = tuple[tuple[tuple[int, ...], ...], ...]
+
+# For each promise the phrases of which one must appear.
+WISHES: list[Words] = [
+    (((2,),),),
+    (((1, 2),),),
+    (((0, 0, 1),),),  # begins inside a broken attempt: 0 0 0 1
+    (((0, 1),), ((1, 2),)),  # overlapping: 0 1 2
+    (((0, 1, 2),), ((1,),)),  # one inside the other
+    (((0, 1), (1, 0)), ((2,),)),
+    (((0, 0, 1), (2, 2)), ((1, 0),)),
+    (((0, 1), (1,)), ((1,), (2, 2))),  # one place keeps both
+    (((1,),), ((1,),)),  # twice
+    (((0, 0),), ((0, 0),), ((2,),)),  # twice, and 0 0 0 is enough
+    (((0, 1, 0),), ((1, 0, 0),), ((0, 0, 2),)),  # five tokens are enough: 0 1 0 0 2
 ]
 
 
-@pytest.mark.parametrize(("words", "pattern"), WISHES)
-def test_a_wide_constrained_beam_finds_the_best_text_that_keeps_its_promise(words: Any, pattern: str) -> None:
-    for seed in range(12):
-        table = Table(4, 4, EOS, seed)
-        kept = [(total / len(text), text) for text, total in table.texts() if re.search(pattern, spelled(text))]
-        found = run(table, ConstrainedBeam(256, (words,), early_stopping="never"), 1)[0]
-        assert (found.score, found.tokens) == (pytest.approx(max(kept)[0], abs=1e-5), max(kept)[1])
+def keeps(text: tuple[int, ...], words: Words) -> bool:
+    """Whether each promise has as many places in the text as it is made, by looking at each place."""
+
+    def places(phrases: tuple[tuple[int, ...], ...]) -> int:
+        ends = range(1, len(text) + 1)
+        return sum(any(len(p) <= end and text[end - len(p) : end] == p for p in phrases) for end in ends)
+
+    return all(places(phrases) >= count for phrases, count in Counter(words).items())
 
 
-def test_results_that_keep_their_promise_come_first() -> None:
-    """A narrow beam can lose them all, as in transformers 4; it seldom does."""
-    found = 0
-    for seed in range(12):
-        table = Table(4, 4, EOS, seed)
-        texts = [spelled(found.tokens) for found in run(table, ConstrainedBeam(4, (((0, 1), (1, 0)), ((2,),)), n=3), 3)]
-        kept = [bool(re.search("01|10", text)) and "2" in text for text in texts]
-        found += kept[0]
-        assert kept == sorted(kept, reverse=True)
-    assert found >= 11
+@pytest.mark.parametrize("words", WISHES)
+@pytest.mark.parametrize("length_penalty", [1.0, 0.0, -1.0])
+def test_a_wide_constrained_beam_finds_the_best_text_that_keeps_its_promises(
+    words: Words, length_penalty: float
+) -> None:
+    for seed in range(4):
+        table = Table(4, 5, EOS, seed)
+        best = max((total / len(text) ** length_penalty, text) for text, total in table.texts() if keeps(text, words))
+        found = run(table, ConstrainedBeam(1024, words, length_penalty, "never"), 1)[0]
+        assert (found.score, found.tokens) == (pytest.approx(best[0], abs=1e-5), best[1])
 
 
-def spelled(text: tuple[int, ...]) -> str:
-    return "".join(map(str, text))
+@pytest.mark.parametrize("words", WISHES)
+@pytest.mark.parametrize("beams", [2, 3, 5])
+def test_every_result_of_a_narrow_constrained_beam_keeps_its_promises(words: Words, beams: int) -> None:
+    """In as few tokens as can hold them, and in more."""
+    texts = {text for length in range(1, 7) for text in itertools.product(range(3), repeat=length)}
+    shortest = min(len(text) for text in texts if keeps(text, words))
+    for seed, length in itertools.product(range(6), range(shortest, 7)):
+        found = run(Table(4, length, EOS, seed), ConstrainedBeam(beams, words, n=beams), beams)
+        assert found
+        assert all(keeps(hypothesis.tokens, words) for hypothesis in found)
+
+
+def test_phrases_that_share_tokens_are_written_in_the_fewest() -> None:
+    """Three random promises over three tokens, in exactly as many tokens as the shortest text that holds them."""
+    rng = random.Random(7)
+    texts = {n: list(itertools.product(range(3), repeat=n)) for n in range(1, 8)}
+    for seed in range(60):
+        words = tuple(
+            tuple(tuple(rng.choices(range(3), k=rng.randint(1, 3))) for _ in range(rng.randint(1, 2))) for _ in range(3)
+        )
+        length = next(n for n in texts if any(keeps(text, words) for text in texts[n]))
+        found = run(Table(4, length, EOS, seed), ConstrainedBeam(2, words, n=2), 2)
+        assert found
+        assert all(keeps(hypothesis.tokens, words) for hypothesis in found), words
+
+
+def test_a_budget_below_the_shortest_text_is_refused() -> None:
+    lane = Lane("0", PROMPT, ConstrainedBeam(2, (((0, 1),), ((1, 2),), ((2, 2),))), 3, (EOS,))
+    (failed,) = [event for event in decode(Table(4, 3, EOS, 0), [lane]) if isinstance(event, events.Failed)]
+    assert failed.message == "the forced words need 4 tokens or more, but max_new_tokens = 3"
 
 
 def test_stochastic_beams_draw_without_replacement_from_the_distribution_over_texts() -> None:

@@ -111,20 +111,32 @@ def test_diverse_beams_are_golden_with_their_scores(arch: str) -> None:
     assert same(written(arch, [lane(chosen[-1])])["0"], found[str(len(chosen) - 1)])
 
 
+# Where a text of transformers 4 that keeps its promises is better than ours, by number of the case.
+SOONER = "early_stopping = true: three results are there before the better text is"
+OTHERS = "the second text is not in the beam: rows that had kept their promise earlier have its place"
+BEHIND = {("gpt2", 20): SOONER, ("bart", 20): SOONER, ("gpt2", 7): OTHERS}
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_constrained_beams_are_golden_where_the_golden_ones_keep_their_promise(arch: str) -> None:
-    """Where too few beams hold the words at the length limit transformers 4 ranks the others beside them; we do not."""
-    equal = 0
+def test_constrained_beams_keep_their_promises_with_better_scores_than_the_golden_ones(arch: str) -> None:
+    """Transformers 4 keeps rows with their words only where they are among the best of all, most often at the end.
+
+    Of 90 cases it misses a word in 17 that we write. Of the others 2 are equal, and 68 of ours are better, text by
+    text; the rest are in `BEHIND`.
+    """
     chosen = cases("constrained", arch)
     found = written(arch, [lane(case, str(i)) for i, case in enumerate(chosen)], width=8)
+    missed = better = 0
     for i, case in enumerate(chosen):
-        mine = plain(found[str(i)], case)
-        kept = [holds(tokens, case["options"]["force_words_ids"]) for tokens, _ in mine]
-        assert kept == sorted(kept, reverse=True)
-        if all(holds(tokens, case["options"]["force_words_ids"]) for tokens in case["sequences"]):
-            assert same(mine, golden(case)), case
-            equal += 1
-    assert equal >= 20
+        mine, words = plain(found[str(i)], case), case["options"]["force_words_ids"]
+        assert len(mine) == len(case["sequences"])
+        assert all(holds(tokens, words) for tokens, _ in mine), case
+        kept = [(tokens, score) for tokens, score in golden(case) if holds(tokens, words)]
+        behind = any(score < other - 1e-4 for (_, score), (_, other) in zip(mine, kept, strict=False))
+        assert behind == ((arch, i) in BEHIND), case
+        missed += len(kept) < len(mine)
+        better += len(kept) == len(mine) and not behind and not same(mine, kept)
+    assert (missed, better) == {"gpt2": (4, 22), "llama": (6, 24), "bart": (7, 22)}[arch]
 
 
 def holds(tokens: list[int], words: list[Any]) -> bool:

@@ -1,0 +1,26 @@
+"""What a result lacks, in one line each: sequences without candidates, forced words, the end of a structured text."""
+
+from __future__ import annotations
+
+from genctl.results import Result
+
+
+def shortfalls(result: Result, what: str) -> list[str]:
+    """What standard error is told about a finished prompt, whoever reads it. `what` names the prompt."""
+    found = []
+    if result.fewer:
+        returned, wanted = len(result.sequences), result.num_return_sequences
+        found.append(f"{what}: {returned} of {wanted} sequences: the search found no others (num_return_sequences)")
+    for number, sequence in enumerate(result.sequences):
+        which = f", sequence {number}" if len(result.sequences) > 1 else ""
+        if sequence.hypothesis.incomplete:
+            cut = f"cut by {sequence.finish_reason} after {len(sequence.token_ids)} tokens"
+            found.append(f"{what}{which}: {sequence.hypothesis.incomplete}: the text is incomplete, {cut}")
+        if sequence.unmet:
+            found.append(f"{what}{which} lacks {listed(sequence.unmet)} (force_words)")
+    return found
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """Names in quotes, with commas."""
+    return ", ".join(f'"{name}"' for name in names)
