@@ -14,7 +14,7 @@ from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TextIO
+    from typing import Any, TextIO
 
 
 def mend() -> None:
@@ -59,7 +59,7 @@ def _diagnostics(before: TextIO | None) -> TextIO:
 
 
 class _Lossy(io.FileIO):
-    def write(self, data: bytes | bytearray | memoryview, /) -> int:  # type: ignore[override]
+    def write(self, data: Any, /) -> int:
         size = memoryview(data).nbytes
         try:
             written = super().write(data)
