@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from genctl import events
+from genctl.batch.writers import escaped
 from genctl.errors import InputError, OutputError
 
 
@@ -101,7 +102,7 @@ class EventFile:
     def write(self, event: events.Event) -> None:
         """Append one event. Raises OutputError."""
         try:
-            self.file.write(json.dumps(events.to_json(event), ensure_ascii=False) + "\n")
+            self.file.write(escaped(json.dumps(events.to_json(event), ensure_ascii=False)) + "\n")
         except OSError as error:
             self._fail(error)
 
