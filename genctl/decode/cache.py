@@ -51,9 +51,10 @@ def _own(layer: Any, room: int, whole: bool) -> Any:
     return SlidingLayer(layer.sliding_window, room) if type(layer) is DynamicSlidingWindowLayer else layer
 
 
-def kept_as(cache: Cache, form: str) -> Cache:
+def kept_as(cache: Cache, form: str, room: int = 0) -> Cache:
     """The cache with its growing self-attention layers in another form: static, quantized, offloaded; else as it is.
 
+    A static layer is allocated with `room` for so many columns more.
     Sliding windows, recurrent states and cross-attention stay what they are: they do not grow. Offloading needs an
     accelerator, and means nothing without.
     """
@@ -65,16 +66,16 @@ def kept_as(cache: Cache, form: str) -> Cache:
             for number in range(len(part.layers)):
                 part.offload(number, True)
     elif form in FORMS:
-        part.layers = [_reformed(layer, FORMS[form]) for layer in part.layers]
+        part.layers = [_reformed(layer, FORMS[form], room) for layer in part.layers]
     return cache
 
 
-def _reformed(layer: Any, form: type[GrowingLayer]) -> Any:
+def _reformed(layer: Any, form: type[GrowingLayer], room: int) -> Any:
     if type(layer) is not GrowingLayer:
         return layer
     new = form()
     if layer.is_initialized:
-        new.hold(*layer.content())
+        new.hold(*layer.content(), room=room if form.fixed else 0)
     return new
 
 
@@ -127,6 +128,16 @@ def select(cache: Cache, rows: Tensor, *, room: int = 0, drop: int = 0) -> Cache
     see `sources.Sources`.
     """
     return with_layers(cache, [select_layer(layer, rows, room, drop) for layer in cache.layers])
+
+
+def continued(cache: Cache, rows: Tensor, room: int) -> Cache:
+    """Like `select` of all rows, but static layers that were allocated with this room go on in their own buffers."""
+    return with_layers(cache, [_continued(layer, rows, room) for layer in cache.layers])
+
+
+def _continued(layer: Any, rows: Tensor, room: int) -> Any:
+    lent = layer.lend(room) if type(layer) is StaticLayer and layer.is_initialized else None
+    return select_layer(layer, rows, room, 0) if lent is None else lent
 
 
 def reorder(cache: Cache, rows: Tensor, since: int) -> Cache:

@@ -332,6 +332,18 @@ class StaticLayer(GrowingLayer):
 
     kind = "static"
     fixed = True
+    lent = False  # whether another layer writes behind the columns of this one
+
+    def lend(self, room: int) -> StaticLayer | None:
+        """A layer that goes on in these buffers, behind the columns of this one; None where they do not fit exactly.
+
+        This one's columns stay what they are. Buffers are lent once: two layers would write to the same columns.
+        """
+        if self.lent or self.begin or self.buffers[0].shape[-2] != self.length + room:
+            return None
+        new = copy.copy(self)
+        self.lent = new.lent = True
+        return new
 
 
 class SlottedLayer(StaticLayer):
