@@ -84,7 +84,7 @@ def narrowed(cache: Cache, config: Any) -> Cache:
     for part, made in zip(_parts(cache), _parts(new_cache(config, encoder_decoder=_is_double(cache))), strict=True):
         for number, (layer, wanted) in enumerate(zip(part.layers, made.layers, strict=True)):
             if type(layer) is GrowingLayer and isinstance(wanted, SlidingLayer) and layer.is_initialized:
-                wanted.hold(*layer.content(), room=STEP)
+                wanted.hold(*layer.content())
                 part.layers[number] = wanted
     return cache
 
@@ -143,12 +143,13 @@ def _continued(layer: Any, rows: Tensor, room: int) -> Any:
 def reorder(cache: Cache, rows: Tensor, since: int) -> Cache:
     """Row i becomes row `rows[i]` (int64 [N], as many as there are), where rows are equal before column `since`.
 
-    Layers that hold every column move what is behind it, in place; the others are selected as a whole.
+    Layers with buffers of their own move what is behind it, in place (a window, which forgets what is before it, moves
+    all that it has); the others are selected as a whole.
     """
     layers = []
     for layer in cache.layers:
-        if isinstance(layer, GrowingLayer) and not isinstance(layer, SlidingLayer) and layer.is_initialized:
-            layer.reorder(rows, since)
+        if isinstance(layer, GrowingLayer) and layer.is_initialized:
+            layer.reorder(rows, 0 if isinstance(layer, SlidingLayer) else since)
             layers.append(layer)
         else:
             layers.append(select_layer(layer, rows, 0, 0))
