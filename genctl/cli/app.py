@@ -19,7 +19,7 @@ from genctl.errors import Exit, GenctlError, without_secrets
 
 EPILOG = (
     "Exit status: 0 done; 1 some rows failed; 2 usage, preset or input error; 3 model not found or cannot do this; "
-    "4 a requested check failed; 130 interrupted (143 terminated)."
+    "4 a requested check failed; 130 interrupted (143 terminated, 129 hung up)."
 )
 
 # Commands are imported when they are asked for: name -> (where it is, what it does in a line).

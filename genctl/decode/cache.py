@@ -42,6 +42,10 @@ def new_cache(config: Any, *, encoder_decoder: bool = False, room: int = 0, whol
 def _dynamic(config: Any, room: int, whole: bool) -> Cache:
     cache = DynamicCache(config=config.get_text_config(decoder=True))
     cache.layers = [_own(layer, room, whole) for layer in cache.layers]
+    # T5 and its kin: what the config calls its layers are the encoder's
+    count = getattr(config, "num_decoder_layers", None)
+    if type(count) is int and count > 0 and {type(layer) for layer in cache.layers} == {GrowingLayer}:
+        cache.layers = [GrowingLayer(room) for _ in range(count)]
     return cache
 
 
