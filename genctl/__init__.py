@@ -5,11 +5,12 @@ The public names are imported when they are first used, so `import genctl` costs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # `typing` itself takes longer to import than all that is done here
 if TYPE_CHECKING:
+    from typing import Any
+
     from genctl.api import Model as Model
     from genctl.api import generate as generate
     from genctl.api import load as load

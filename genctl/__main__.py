@@ -5,32 +5,55 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from types import FrameType
+
+TYPE_CHECKING = False  # `typing` would be half of the time in which a signal finds nobody
+if TYPE_CHECKING:
+    from types import FrameType
+
+ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+def _end(number: int, frame: FrameType | None) -> None:
+    """Nothing is written yet that could be lost; a command that writes listens for itself (see `cli.interrupt`)."""
+    os._exit(128 + number)
+
+
+def _heed(handler: object) -> None:
+    """Give the signals that end a process to `handler`, but not those that the caller wants ignored (`nohup`)."""
+    for name in ENDING:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)  # type: ignore[arg-type]
 
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    if sys.argv[1:] in (["--version"], ["-V"]):  # answered before anything is imported
-        from genctl import __version__
+    _heed(_end)  # before anything else is imported
+    from genctl.cli.standard_streams import mend
 
-        print(f"genctl {__version__}")
-        return
-    signal.signal(signal.SIGTERM, _terminated)
+    mend()
     try:
-        from genctl.cli.app import run
+        if sys.argv[1:] in (["--version"], ["-V"]):  # answered before anything is imported
+            from genctl import __version__
 
-        status = run()
+            print(f"genctl {__version__}", flush=True)
+            status = 0
+        else:
+            from genctl.cli.app import run
+
+            status = run()
+    except OSError as error:
+        from genctl.cli.app import unwritten
+
+        status = unwritten(error)
     except KeyboardInterrupt:
         status = 130
     except SystemExit as ending:
         if not isinstance(ending.code, int):
             raise
         status = ending.code
-    if status in (130, 143):  # everything is written; taking down torch would keep a person waiting for a second
+    _heed(signal.SIG_IGN)  # all is done: the status is what became of it
+    if status > 128:  # everything is written; taking down torch would keep a person waiting for a second
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()

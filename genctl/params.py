@@ -194,8 +194,8 @@ class Generation:
     forced_eos_token_id: int | Ids | None = knob(None, "last id where max_length is reached", WORDS, flag=False)
 
     # -- structure ---------------------------------------------------------------------------------------------------
-    json_schema: dict[str, Any] | str | None = knob(
-        None, "write JSON that this schema allows: a file, or the schema itself", STRUCTURE
+    json_schema: dict[str, Any] | bool | str | None = knob(
+        None, "write JSON that this schema allows: a file, or the schema itself (an object, true or false)", STRUCTURE
     )
     regex: str | None = knob(None, "write a text that this regular expression matches as a whole", STRUCTURE)
     grammar: str | None = knob(

@@ -31,6 +31,7 @@ except ImportError:  # a system without locks of this kind
 
 KIND = "genctl-journal/1"
 SUFFIX = ".journal"
+DIGEST = 8  # hex digits of a row's own digest: `Mark.input` is what is relied on
 LONGEST = 64 * 2**20  # bytes in one line; far above what settings can take
 
 
@@ -44,6 +45,7 @@ class Mark:
     output: str = ""  # digest of these bytes; hex
     tally: dict[str, Any] = field(default_factory=dict)  # what the command counts
     done: bool = False  # whether there are no more rows
+    digests: str = ""  # of each of the rows since the mark before, `DIGEST` hex digits; to name one that has changed
 
 
 class Journal:
@@ -178,7 +180,7 @@ def _line(data: Mapping[str, Any]) -> bytes:
 def _mark(data: Mapping[str, Any], before: Mark) -> Mark:
     """Raises ValueError or TypeError for what is no mark that can follow `before`."""
     mark = Mark(**data)
-    kinds = (type(mark.rows), type(mark.bytes), type(mark.input), type(mark.output), type(mark.tally), type(mark.done))
-    if kinds != (int, int, str, str, dict, bool) or mark.rows < before.rows or mark.bytes < before.bytes:
+    kinds = [type(getattr(mark, name)) for name in ("rows", "bytes", "input", "output", "tally", "done", "digests")]
+    if kinds != [int, int, str, str, dict, bool, str] or mark.rows < before.rows or mark.bytes < before.bytes:
         raise ValueError("not a mark")
     return mark

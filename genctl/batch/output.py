@@ -320,12 +320,25 @@ def _standard_output(stdout: Any) -> Sink:
         raise OutputError("the output could not be written: standard output is closed")
     try:
         stdout.flush()
+        _check_mode(stdout)
     except BrokenPipeError:
         raise
     except OSError as error:
         raise _unwritable(_reason(error), "stdout") from error
     binary = getattr(stdout, "buffer", stdout)
     return Sink(getattr(binary, "raw", binary), "stdout")
+
+
+def _check_mode(stdout: Any) -> None:
+    """Raises OSError for a descriptor that can only be read: nobody should wait for a model to learn of it."""
+    try:
+        import fcntl
+
+        mode = fcntl.fcntl(stdout.fileno(), fcntl.F_GETFL) & os.O_ACCMODE
+    except (ImportError, OSError, ValueError, AttributeError):  # not a stream of the system, as in tests
+        return
+    if mode == os.O_RDONLY:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 def _is_open_as(stdout: Any, there: os.stat_result) -> bool:

@@ -81,7 +81,9 @@ def open_prompts(
         return None
     if input_path is None or str(input_path) == "-":
         if stdin is None:
-            return None
+            if input_path is None:
+                return None
+            raise InputError("the prompts could not be read: standard input is closed")
         binary: IO[bytes] = getattr(stdin, "buffer", stdin)  # type: ignore[arg-type]
         return Prompts(read(binary, format=format, name="stdin", fields=fields))
     name = str(input_path)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from genctl.batch.journal import Journal, Mark
+from genctl.batch.journal import DIGEST, Journal, Mark
 from genctl.batch.output import Sink, reopen, sync_folder
 from genctl.batch.quoting import printable
 from genctl.batch.rows import BadRow, InputRow
@@ -43,7 +43,9 @@ class Resumable:
         self._clock = clock
         self._marked = float("-inf")
         self._chain = b""
-        self._chains: dict[int, bytes] = {}  # rows -> the chain up to there, for rows that are not written yet
+        # rows -> the chain up to there and the last row's digest, for rows that are not written yet
+        self._chains: dict[int, tuple[bytes, str]] = {}
+        self._digests: list[str] = []  # of the rows that were written since the newest mark
         self._checked = 0  # marks whose rows have come by again
         self._sink: Sink | None = None
         self._digest = hashlib.blake2b(digest_size=_SIZE)
@@ -53,7 +55,10 @@ class Resumable:
         except BaseException:
             self.release()
             raise
-        self._state = self._newest = self.mark  # the newest rows that are whole, and what was marked last
+        self._state = self._newest = replace(
+            self.mark, digests=""
+        )  # the newest rows that are whole, and what was marked last
+        self._known = "".join(mark.digests for mark in self.journal.marks)
         self._started = False
 
     @property
@@ -113,10 +118,17 @@ class Resumable:
 
     def consume(self, row: InputRow | BadRow) -> None:
         """Take note of the next input row. Raises InputError if it is not the one that was read before."""
-        self._chain = hashlib.blake2b(self._chain + _essence(row), digest_size=_SIZE).digest()
+        essence = _essence(row)
+        digest = hashlib.blake2b(essence, digest_size=DIGEST // 2).hexdigest()
+        self._chain = hashlib.blake2b(self._chain + essence, digest_size=_SIZE).digest()
         rows, marks = row.index + 1, self.journal.marks
         if rows > self.mark.rows:
-            self._chains[rows] = self._chain
+            self._chains[rows] = self._chain, digest
+        elif self._known[DIGEST * row.index : DIGEST * rows] not in ("", digest):
+            raise InputError(
+                f"{self.name} cannot be resumed: the input has changed: row {rows:,} is not what was read",
+                hint="rows that are done must stay as they were; give another --output for another input",
+            )
         while self._checked < len(marks) and marks[self._checked].rows <= rows:
             mark = marks[self._checked]
             if mark.rows == rows and mark.input != self._chain.hex():
@@ -145,7 +157,8 @@ class Resumable:
 
     def written(self, rows: int, tally: Mapping[str, Any]) -> None:
         """The records of the first `rows` rows are out, and so much was counted in them. Marks that if it is time."""
-        chain = self._chains.pop(rows)
+        chain, digest = self._chains.pop(rows)
+        self._digests.append(digest)
         self._state = Mark(rows, self._size, chain.hex(), self._digest.hexdigest(), dict(tally))
         if rows % self.span == 0 or self._clock() - self._marked >= EVERY_S:
             self._mark()
@@ -183,7 +196,8 @@ class Resumable:
         new = replace(self._state, done=done)
         self._sink.sync()
         if new != self._newest:
-            self.journal.add(new)
+            self.journal.add(replace(new, digests="".join(self._digests)))
+            self._digests.clear()
         self._newest, self._marked = new, self._clock()
 
 

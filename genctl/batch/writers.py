@@ -137,7 +137,11 @@ class TsvWriter:
 
 def to_json(record: Record) -> str:
     """The record on one line, for people too (`ensure_ascii=False`). ValueError for a number that is not finite."""
-    line = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    return escaped(json.dumps(record, ensure_ascii=False, allow_nan=False))
+
+
+def escaped(line: str) -> str:
+    """JSON with what a terminal would obey, or nobody would see, written as escapes: the same JSON."""
     return _JSON_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 

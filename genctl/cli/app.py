@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -14,11 +14,12 @@ import typer.main
 from typer.core import TyperGroup
 
 from genctl import __version__
+from genctl.cli.standard_streams import let_go
 from genctl.errors import Exit, GenctlError, without_secrets
 
 EPILOG = (
     "Exit status: 0 done; 1 some rows failed; 2 usage, preset or input error; 3 model not found or cannot do this; "
-    "4 a requested check failed; 130 interrupted (143 terminated)."
+    "4 a requested check failed; 130 interrupted (143 terminated, 129 hung up)."
 )
 
 # Commands are imported when they are asked for: name -> (where it is, what it does in a line).
@@ -41,16 +42,21 @@ class ClosedPipe(Exception):
     """Nobody reads standard output any more."""
 
 
-def _quietly(callback: Any) -> Any:
-    """A command whose BrokenPipeError reaches us: typer would make exit status 1 of it."""
+# What writing to a stream fails with, where opening it has not. The files that we write tell their failures themselves.
+_UNWRITTEN = {
+    number
+    for name in ("EBADF", "EDQUOT", "EFBIG", "EIO", "ENOSPC", "ENXIO", "EROFS")
+    if (number := getattr(errno, name, None)) is not None
+}
 
-    def call(*arguments: Any, **options: Any) -> Any:
-        try:
-            return callback(*arguments, **options)
-        except BrokenPipeError:
-            raise ClosedPipe from None
 
-    return call
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """A BrokenPipeError reaches us as it should: typer would make exit status 1 of it."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise ClosedPipe from None
 
 
 class Root(TyperGroup):
@@ -74,9 +80,17 @@ class Root(TyperGroup):
             found = alone
         command = typer.main.get_command(found)
         command.name = cmd_name
-        for each in getattr(command, "commands", {cmd_name: command}).values():
-            each.callback = _quietly(each.callback)
         return command
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Read the command line; help and the version are written here."""
+        with _quietly():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with _quietly():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands without importing any."""
@@ -113,12 +127,20 @@ def root(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status; nothing but `--debug` shows a traceback."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    status = _run(list(sys.argv[1:] if arguments is None else arguments))
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        failed = unwritten(error)
+        return status or failed
+    return status
+
+
+def _run(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"] if debug else arguments
     try:
         result = app(arguments, standalone_mode=False, prog_name="genctl")
-        sys.stdout.flush()
         return int(result) if isinstance(result, int) else 0
     except GenctlError as error:
         if debug:
@@ -139,7 +161,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return _traceback(error, int(Exit.INTERRUPTED))
         return _say("interrupted", "", int(Exit.INTERRUPTED))
     except (BrokenPipeError, ClosedPipe):
-        return closed_pipe()
+        return _closed_pipe()
     except RecursionError as error:
         if debug:
             return _traceback(error, int(Exit.USAGE))
@@ -151,6 +173,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             return _traceback(error, 1)
+        if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITTEN:
+            return unwritten(error)
         return _say(f"unexpected {type(error).__name__}: {_first_line(error)}", "this is a bug; --debug shows where", 1)
     except BaseException as error:
         return _gave_up(error, debug)
@@ -167,15 +191,18 @@ def _gave_up(error: BaseException, debug: bool) -> int:
     )
 
 
-def closed_pipe() -> int:
-    """Nobody reads on: end quietly, and keep the interpreter from complaining while it shuts down."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (BrokenPipeError, ValueError):
-            os.dup2(devnull, stream.fileno())
+def _closed_pipe() -> int:
+    """Nobody reads on: end quietly."""
+    let_go()
     return int(Exit.DONE)
+
+
+def unwritten(error: OSError) -> int:
+    """Standard output does not take what is written: a full disk, a closed descriptor, a pipe that nobody reads."""
+    let_go()
+    if isinstance(error, BrokenPipeError):
+        return int(Exit.DONE)
+    return _say(f"the output could not be written: {error.strerror} (stdout)", "", int(Exit.USAGE))
 
 
 def _say(message: str, hint: str, status: int) -> int:

@@ -33,6 +33,7 @@ class Output(Protocol):
     done: int  # rows whose records are out since an earlier run
     again: int  # the first row that is decoded: those before `done` are decoded for their neighbours' sake
     finished: bool  # whether there is nothing left to do
+    compared: bool  # whether the input is known to be, byte by byte, what it was
     hurried: bool  # to be set where closing must not take its time
 
     @property
@@ -70,7 +71,7 @@ class Plain:
 
     def __init__(self, asked: Asked, written: Written, on_error: Callable[[Record], None], *, nowhere: bool) -> None:
         self.done = self.again = 0
-        self.finished = self.differs = self.hurried = False
+        self.finished = self.differs = self.compared = self.hurried = False
         self.tally: Mapping[str, Any] = {}
         self._sink: writers.Sink | None = None
         writer: writers.Writer = Nowhere()
@@ -122,7 +123,7 @@ class Resumed:
         mark = self.file.mark
         self.done = self.again = mark.rows
         self.finished, self.tally = mark.done, mark.tally
-        self.hurried = False
+        self.compared = self.hurried = False
         self._ordered: writers.Ordered | None = None
         self._echo: Echo | None = None
 
@@ -133,6 +134,7 @@ class Resumed:
     def begin(self, identity: Identity, span: int) -> Identity:
         if self.file.header is not None:
             identity = check_same(self.file.name, self.file.header, identity)
+            self.compared = identity.input is not None and self.file.header.get("input") == identity.input
         if self.finished:
             return identity
         self.file.start(identity.header(), span)

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGTSTP: the first asks to stop, the second ends at once, and a stop leaves the terminal usable.
+"""SIGINT, SIGTERM, SIGHUP: the first asks to stop, the second ends at once. SIGTSTP leaves the terminal usable.
 
 Signals reach Python code only between two of its instructions, and a step of the model, the reading of a long prompt or
 the loading of weights can take longer than anybody wants to wait. So a thread listens too (`signal.set_wakeup_fd`): if
@@ -22,12 +22,14 @@ from typing import Any
 GRACE_S = 0.25  # for the main thread to come to an end of its own
 TURN_S = 0.1  # then: for it to finish what it is writing
 SHOW_CURSOR = b"\x1b[?25h"
+ENDING = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
 
 
 class Interrupt:
     """While decoding, a signal becomes a reason that the loop asks for; before that it raises SystemExit.
 
-    Use as a context manager. `status` is what the process should exit with: 130 after SIGINT, 143 after SIGTERM.
+    Use as a context manager. `status` is what the process should exit with: 130 after SIGINT, 143 after SIGTERM, 129
+    after SIGHUP (which stays ignored where the caller ignores it, as `nohup` does).
     `hide` takes away what is drawn on the terminal while the process is stopped.
     """
 
@@ -45,13 +47,14 @@ class Interrupt:
         self._listener: threading.Thread | None = None
 
     def __enter__(self) -> Interrupt:
-        wanted: dict[int, Any] = {signal.SIGINT: self._take, signal.SIGTERM: self._take}
+        wanted: dict[int, Any] = dict.fromkeys(ENDING, self._take)
         if hasattr(signal, "SIGTSTP"):
             wanted[signal.SIGTSTP] = self._pause
         for number, handler in wanted.items():
             try:
                 before = signal.getsignal(number)
-                if number in (signal.SIGINT, signal.SIGTERM) or before is signal.SIG_DFL:
+                always = number in (signal.SIGINT, signal.SIGTERM)
+                if always or before is signal.SIG_DFL or (number in ENDING and before is not signal.SIG_IGN):
                     self._before[number] = signal.signal(number, handler)
             except ValueError:  # not the main thread: somebody else looks after signals
                 return self
@@ -141,7 +144,7 @@ class Interrupt:
             if not heard:
                 return
             for number in heard:
-                if number in (signal.SIGINT, signal.SIGTERM):
+                if number in ENDING:
                     count += 1
                     if count > 1:
                         _leave(128 + number)

@@ -90,7 +90,7 @@ class Job:
             self.width = self.session.width(self.base, 1 if self.live else WIDTH)
             self.span = SPAN * self.width if self.width > 1 else 1
             self._begin(looked)
-            self._skip(rows, looked)
+            self._skip(rows)
             if self.output.finished:
                 return self._nothing_to_do()
             if wants_bar(asked, self.err, live=self.live):
@@ -112,7 +112,11 @@ class Job:
         if asked.input in (None, "-") or not (asked.resume or wants_bar(asked, self.err, live=self.live)):
             return None
         assert asked.input is not None
-        return look_over(asked.input, readers.format_of(asked.input_format, asked.input))
+        return look_over(asked.input, self._input_format)
+
+    @property
+    def _input_format(self) -> str:
+        return readers.format_of(self.asked.input_format, self.asked.input or "")
 
     def _load(self) -> tuple[Session, Resolved]:
         """The checkpoint, and the job as all layers say it. What can be checked is checked before weights are read."""
@@ -163,17 +167,17 @@ class Job:
             seed=self.seed,
             checkpoints={one.name: one.fingerprint() for one in loaded},
             batch={"width": self.width},
-            input=None if looked is None else looked.identity(),
+            input=None if looked is None else {**looked.identity(), "format": self._input_format},
             top=self._report().top,
         )
         self.seed = self.output.begin(identity, self.span).seed
         self.tally.go_on(self.output.done, self.output.tally)
 
-    def _skip(self, rows: Iterator[InputRow | BadRow], looked: Looked | None) -> None:
+    def _skip(self, rows: Iterator[InputRow | BadRow]) -> None:
         """Pass over the rows that need not be decoded, comparing them with what was read before."""
         output = self.output
-        if output.finished and looked is not None:
-            return  # every byte has been compared
+        if output.finished and output.compared:
+            return
         until = output.done if output.finished else output.again
         while self.read < until and (row := next(rows, None)) is not None:
             self.read += 1

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from genctl import events
+from genctl.batch.writers import escaped
 from genctl.errors import InputError, OutputError
 
 
@@ -92,8 +94,19 @@ class EventFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.file.close()
+        try:
+            self.file.close()
+        except OSError as error:
+            self._fail(error)
 
     def write(self, event: events.Event) -> None:
-        """Append one event."""
-        self.file.write(json.dumps(events.to_json(event), ensure_ascii=False) + "\n")
+        """Append one event. Raises OutputError."""
+        try:
+            self.file.write(escaped(json.dumps(events.to_json(event), ensure_ascii=False)) + "\n")
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> NoReturn:
+        with contextlib.suppress(OSError):
+            self.file.close()  # what it holds back would fail again, later
+        raise OutputError(f"cannot write events to {self.path}: {error.strerror or error}") from error

@@ -12,6 +12,7 @@ import typer
 
 from genctl import events
 from genctl.cli import options
+from genctl.cli.interrupt import Interrupt
 from genctl.cli.recording import read_recording
 from genctl.errors import Exit, UsageError
 
@@ -61,7 +62,7 @@ def replay(
         return _write(told, err, tree=tree, tree_format=tree_format, echo=echo, scores=scores, explain=explain)
     if step and file == "-":
         raise UsageError("--step waits for keys on standard input, where the recording comes from")
-    with ExitStack() as stack:
+    with Interrupt(), ExitStack() as stack:
         pause = stack.enter_context(_keys()) if step else _pace(STEP_S / (speed or 1.0))
         if step and not quiet:
             print("space or enter: next step; q: end", file=sys.stderr)

@@ -141,13 +141,16 @@ class Admission:
                     release()  # one by one, then
             for lane in group:
                 if self.live < self.width:
-                    yield from self._begin(lane, began, interrupted)
+                    alone = len(lanes) == 1 and not self.live and lane.strategy.rows == 1
+                    # a static cache is made as large as it must be, where it need not become part of another
+                    room = lane.max_new_tokens - 1 if alone else 0
+                    yield from self._begin(lane, began, interrupted, room)
                 else:  # there was not enough memory for all
                     self.postponed.append(lane)
 
-    def _begin(self, lane: Lane, began: float, interrupted: str) -> Iterator[events.Event]:
+    def _begin(self, lane: Lane, began: float, interrupted: str, room: int) -> Iterator[events.Event]:
         try:
-            prefix, known = self.shelf.take(lane)
+            prefix, known = self.shelf.take(lane, room)
         except GenctlError as error:
             yield events.Failed(lane.name, error.code, error.message)
             return
@@ -260,8 +263,8 @@ class Shelf:
             caches.kept_as(prefix.cache, lane.cache)
             self.ready[(lane.tokens, lane.source), lane.cache] = prefix
 
-    def take(self, lane: Lane) -> tuple[Prefix, bool]:
-        """The lane's prefix, and whether it was there already."""
+    def take(self, lane: Lane, room: int = 0) -> tuple[Prefix, bool]:
+        """The lane's prefix, and whether it was there already. `room`: columns that a static cache is to have free."""
         prompt, hidden = (lane.tokens, lane.source), lane.strategy.needs_hidden
         # rows that change each other are read alone, which only a text without a cache can be
         cached = lane.use_cache and (lane.strategy.rows == 1 or self.forward.together)
@@ -296,7 +299,7 @@ class Shelf:
         if prefix is None:
             prefix = self.forward.prefill(lane.tokens, source, use_cache=cached, hidden=hidden)
         if prefix.cache is not None:
-            caches.kept_as(prefix.cache, lane.cache)
+            caches.kept_as(prefix.cache, lane.cache, room)
         prefix = replace(prefix, reused=reused)
         self.made[prompt, form, hidden] = prefix
         return prefix, False

@@ -206,7 +206,9 @@ class Batch:
         part = caches.self_part(run.prefix.cache)
         if together:
             return shared.share(part, run.rows, room)
-        part = caches.select(part, torch.zeros(run.rows, dtype=torch.long, device=device), room=room)
+        rows = torch.zeros(run.rows, dtype=torch.long, device=device)
+        alone = run.rows == 1 and not self.runs and len(self.joining) == 1  # else what is needed is made by the merge
+        part = (caches.continued if alone else caches.select)(part, rows, room=room)
         return caches.rewindable(part) if drafts(run) else part
 
     def _rejected(self) -> int:

@@ -56,6 +56,10 @@ def new_cache(config: Any, *, encoder_decoder: bool = False, room: int = 0, whol
 def _dynamic(config: Any, room: int, whole: bool) -> Cache:
     cache = DynamicCache(config=config.get_text_config(decoder=True))
     cache.layers = [_own(layer, room, whole) for layer in cache.layers]
+    # T5 and its kin: what the config calls its layers are the encoder's
+    count = getattr(config, "num_decoder_layers", None)
+    if type(count) is int and count > 0 and {type(layer) for layer in cache.layers} == {GrowingLayer}:
+        cache.layers = [GrowingLayer(room) for _ in range(count)]
     return cache
 
 
@@ -65,9 +69,10 @@ def _own(layer: Any, room: int, whole: bool) -> Any:
     return SlidingLayer(layer.sliding_window, room) if type(layer) is DynamicSlidingWindowLayer else layer
 
 
-def kept_as(cache: Cache, form: str) -> Cache:
+def kept_as(cache: Cache, form: str, room: int = 0) -> Cache:
     """The cache with its growing self-attention layers in another form: static, quantized, offloaded; else as it is.
 
+    A static layer is allocated with `room` for so many columns more.
     Sliding windows, recurrent states and cross-attention stay what they are: they do not grow. Offloading needs an
     accelerator, and means nothing without.
     """
@@ -79,7 +84,7 @@ def kept_as(cache: Cache, form: str) -> Cache:
             for number in range(len(part.layers)):
                 part.offload(number, True)
     elif form in FORMS:
-        part.layers = [_reformed(layer, FORMS[form]) for layer in part.layers]
+        part.layers = [_reformed(layer, FORMS[form], room) for layer in part.layers]
     return cache
 
 
@@ -87,15 +92,18 @@ def refill(cache: Cache, fresh: Cache) -> None:
     """Put what `fresh` holds, of the same rows, into `cache`, in the form that each of its layers has. In place."""
     for number, (old, new) in enumerate(zip(cache.layers, fresh.layers, strict=True)):
         form = next((form for form in FORMS.values() if type(old) is form), None)
-        cache.layers[number] = new if form is None else _reformed(new, form)
+        if form is not None:
+            room = max(old.buffers[0].shape[-2] - new.length, 0)
+            new = _reformed(new, form, room)
+        cache.layers[number] = new
 
 
-def _reformed(layer: Any, form: type[GrowingLayer]) -> Any:
+def _reformed(layer: Any, form: type[GrowingLayer], room: int) -> Any:
     if type(layer) is not GrowingLayer:
         return layer
     new = form()
     if layer.is_initialized:
-        new.hold(*layer.content())
+        new.hold(*layer.content(), room=room if form.fixed else 0)
     return new
 
 
@@ -104,7 +112,7 @@ def narrowed(cache: Cache, config: Any) -> Cache:
     for part, made in zip(_parts(cache), _parts(new_cache(config, encoder_decoder=_is_double(cache))), strict=True):
         for number, (layer, wanted) in enumerate(zip(part.layers, made.layers, strict=True)):
             if type(layer) is GrowingLayer and isinstance(wanted, SlidingLayer) and layer.is_initialized:
-                wanted.hold(*layer.content(), room=STEP)
+                wanted.hold(*layer.content())
                 part.layers[number] = wanted
     return cache
 
@@ -154,15 +162,26 @@ def select(cache: Cache, rows: Tensor, *, room: int = 0, drop: int = 0) -> Cache
     return with_layers(cache, [select_layer(layer, rows, room, drop) for layer in cache.layers])
 
 
+def continued(cache: Cache, rows: Tensor, room: int) -> Cache:
+    """Like `select` of all rows, but static layers that were allocated with this room go on in their own buffers."""
+    return with_layers(cache, [_continued(layer, rows, room) for layer in cache.layers])
+
+
+def _continued(layer: Any, rows: Tensor, room: int) -> Any:
+    lent = layer.lend(room) if type(layer) is StaticLayer and layer.is_initialized else None
+    return select_layer(layer, rows, room, 0) if lent is None else lent
+
+
 def reorder(cache: Cache, rows: Tensor, since: int) -> Cache:
     """Row i becomes row `rows[i]` (int64 [N], as many as there are), where rows are equal before column `since`.
 
-    Layers that hold every column move what is behind it, in place; the others are selected as a whole.
+    Layers with buffers of their own move what is behind it, in place (a window, which forgets what is before it, moves
+    all that it has); the others are selected as a whole.
     """
     layers = []
     for layer in cache.layers:
-        if isinstance(layer, GrowingLayer) and not isinstance(layer, SlidingLayer) and layer.is_initialized:
-            layer.reorder(rows, since)
+        if isinstance(layer, GrowingLayer) and layer.is_initialized:
+            layer.reorder(rows, 0 if isinstance(layer, SlidingLayer) else since)
             layers.append(layer)
         else:
             layers.append(select_layer(layer, rows, 0, 0))

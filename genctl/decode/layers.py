@@ -19,6 +19,11 @@ from transformers.cache_utils import DynamicLayer
 STEP = 64  # a buffer that is full grows by half, and by at least this many columns
 
 
+def grown(columns: int) -> int:
+    """The most columns that a buffer can have, which grew as it filled and now holds so many."""
+    return columns + max(STEP, (columns - 1) // 2)
+
+
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped here
     """A full-attention layer whose buffers have room: appending copies only what is new."""
 
@@ -164,7 +169,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     def place(self) -> tuple[int, int, int]:
         """Make room for a column. Returns where the filled ones begin, how many they are, and how many were ever."""
         if self.buffers[0].shape[-2] == self.begin + self.length:
-            self._grow(self.length + 1 + max(STEP, self.length // 2))
+            self._grow(self._roomy(self.length + 1))
         return self.begin, self.length, self.get_seq_length()
 
     def placed(self) -> None:
@@ -197,11 +202,15 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
             self.room = 0
         elif self.buffers[0].shape[-2] < new:
             wanted = new - self.begin
-            self._grow(wanted + max(STEP, self.length // 2))
+            self._grow(self._roomy(wanted))
             end, new = self.length, wanted
         for buffer, column in zip(self.buffers, columns, strict=True):
             buffer[:, :, end:new] = column
         self.length = new - self.begin
+
+    def _roomy(self, columns: int) -> int:
+        """How large to make a full buffer that must hold so many columns (see `grown`)."""
+        return columns + max(STEP, self.length // 2)
 
     def _grow(self, capacity: int) -> None:
         grown = []
@@ -222,7 +231,8 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
 class SlidingLayer(GrowingLayer):
     """A layer that looks back a window only: columns that no later token can see are let go.
 
-    The newest `window - 1` columns stay, at the end of a buffer with room; when it is full they move to its front.
+    The newest `window - 1` columns stay, at the end of a buffer with room; when it is full they move to the front of
+    another. A buffer has as many columns as there will be, but at most `STEP` more than stay.
     """
 
     kind = "sliding window"
@@ -291,29 +301,42 @@ class SlidingLayer(GrowingLayer):
     def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> SlidingLayer:
         """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one stays."""
         seen = self.seen - drop
-        new = super().select(rows, room=min(room, STEP), drop=max(self.length - seen, 0))
+        surplus = max(self.length - seen, 0)
+        new = super().select(rows, room=self._free(self.length - surplus, seen, room), drop=surplus)
         assert isinstance(new, SlidingLayer)
         new.seen = seen
         return new
 
     def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> SlidingLayer:
         """A new layer with the rows of this one and of others, aligned to the right over zeros."""
-        new = super().merge(others, min(room, STEP))
+        seen = max(self.seen, *(other.seen for other in others if isinstance(other, SlidingLayer)))
+        longest = max(layer.length for layer in (self, *others))
+        new = super().merge(others, self._free(longest, seen, room))
         assert isinstance(new, SlidingLayer)
-        new.seen = max(self.seen, *(other.seen for other in others if isinstance(other, SlidingLayer)))
+        new.seen = seen
         return new
 
     def hold(self, keys: Tensor, values: Tensor, room: int = 0) -> None:
         """Take `keys` and `values` of a whole text as the content."""
-        super().hold(keys, values, min(room, STEP))
-        self.seen = self.length
-        self._let_go()
+        seen = keys.shape[-2]
+        start = max(seen - (self.sliding_window - 1), 0)
+        if start:  # a copy, not a view: what is let go must not stay in memory
+            keys, values = keys[:, :, start:].clone(), values[:, :, start:].clone()
+        super().hold(keys, values, self._free(seen - start, seen, room))
+        self.seen = seen
 
     def placed(self) -> None:
         """A column was written behind the filled ones."""
         self.length += 1
         self.seen += 1
         self._let_go()
+
+    def _free(self, stored: int, seen: int, room: int) -> int:
+        """Columns to keep free behind those that are stored, where `room` more will come."""
+        return max(min(seen + room, self.sliding_window - 1 + STEP) - stored, 0) if room else 0
+
+    def _roomy(self, columns: int) -> int:
+        return max(columns, min(super()._roomy(columns), self.sliding_window - 1 + STEP))
 
     def _let_go(self) -> None:
         surplus = self.length - (self.sliding_window - 1)
@@ -332,6 +355,18 @@ class StaticLayer(GrowingLayer):
 
     kind = "static"
     fixed = True
+    lent = False  # whether another layer writes behind the columns of this one
+
+    def lend(self, room: int) -> StaticLayer | None:
+        """A layer that goes on in these buffers, behind the columns of this one; None where they do not fit exactly.
+
+        This one's columns stay what they are. Buffers are lent once: two layers would write to the same columns.
+        """
+        if self.lent or self.begin or self.buffers[0].shape[-2] != self.length + room:
+            return None
+        new = copy.copy(self)
+        self.lent = new.lent = True
+        return new
 
 
 class SlottedLayer(StaticLayer):

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import EncoderDecoderCache
 
 from genctl import events
-from genctl.decode.describe import describe, reserved
+from genctl.decode.describe import describe, in_modules, reserved
 from genctl.decode.forward import Forward, Passed
 
 
@@ -42,7 +42,8 @@ class Watcher:
         assert fed is not None
         mask = passed.inputs.get("decoder_attention_mask" if self.forward.is_encoder_decoder else "attention_mask")
         count = int(fed.shape[1])
-        layers = describe(cache, cross)
+        kept = in_modules(self.forward.model) if cache is not None else []
+        layers = sorted([*describe(cache, cross), *kept], key=_place)
         for layer in layers:  # what this pass wrote: cross-attention is computed with the prompt and never again
             layer["new"] = (layer["shape"][2] if passed.first else 0) if layer["kind"] == "cross-attention" else count
         return events.CacheRead(
@@ -58,8 +59,13 @@ class Watcher:
             ),
             tuple(lanes),
             tuple(reordered),
-            reserved(cache),
+            reserved(cache) + sum(layer["bytes"] for layer in kept),
         )
+
+
+def _place(layer: dict[str, Any]) -> tuple[bool, int]:
+    """Where a part of the cache stands in a report: by layer, cross-attention last."""
+    return layer["kind"] == "cross-attention", layer["layer"]
 
 
 def _rows(tensor: Any) -> tuple[tuple[int, ...], ...] | None:

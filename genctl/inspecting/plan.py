@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from genctl.inspecting.skeleton import Skeleton
 
 SCHEMA = "genctl/1"
-CROSS, STATE, WINDOW = "cross-attention", "recurrent state", "sliding window"
+CROSS, STATE, WINDOW, STATIC = "cross-attention", "recurrent state", "sliding window", "static"
 SHARED = 64  # columns of a prompt from which on its rows keep it once (`decode.shared`)
 
 _MEMORY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,12})?)\s*([a-zA-Z]*)")
@@ -92,6 +92,19 @@ class Part:
         """Everything that is kept for the part, scales of quantised numbers included."""
         return self.rows(size) * self.columns(size) * self.cell
 
+    def reserved(self, size: Size) -> int:
+        """The most bytes of the buffers that keep it, room for later tokens included."""
+        if self.kind in (STATE, CROSS, STATIC):
+            return self.bytes(size)
+        from genctl.decode.batch import ROOM
+        from genctl.decode.layers import STEP, grown
+
+        # up to ROOM new tokens have their place from the beginning; behind them a buffer grows as it fills
+        columns = size.length if size.length <= ROOM + 1 else grown(size.length)
+        if self.window is not None:
+            columns = min(columns, self.window - 1 + STEP)
+        return self.rows(size) * columns * self.cell
+
     def entry(self, size: Size, device: str) -> dict[str, Any]:
         """As `describe` tells of a real one."""
         made: dict[str, Any] = {
@@ -104,7 +117,7 @@ class Part:
         }
         if self.value_shape is not None:
             made["value_shape"] = self._shape(self.value_shape, size)
-        if self.kind == "static":
+        if self.kind == STATIC:
             made["filled"] = size.length
         if self.window is not None:
             made["window"] = self.window
@@ -138,8 +151,9 @@ def plan(
 
     `batch` prompts, each with the rows that the strategy keeps; `length` columns of each row, the prompt's included
     (default: the model's context); `source_length` tokens of an encoder (default: its context, or `length`); `memory`
-    in bytes. `reserved_bytes` is `total_bytes`: a plan keeps no room. Raises UsageError for what contradicts itself or
-    the model, ModelError for a model that cannot be planned.
+    in bytes. `reserved_bytes` is the most that the buffers take, room for later tokens included: what a run reserves
+    at its end where at most 512 tokens are new, and where more are, never less. Raises UsageError for what contradicts
+    itself or the model, ModelError for a model that cannot be planned.
     """
     per_prompt = rows_of(generation)
     from genctl.inspecting import skeleton as skeletons
@@ -157,7 +171,7 @@ def plan(
         "cache": form,
         "layers": [part.entry(size, skeleton.device) for part in parts],
         "total_bytes": kept,
-        "reserved_bytes": kept,
+        "reserved_bytes": sum(part.reserved(size) for part in parts),
         "weights_bytes": weights,
         "bytes_per_token": _divided(kept - total(parts, _long(size, size.length - 1)), size.rows),
         "bytes_per_row": _divided(kept, size.rows),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -43,7 +44,7 @@ def _console(color: Color, stream: IO[str], environ: Mapping[str, str]) -> Conso
     shown = {name: environ[name] for name in ("TERM", "COLORTERM", "COLUMNS", "LINES") if name in environ}
     if dumb and color == "always":
         shown["TERM"] = "xterm-256color"
-    return Console(
+    return _Console(
         file=stream,
         force_terminal=terminal or coloured,
         force_interactive=terminal and not dumb,
@@ -55,6 +56,12 @@ def _console(color: Color, stream: IO[str], environ: Mapping[str, str]) -> Conso
         soft_wrap=True,
         _environ=shown,
     )
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process with status 1; what a closed pipe means is decided where all errors are."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class _Nowhere(io.StringIO):

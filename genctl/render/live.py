@@ -181,7 +181,9 @@ class RunView:
 
     def _write(self, text: str) -> None:
         # Straight to the stream: rendering would cost more than the token and break lines that terminals wrap.
-        self.out.file.write(parts.visible(text) if self.out.is_terminal else text)
+        # Text that goes where everything else is said is shown as there: a log will be read on a terminal.
+        as_it_is = not self.out.is_terminal and self.out is not self.err
+        self.out.file.write(text if as_it_is else parts.visible(text))
         self._line_open = not text.endswith("\n") if text else self._line_open
 
     # -- the tail that repaints --------------------------------------------------------------------------------------

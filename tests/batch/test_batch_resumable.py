@@ -251,9 +251,19 @@ def test_a_changed_input_is_noticed_with_its_place(
     assert path.read_bytes() == WHOLE
 
 
-def test_where_marks_are_far_apart_the_place_is_a_range(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_marks_are_far_apart_the_row_is_told_all_the_same(
+    path: Path, beside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resumable, "EVERY_S", 1e9)
     run(path, upto=6)
+    with pytest.raises(InputError, match="row 3 is not what was read"):
+        run(path, rows=changed(2))
+    lines = [json.loads(line) for line in beside.read_text().splitlines()]
+    beside.write_text(
+        "".join(
+            json.dumps({**line, "digests": ""}) + "\n" if "rows" in line else json.dumps(line) + "\n" for line in lines
+        )
+    )
     with pytest.raises(InputError, match="rows 2 to 4 are not what was read"):
         run(path, rows=changed(2))
 

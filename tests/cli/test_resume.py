@@ -119,6 +119,49 @@ def test_a_seed_that_nobody_asked_for_is_that_of_the_beginning(gpt2: Path, given
     assert f"seed {seed} → 99" in done.err
 
 
+@pytest.mark.parametrize("piped", [True, False])
+def test_only_rows_that_are_done_must_stay_as_they_were(gpt2: Path, out: Path, tmp_path: Path, piped: bool) -> None:
+    def go(path: Path, rows: Sequence[str], *more: str) -> Done:
+        arguments = ("run", "-m", str(gpt2), "-o", str(path), "--batch-size", "1", *SETTINGS, *more)
+        if piped:
+            return genctl(*arguments, stdin="".join(rows))
+        (tmp_path / "rows").write_text("".join(rows))
+        return genctl(*arguments, "-i", str(tmp_path / "rows"), "--resume")
+
+    resume = ("--resume",) if piped else ()
+    rows = [f"row {number}\n" for number in range(6)]
+    assert go(out, rows, *resume).status == 0
+    kept = beside(out).read_bytes().splitlines(keepends=True)[:5]  # three rows are done
+    beside(out).write_bytes(b"".join(kept))
+    for changed, sentence in (
+        ([rows[0], "other\n", *rows[2:]], "row 2 is not what was read"),
+        ([rows[1], rows[0], *rows[2:]], "row 1 is not what was read"),
+        (rows[1:], "row 1 is not what was read"),
+        (rows[:2], "it had at least 3 rows, now 2"),
+        ([], "it had at least 3 rows, now 0"),
+    ):
+        done = go(out, changed, *resume)
+        assert (done.status, f"the input has changed: {sentence}" in done.err) == (2, True), done.err
+    new = [*rows[:4], "other\n", "one more\n", "and more\n"]
+    assert go(out, new, *resume).status == 0
+    assert go(tmp_path / "whole.jsonl", new, *resume).status == 0
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_finished_job_is_not_taken_for_one_with_another_input(gpt2: Path, out: Path, tmp_path: Path) -> None:
+    """What came through a pipe, and what was read in another way, are known by their rows alone."""
+    first, other = tmp_path / "first", tmp_path / "other"
+    first.write_text("one\n\ntwo\n")
+    other.write_text("one\n\nthree\n")
+    arguments = ("run", "-m", str(gpt2), "-o", str(out), "--resume", *SETTINGS)
+    assert genctl(*arguments, stdin=first.read_text()).status == 1
+    done = genctl(*arguments, "-i", str(other))
+    assert (done.status, "row 3 is not what was read" in done.err) == (2, True), done.err
+    assert "nothing to do" in genctl(*arguments, "-i", str(first)).err
+    done = genctl(*arguments, "-i", str(first), "--input-format", "text")
+    assert (done.status, "row 1 is not what was read" in done.err) == (2, True), done.err
+
+
 def test_a_finished_job_does_nothing_and_says_so(tmp_path: Path, gpt2: Path, out: Path) -> None:
     given = tmp_path / "rows.txt"
     given.write_text("one\ntwo\nthree\n")
@@ -194,13 +237,13 @@ def test_a_changed_input_checkpoint_or_grammar_is_told(gpt2: Path, given: Path, 
     assert (done.status, "the file that grammar names has changed" in done.err) == (2, True)
     grammar.write_text("start: /[a-z ]+/\n")
 
-    text = given.read_text()
-    given.write_text(text + '{"prompt": "one more"}\n')
+    text, written = given.read_text(), out.read_bytes()
+    first = text.splitlines()[0]
+    given.write_text(text.replace(first, first.replace("Once", "Twice").replace("r0", "r99")))
+    assert given.read_text() != text
     done = again()
-    assert (done.status, "the input has changed: " in done.err) == (2, True)
-    given.write_text(text.replace("r11", "r99"))
-    done = again()
-    assert (done.status, "the input has changed: other bytes" in done.err) == (2, True)
+    assert (done.status, "the input has changed: row 1 is not what was read" in done.err) == (2, True)
+    assert written.startswith(out.read_bytes())
     given.write_text(text)
 
     config = model / "generation_config.json"

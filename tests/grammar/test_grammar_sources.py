@@ -59,12 +59,33 @@ def test_files_are_read_and_named(tmp_path: Path) -> None:
     schema.write_text("[1,")
     with pytest.raises(UsageError, match="not JSON"):
         read(Generation(json_schema=str(schema)))
-    schema.write_text("false")
-    with pytest.raises(UsageError, match="a schema is a JSON object, not false"):
+    schema.write_text("[1]")
+    with pytest.raises(UsageError, match=r"a schema is a JSON object, true or false, not \[1\]"):
         read(Generation(json_schema=str(schema)))
     schema.write_bytes(b"\xff")
     with pytest.raises(UsageError, match="not UTF-8 text"):
         read(Generation(json_schema=str(schema)))
+
+
+@pytest.mark.parametrize("schema", [True, "true", " true\n", "{}", {}])
+def test_true_and_the_empty_schema_allow_any_json(schema: Any) -> None:
+    for text in ("[1]", '"a"', "null", '{"b":2}'):
+        assert machine(json_schema=schema).accepts(tokenizer().encode(text))
+
+
+@pytest.mark.parametrize("schema", [False, "false"])
+def test_false_is_a_schema_that_allows_nothing(schema: Any) -> None:
+    with pytest.raises(UsageError, match="json_schema: the schema false allows no text at all"):
+        read(Generation(json_schema=schema))
+
+
+def test_a_file_may_be_named_like_a_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("true").write_text('{"enum": ["a"]}')
+    Path("false").write_text("true")
+    assert not machine(json_schema="./true").accepts(tokenizer().encode("1"))
+    assert machine(json_schema="./false").accepts(tokenizer().encode("1"))
+    assert machine(json_schema="true").accepts(tokenizer().encode("1"))
 
 
 def test_a_schema_may_change_its_white_space() -> None:

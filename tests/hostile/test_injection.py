@@ -12,7 +12,7 @@ import pytest
 
 from genctl.errors import InputError, without_secrets
 from tests.cli.tool import genctl
-from tests.hostile.words import FIRST, HOSTILE, hostile_vocabulary, tame
+from tests.hostile.words import FIRST, HOSTILE, OBEYED, hostile_vocabulary, tame
 from tests.tiny import checkpoint
 
 SAID = "\x1b]0;owned\x07 \u202ecod.exe [bold]x[/bold] \x1b[31m\x00"
@@ -49,6 +49,54 @@ def test_nothing_that_a_terminal_obeys_reaches_it(name: str, hostile: str) -> No
     assert done.status == 0, done.err
     tame(done.out)
     tame(done.err)
+
+
+LOGGED = {
+    **{name: line for name, line in SHOWN.items() if name not in ("inspect", "score")},
+    "scores of samples": ("run", *DRAWN, "--scores", "--num-return-sequences", "2", "--echo"),
+    "explain of samples": ("run", *DRAWN, "--explain", "--num-return-sequences", "2", "--echo", "-v"),
+    "scores of beams": ("beam", "-n", "20", "--num-beams", "3", "--scores", "--explain", "--echo", "-v"),
+    "streamed scores": ("run", *DRAWN, "--scores", "--stream", "--echo"),
+    "checks": ("run", *DRAWN, "--fail-on", "length", "--fail-on", "empty", "-v", "--check-batch"),
+    "cut": ("run", *DRAWN, "--truncate", "left", "--max-length", "8", "-v"),
+}
+
+
+@pytest.mark.parametrize("name", LOGGED)
+def test_nothing_that_a_terminal_obeys_reaches_a_log(name: str, hostile: str) -> None:
+    """`2>log` in a pipe: the text goes to standard output as it is, and everything else is read on a terminal later."""
+    command, *options = LOGGED[name]
+    done = genctl(command, SAID, SAID, "-m", hostile, *options, stdin="")
+    assert done.status in (0, 2, 4), done.err
+    assert OBEYED.search(done.err) is None, done.err
+
+
+TABLES = {
+    "inspect": ("inspect-cache", "--steps", "4", "--inputs", "--heatmap"),
+    "diff": ("inspect-cache", "--steps", "2", "--diff", SAID),
+    "score": ("score", "--scores"),
+    "rank": ("score", "--context", SAID, "--rank", SAID),
+    "compare": ("compare", "-p", "greedy", "--strategy", "b:do_sample=true,seed=1", "-n", "9"),
+    "markdown": ("compare", "-p", "greedy", "--strategy", "b:do_sample=true,seed=1", "-n", "9", "--format", "md"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_in_a_pipe_are_tame_too(name: str, hostile: str) -> None:
+    command, *options = TABLES[name]
+    done = genctl(command, SAID, "-m", hostile, *options, stdin="")
+    assert done.status == 0, done.err
+    assert OBEYED.search(done.err) is None
+    assert OBEYED.search(done.out) is None
+
+
+def test_a_recording_of_hostile_words_is_shown_tamely(hostile: str, tmp_path: Path) -> None:
+    recording = str(tmp_path / "events")
+    assert genctl("run", SAID, "-m", hostile, *DRAWN, "--scores", "--explain", "--events", recording).status == 0
+    done = genctl("replay", recording, "--scores", "--explain", "--echo", "--tree", stdin="")
+    assert (done.status, OBEYED.search(done.err)) == (0, None)
+    assert OBEYED.search(Path(recording).read_text(encoding="utf-8")) is None
+    tame(genctl("replay", recording, "--scores", "--explain", "--speed", "1e6", terminal=True).out)
 
 
 def test_the_words_are_shown_all_the_same(hostile: str) -> None:

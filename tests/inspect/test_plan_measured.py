@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,37 +53,47 @@ def model(arch: str, dtype: torch.dtype) -> Any:
 
 
 def measured(
-    arch: str, strategy: Strategy, *, batch: int = 1, form: str = "dynamic", dtype: torch.dtype = torch.float32
-) -> list[dict[str, Any]]:
+    arch: str,
+    strategy: Strategy,
+    *,
+    batch: int = 1,
+    form: str = "dynamic",
+    dtype: torch.dtype = torch.float32,
+    prompt: int = PROMPT,
+    new: int | None = None,
+) -> events.CacheRead:
     """The cache after the last pass of a real run: no text ends before NEW tokens."""
     forward = Forward(model(arch, dtype))
-    prompts = [tuple(range(3 + i, 3 + i + PROMPT)) for i in range(batch)]
+    prompts = [tuple(3 + (i + place) % 40 for place in range(prompt)) for i in range(batch)]
     lanes = []
     for number, ids in enumerate(prompts):
         asked: dict[str, Any] = {"cache": form, "use_cache": form != "off", "returned": strategy.rows}
         if arch in SEQ2SEQ:  # the decoder's prompt is one token
             asked["source"], ids = ids, (1,)
-        lanes.append(Lane(str(number), ids, strategy, new_tokens(arch), **asked))
+        lanes.append(Lane(str(number), ids, strategy, new or new_tokens(arch), **asked))
     seen = list(decode(forward, lanes, width=batch, watch=True))
     assert not [event for event in seen if isinstance(event, events.Failed)]
-    return list([event for event in seen if isinstance(event, events.CacheRead)][-1].layers)
+    return [event for event in seen if isinstance(event, events.CacheRead)][-1]
 
 
 def new_tokens(arch: str) -> int:
     return LENGTH if arch in SEQ2SEQ else NEW
 
 
-def planned(folder: Path, arch: str, *, batch: int = 1, dtype: str = "float32", **generation: Any) -> dict[str, Any]:
+def planned(
+    folder: Path, arch: str, *, batch: int = 1, dtype: str = "float32", length: int = LENGTH, **generation: Any
+) -> dict[str, Any]:
     source = PROMPT if arch in SEQ2SEQ else None
     runtime = Runtime(model=str(folder), dtype=dtype, device="cpu")  # type: ignore[arg-type]
-    return plan(runtime, Generation(**generation), batch=batch, length=LENGTH, source_length=source)
+    return plan(runtime, Generation(**generation), batch=batch, length=length, source_length=source)
 
 
-def same(plan: dict[str, Any], layers: Sequence[dict[str, Any]]) -> None:
+def same(plan: dict[str, Any], read: events.CacheRead) -> None:
     ours = [dict(layer) for layer in plan["layers"]]
-    theirs = [{key: value for key, value in layer.items() if key != "new"} for layer in layers]
+    theirs = [{key: value for key, value in layer.items() if key != "new"} for layer in read.layers]
     assert ours == theirs
-    assert plan["total_bytes"] == plan["reserved_bytes"] == sum(layer["bytes"] for layer in layers)
+    assert plan["total_bytes"] == sum(layer["bytes"] for layer in read.layers)
+    assert plan["reserved_bytes"] == read.reserved
     assert not any("cannot be tried" in note for note in plan["plan"]["notes"])
 
 
@@ -108,6 +117,29 @@ def test_beams_of_one_prompt(folder: Any, arch: str) -> None:
 def test_a_batch_of_beams(folder: Any, arch: str, form: str) -> None:
     made = planned(folder(arch), arch, batch=2, num_beams=2, cache_implementation=form)
     same(made, measured(arch, Beam(2), batch=2, form=form))
+
+
+@pytest.mark.parametrize("arch", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize(("prompt", "new"), [(3, 3), (3, 4), (3, 40), (3, 90), (20, 6), (20, 90), (90, 6)])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_what_is_reserved_for_texts_shorter_and_longer_than_a_window(
+    folder: Any, arch: str, prompt: int, new: int, beams: int
+) -> None:
+    made = planned(folder(arch), arch, length=prompt + new - 1, num_beams=beams)
+    read = measured(arch, Beam(beams) if beams > 1 else Sample(), prompt=prompt, new=new)
+    if any("shared" in layer for layer in read.layers):  # then a run needs less, and the plan says so
+        assert made["reserved_bytes"] > read.reserved
+    else:
+        same(made, read)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma2"])
+def test_more_is_never_reserved_than_planned(folder: Any, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is not known how long texts become, buffers grow by half."""
+    monkeypatch.setattr("genctl.decode.batch.ROOM", 2)
+    for new in (60, 70, 75):
+        made = planned(folder(arch), arch, length=3 + new - 1)
+        assert made["reserved_bytes"] >= measured(arch, Sample(), prompt=3, new=new).reserved
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -58,12 +58,13 @@ def read(generation: Generation, only: str | None = None) -> Source | None:
     return None
 
 
-def _json_schema(value: dict[str, Any] | str) -> Source:
+def _json_schema(value: dict[str, Any] | bool | str) -> Source:
     where = "json_schema"
     schema: Any = value
     if isinstance(value, str):
         text = value
-        if not value.lstrip().startswith("{"):
+        # a schema is an object, true or false; `./true` is a file of that name
+        if not value.lstrip().startswith("{") and value.strip() not in ("true", "false"):
             where, text = f"json_schema ({_shown(value)})", _file("json_schema", value)
         try:
             schema = json.loads(text, object_pairs_hook=_once)
@@ -78,8 +79,10 @@ def _json_schema(value: dict[str, Any] | str) -> Source:
             raise UsageError(f"{where}: a number with too many digits") from error
     if schema is True:
         schema = {}
+    if schema is False:
+        raise UsageError(f"{where}: the schema false allows no text at all")
     if not isinstance(schema, dict):
-        raise UsageError(f"{where}: a schema is a JSON object, not {json.dumps(schema)[:40]}")
+        raise UsageError(f"{where}: a schema is a JSON object, true or false, not {json.dumps(schema)[:40]}")
     try:
         fault = _fault(schema)
         if fault:

@@ -1,0 +1,139 @@
+"""Standard streams that the caller closed, or that take nothing: results fail with a sentence, diagnostics silently."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BAD = "error: the output could not be written: Bad file descriptor (stdout)\n"
+FULL = "error: the output could not be written: No space left on device (stdout)\n"
+SHORT = 'run "One day" -n 3'
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+
+def shell(command: str, environment: dict[str, str], cwd: Path) -> tuple[int, str, str]:
+    """Status, output and errors of `genctl COMMAND` in a shell, which may redirect and pipe."""
+    done = subprocess.run(
+        ["bash", "-c", f"'{sys.executable}' -m genctl {command}; exit ${{PIPESTATUS[0]}}"],
+        env=environment, cwd=cwd, capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=120,
+    )  # fmt: skip
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.mark.parametrize("command", ["--version", "--help", "presets list", "run x --dry", SHORT])
+def test_a_closed_standard_output_is_an_error_in_words(
+    command: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    assert shell(f"{command} >&-", environment, tmp_path) == (2, "", BAD)
+
+
+@pytest.mark.parametrize("command", ["--help", "presets list", "inspect-cache --plan"])
+def test_a_full_disk_behind_standard_output_is_told_as_such(
+    command: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    assert shell(f"{command} >/dev/full", environment, tmp_path) == (2, "", FULL)
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&-", "2>/dev/full", "<&- 2>&-"])
+def test_what_is_not_needed_is_not_missed(closed: str, environment: dict[str, str], tmp_path: Path) -> None:
+    assert shell(f"{SHORT} --scores {closed} | cat", environment, tmp_path)[:2] == (0, ", a curious\n")
+
+
+def test_without_standard_error_only_the_status_tells(environment: dict[str, str], tmp_path: Path) -> None:
+    assert shell("run x -m ./missing 2>&-", environment, tmp_path) == (3, "", "")
+    assert shell(f"{SHORT} >&- 2>&-", environment, tmp_path) == (2, "", "")
+
+
+def test_a_file_does_not_become_a_stream_that_was_closed(environment: dict[str, str], tmp_path: Path) -> None:
+    """The first file that is opened gets the lowest free descriptor: 0, 1 or 2, if they are closed."""
+    command = f"{SHORT} --scores -v -o out.txt --events events.jsonl <&- >&- 2>&-"
+    assert shell(command, environment, tmp_path) == (0, "", "")
+    assert (tmp_path / "out.txt").read_text() == ", a curious\n"
+    assert all(line.startswith('{"event":') for line in (tmp_path / "events.jsonl").read_text().splitlines())
+
+
+def test_prompts_from_a_closed_standard_input_are_an_error(environment: dict[str, str], tmp_path: Path) -> None:
+    status, out, err = shell("run -i - <&-", environment, tmp_path)
+    assert (status, out) == (2, "")
+    assert err == "error: the prompts could not be read: standard input is closed\n"
+
+
+@pytest.mark.parametrize("command", ["--version", "--help", "run --help", "presets list", "inspect-cache --plan"])
+def test_a_reader_that_leaves_is_no_error(command: str, environment: dict[str, str], tmp_path: Path) -> None:
+    assert shell(f"{command} | true", environment, tmp_path) == (0, "", "")
+
+
+def test_events_that_do_not_fit_the_disk_are_told_as_such(environment: dict[str, str], tmp_path: Path) -> None:
+    status, _, err = shell(f"{SHORT} --events /dev/full", environment, tmp_path)
+    assert (status, err) == (2, "error: cannot write events to /dev/full: No space left on device\n")
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_ends_the_program_from_its_first_line_on(
+    name: str, status: int, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The slowest import is that of the command line itself; before there was nobody to take SIGHUP at all."""
+    code = (
+        "import builtins, sys, time; from genctl.__main__ import main; imported = builtins.__import__\n"
+        "def slow(name, *rest):\n"
+        "    if name == 'genctl.cli.app':\n"
+        "        print('importing', flush=True); time.sleep(60)\n"
+        "    return imported(name, *rest)\n"
+        "builtins.__import__ = slow; main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "run", "x", "-o", "out.txt"],
+        env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"importing\n"
+    started = time.monotonic()
+    process.send_signal(getattr(signal, name))
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (status, b"", b"")
+    assert time.monotonic() - started < 10
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_after_the_last_line_changes_nothing(environment: dict[str, str], tmp_path: Path) -> None:
+    """Taking down the interpreter takes a while, in which a signal used to kill a process that had done its work."""
+    code = (
+        "import atexit, os, signal; from genctl.__main__ import main\n"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM)); main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--help"], env=environment, cwd=tmp_path, capture_output=True, check=False
+    )
+    assert done.returncode == 0
+    assert b"Usage" in done.stdout
+
+
+def test_a_hangup_writes_what_there_is_and_nohup_is_heeded(environment: dict[str, str], tmp_path: Path) -> None:
+    for handler, expected in ((signal.SIG_DFL, 129), (signal.SIG_IGN, 0)):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "genctl", "run", "--format", "jsonl", "--batch-size", "1", "-n", "4"],
+            env=environment, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=lambda handler=handler: signal.signal(signal.SIGHUP, handler),  # type: ignore[misc]
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"One day\n")
+        process.stdin.flush()
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        rest, err = process.communicate(b"One day\n" * 40, timeout=60)
+        assert process.returncode == expected, err
+        assert first.startswith(b"{")
+        assert expected or rest.count(b"\n") == 40
