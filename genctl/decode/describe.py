@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import (
     Cache,
     DummyLayer,
@@ -19,7 +18,6 @@ from transformers.cache_utils import (
 from genctl.decode.layers import GrowingLayer, SlidingLayer
 from genctl.decode.shared import SharedLayer
 
-_STATE = re.compile(r"_?states?$")  # how modules name what they remember
 CROSS, RECURRENT, SLIDING, FULL = "cross-attention", "recurrent state", "sliding window", "full"
 
 
@@ -51,21 +49,6 @@ def describe(cache: Cache | None, cross: Cache | None = None) -> list[dict[str, 
         if layer.is_initialized:
             found.append({**_attention(number, layer), "kind": CROSS})
     return found
-
-
-def in_modules(model: nn.Module) -> list[dict[str, Any]]:
-    """Like `describe`, of the recurrent states that a model keeps in its own modules, as recurrent_gemma does.
-
-    They are tensors that are neither parameters nor buffers, and named as states: one entry for each layer, which has
-    all that lies in the layer's modules.
-    """
-    states: dict[int, dict[str, Tensor]] = {}
-    for place, module in model.named_modules():
-        number = next((int(part) for part in place.split(".") if part.isdecimal()), None)
-        for name, value in vars(module).items():
-            if number is not None and isinstance(value, Tensor) and _STATE.search(name):
-                states.setdefault(number, {})[_STATE.sub("", name)] = value
-    return [entry for number in sorted(states) for entry in _states(number, states[number])]
 
 
 def reserved(cache: Cache | None) -> int:
@@ -122,10 +105,6 @@ def _recurrent(number: int, layer: LinearAttentionCacheLayerMixin) -> list[dict[
         for index, state in getattr(layer, f"{name}_states").items()
         if state is not None
     }
-    return _states(number, states)
-
-
-def _states(number: int, states: dict[str, Tensor]) -> list[dict[str, Any]]:
     if not states:
         return []
     shown = states.get("recurrent", next(iter(states.values())))

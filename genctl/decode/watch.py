@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import EncoderDecoderCache
 
 from genctl import events
-from genctl.decode.describe import describe, in_modules, reserved
+from genctl.decode.describe import describe, reserved
 from genctl.decode.forward import Forward, Passed
 
 
@@ -42,8 +42,7 @@ class Watcher:
         assert fed is not None
         mask = passed.inputs.get("decoder_attention_mask" if self.forward.is_encoder_decoder else "attention_mask")
         count = int(fed.shape[1])
-        kept = in_modules(self.forward.model) if cache is not None else []
-        layers = sorted([*describe(cache, cross), *kept], key=_place)
+        layers = describe(cache, cross)
         for layer in layers:  # what this pass wrote: cross-attention is computed with the prompt and never again
             layer["new"] = (layer["shape"][2] if passed.first else 0) if layer["kind"] == "cross-attention" else count
         return events.CacheRead(
@@ -59,13 +58,8 @@ class Watcher:
             ),
             tuple(lanes),
             tuple(reordered),
-            reserved(cache) + sum(layer["bytes"] for layer in kept),
+            reserved(cache),
         )
-
-
-def _place(layer: dict[str, Any]) -> tuple[bool, int]:
-    """Where a part of the cache stands in a report: by layer, cross-attention last."""
-    return layer["kind"] == "cross-attention", layer["layer"]
 
 
 def _rows(tensor: Any) -> tuple[tuple[int, ...], ...] | None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from genctl.decode import cache as caches
-from genctl.decode.describe import CROSS, describe, in_modules
+from genctl.decode.describe import CROSS, describe
 from genctl.decode.forward import Forward
 from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
@@ -103,7 +103,7 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
                 raise ModelError(f"{told}: {resolve.brief(error)}") from error
             cache = _from_fields(skeleton)
             skeleton.notes.append("this architecture cannot be tried without weights: sizes are those in config.json")
-        found = [*describe(caches.kept_as(cache, form)), *in_modules(skeleton.model)]
+        found = describe(caches.kept_as(cache, form))
         return sorted(found, key=lambda entry: (entry["kind"] == CROSS, entry["layer"]))
 
 
