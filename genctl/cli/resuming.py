@@ -18,7 +18,7 @@ from genctl.cli.asked import Asked
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
 from genctl.errors import UsageError
-from genctl.models import fingerprint
+from genctl.identity import brief, is_outdated
 
 APART = ("seed", "offline")  # settings that have a place of their own, or change nothing in a result
 IN_FILES = ("json_schema", "grammar", "prompt_cache")  # settings that may name a file
@@ -172,13 +172,13 @@ def _checkpoints(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     changes = []
     for name in dict.fromkeys([*before, *now]):
         if name in before and name in now and before[name] != now[name]:
-            if fingerprint.is_outdated(before[name]):
+            if is_outdated(before[name]):
                 changes.append(
                     f"it was begun with a version of genctl that did not look at all bytes of a checkpoint, so nobody "
                     f"can tell whether {name} is still the same"
                 )
                 continue
-            told = f"{fingerprint.brief(before[name])} → {fingerprint.brief(now[name])}"
+            told = f"{brief(before[name])} → {brief(now[name])}"
             changes.append(f"the checkpoint {name} has changed ({told})")
     return changes  # another name is another setting, which has been told
 

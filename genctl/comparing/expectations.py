@@ -12,7 +12,7 @@ from typing import Any
 from genctl.batch.rows import InputRow
 from genctl.batch.writers import to_json
 from genctl.errors import InputError
-from genctl.models.fingerprint import brief, is_outdated
+from genctl.identity import brief, is_outdated
 
 SCHEMA = "genctl-compare/1"
 TOLERANCE = 1e-3  # on log-probabilities, nats

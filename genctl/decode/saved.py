@@ -23,7 +23,7 @@ from genctl.decode import cache as caches
 from genctl.decode.own_states import ReturnedStates
 from genctl.decode.types import Prefix, Source
 from genctl.errors import InputError, ModelError
-from genctl.models import fingerprint
+from genctl.identity import is_outdated
 
 SCHEMA = "genctl-prompt-cache/1"
 
@@ -86,7 +86,7 @@ def load(path: Path, identity: Identity, config: Any, device: Any) -> Prefix:
 def _compare(path: Path, told: dict[str, Any], identity: Identity) -> None:
     wanted = asdict(identity)
     differ = []
-    if told.get("checkpoint") != wanted["checkpoint"] and fingerprint.is_outdated(told.get("checkpoint")):
+    if told.get("checkpoint") != wanted["checkpoint"] and is_outdated(told.get("checkpoint")):
         differ.append("it was written by a version of genctl that did not look at all bytes of a checkpoint")
     elif told.get("checkpoint") != wanted["checkpoint"]:
         name = str(told.get("model"))

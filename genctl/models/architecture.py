@@ -104,8 +104,6 @@ def _unfit(named: str, known: set[str], auto: Any) -> ModelError:
         "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     ):
         return ModelError(f"{named} reads pictures or sound, and genctl loads models that are made for text")
-    if among("MODEL_FOR_MASKED_LM_MAPPING_NAMES"):
-        return ModelError(f"{named} fills in masked words and has no language-model head, so it cannot generate text")
     if any(name.endswith("ForConditionalGeneration") for name in known):
         return ModelError(f"{named} is none of the classes with which transformers continues a text")
     return ModelError(f"{named} has no language-model head, so it cannot generate text")

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from genctl.errors import ModelError
+from genctl.identity import PREFIX
 from genctl.models import digests
 from genctl.models.digests import Stamp
 
-PREFIX = "sha256:"  # fingerprints of the first version were bare hex, and saw a sample of each tensor only
 Stamps: TypeAlias = Mapping[str, Stamp]  # the name of a file inside the checkpoint -> size, times and inode
 
 # What libraries read beside the weights: configs (nested and processors' too), vocabularies under all names that
@@ -75,16 +75,6 @@ def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = tim
     for name in sorted(made):
         whole.update(f"{name}\0{files[name].size}\0{made[name]}\n".encode())
     return PREFIX + whole.hexdigest()
-
-
-def is_outdated(value: object) -> bool:
-    """Whether a fingerprint is one of the first version, which may be equal although weights differ."""
-    return not (isinstance(value, str) and value.startswith(PREFIX))
-
-
-def brief(value: object) -> str:
-    """A fingerprint in a sentence."""
-    return f"{str(value).removeprefix(PREFIX):.12}…"
 
 
 def _check(folder: Path, files: Stamps) -> None:

@@ -91,7 +91,7 @@ def test_text_models_under_other_names_write_what_generate_writes(make: Any, nam
         ),
         ("whisper", "WhisperForConditionalGeneration", "reads pictures or sound"),
         ("bark", "BarkModel", "writes sound, not text"),
-        ("bert", "BertForMaskedLM", "fills in masked words and has no language-model head"),
+        ("bert", "BertForMaskedLM", "has no language-model head, so it cannot generate text"),
         ("gpt2", "GPT2Model", "has no language-model head, so it cannot generate text"),
         ("gpt2", "GPT2ForSequenceClassification", "has no language-model head"),
         ("moshi", "MoshiForConditionalGeneration", "is none of the classes with which transformers continues a text"),
