@@ -19,7 +19,7 @@ _DEEPEST = 8
 _OTHERWISE = re.compile(
     r".*(token|vocab|_ids?$|_index|offset|theta|base|length|position|context|window|chunk|floor|seed|rate|samples|pixels"
     r"|max_|min_|_max$|_min$|factor|version|budget|steps?$|hop|fft|image_size|budget|ctx|hash|period|threshold|limit"
-    r"|bucket|distance|duration|frames|seconds|clip).*|n_positions|pad_.*|.*_(ms|sec)"
+    r"|bucket|distance|duration|frames|seconds|clip|param|bytes|flops|epoch|batch|timestamp|seen).*|n_positions|pad_.*|.*_(ms|sec)"
 )
 _TABLE = re.compile(
     r".*(vocab|position|hash|bucket).*"
