@@ -42,12 +42,13 @@ ALLOWED: dict[str, set[str]] = {
     "batch": {"events"},
     "render": {"events"},
     "decode": {"params", "events"},
+    "native": {"decode"},
     "params": set(),
     "events": set(),
     "errors": set(),
 }
 HEAVY = {
-    "torch": {"models", "decode", "strategies", "session", "planning", "scoring", "inspecting"},
+    "torch": {"models", "native", "decode", "strategies", "session", "planning", "scoring", "inspecting"},
     "transformers": {"models", "decode", "inspecting"},
     "rich": {"render", "cli"},
     "tomli": {"config"},

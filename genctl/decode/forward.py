@@ -22,9 +22,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from genctl.decode import cache as caches
 from genctl.decode import host
 from genctl.decode.layers import GrowingLayer, StaticLayer
+from genctl.decode.patched import attending
 from genctl.decode.recorded import KNOWN, Recorder, recordable
 from genctl.decode.recording import Fed
-from genctl.decode.shared import attending, share
+from genctl.decode.shared import share
 from genctl.decode.sources import Sources, join_sources
 from genctl.decode.types import Prefix, Source
 from genctl.errors import ModelError

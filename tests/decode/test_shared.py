@@ -9,7 +9,7 @@ import torch
 
 from genctl import events
 from genctl.decode import cache as caches
-from genctl.decode import shared
+from genctl.decode import patched, shared
 from genctl.decode.batch import Batch
 from genctl.decode.forward import Forward
 from genctl.decode.layers import GrowingLayer
@@ -108,7 +108,7 @@ def test_what_transformers_calls_attention_is_put_back() -> None:
     before = ALL_ATTENTION_FUNCTIONS["sdpa"]
     forward = Forward(tiny("gpt2"))
     cache = shared.share(forward.prefill(PROMPT, None).cache, 2, 4)
-    with shared.attending(cache):
+    with patched.attending(cache):
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not before
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
     assert not ALL_ATTENTION_FUNCTIONS._local_mapping
