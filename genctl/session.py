@@ -109,7 +109,7 @@ class Session:
 
         if not self.forward.supports_cache:
             raise ModelError(f"{self.loaded.name} keeps no cache, so --prompt-cache {path} cannot be used")
-        return saved.load(Path(path), self.identity, self.loaded.config, self.forward.device)
+        return saved.load(Path(path), self.identity, self.forward.new_cache(whole=True), self.forward.device)
 
     def saved_prompt(self, request: Request) -> tuple[bytes, int]:
         """A request's prompt, read once, as the content of a prompt-cache file; and how many tokens it has."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from genctl.decode.layers import GrowingLayer, StaticLayer
 from genctl.decode.patched import attending
 from genctl.decode.recorded import KNOWN, Recorder, recordable
 from genctl.decode.recording import Fed
+from genctl.decode.runtime import Output, Passed
 from genctl.decode.shared import share
 from genctl.decode.sources import Sources, join_sources
 from genctl.decode.types import Prefix, Source
@@ -37,32 +37,14 @@ if TYPE_CHECKING:
 RELATIVE_DECODERS = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
 
 
-@dataclass
-class Output:
-    """What one forward pass said of the fed tokens: F tokens for each of N rows."""
-
-    logits: Tensor  # f32 [N, F, V]
-    cache: Any
-    hidden: Tensor | None = None  # [N, F, H]
-    layers: tuple[Tensor, ...] | None = None  # per layer [N, F, H]
-
-
-@dataclass
-class Passed:
-    """One pass through the decoder, for a watcher."""
-
-    inputs: dict[str, Any]  # what the model was given
-    cache: Any  # as it is after the pass
-    past: int  # columns it held before
-    first: bool
-
-
 class Forward:
     """A model as the loop sees it. `forwards` counts the passes through the decoder.
 
     With `compile` its steps go through torch.compile (see `compiled`). Raises ModelError where they cannot. With
     `record` they run from a record where that gives the same (see `recorded`).
     """
+
+    kind = "transformers"
 
     def __init__(self, model: Any, *, compile: bool = False, record: bool = True) -> None:
         self.model = model
@@ -98,6 +80,44 @@ class Forward:
         if weight is not None and weight.numel():
             return int(weight.shape[0])
         return int(self.config.get_text_config(decoder=True).vocab_size)
+
+    @property
+    def name(self) -> str:
+        """What the architecture is called."""
+        return type(self.model).__name__
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """The ids that end a text, as the checkpoint says."""
+        eos = self.model.generation_config.eos_token_id
+        return (eos,) if isinstance(eos, int) else tuple(eos or ())
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor] | None:
+        """[..., H] -> logits [..., V]; None where there is none."""
+        head: Callable[[Tensor], Tensor] | None = self.model.get_output_embeddings()
+        return head
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether layers keep a state instead of every token."""
+        return bool(getattr(self.model, "_is_stateful", False))
+
+    def first_layers(self, count: int) -> Forward:
+        """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
+        from genctl.decode.first_layers import first_layers
+
+        return Forward(first_layers(self.model, count))
+
+    def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
+        """An empty cache for this model (see `cache.new_cache`)."""
+        return caches.new_cache(self.config, encoder_decoder=self.is_encoder_decoder, room=room, whole=whole)
 
     def encode(self, ids: Sequence[int]) -> Source:
         """Run the encoder over one prompt. Shapes: ids [S] -> states [1, S, H]."""
@@ -193,7 +213,7 @@ class Forward:
             cache = output.cache
             if output.hidden is not None:
                 states.append(output.hidden)
-        cache = self.kept(caches.narrowed(cache, self.config))
+        cache = self.kept(caches.narrowed(cache, self.new_cache()))
         layers = None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers)
         seen = torch.cat(states, 1) if hidden else None
         return Prefix(tokens, cache, output.logits[:, -1], seen, layers, source), kept

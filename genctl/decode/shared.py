@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from genctl.decode import cache as caches
+from genctl.decode.cache import Cache
 from genctl.decode.layers import GrowingLayer
 
 LEAST = 64  # columns of a prompt that are worth sharing
@@ -123,7 +123,7 @@ def _shareable(layer: Any) -> bool:
 
 def shareable(cache: Any) -> bool:
     """Whether any layer holds a prompt that is worth sharing."""
-    return isinstance(cache, Cache) and hasattr(cache, "layers") and any(map(_shareable, cache.layers))
+    return any(map(_shareable, getattr(cache, "layers", ())))
 
 
 def attend(

@@ -33,6 +33,7 @@ class Plan:
     def __init__(self, config: dict[str, Any], shapes: Shapes) -> None:
         self.spec, self.names = spec_of(config)
         self.prefix = self.names.prefix if any(name.startswith(self.names.prefix) for name in shapes) else ""
+        self.embed = f"{self.prefix}{self.names.embed}.weight"
         self.head = next((head for head in self.names.heads if f"{head}.weight" in shapes), "")
         if not self.head and not self.spec.tied:
             raise NotNative(f"the weight files lack {self.names.heads[0]}.weight")
@@ -47,7 +48,7 @@ class Plan:
 
     def _wanted(self) -> Iterator[tuple[str, Shape]]:
         spec, names = self.spec, self.names
-        yield f"{self.prefix}{names.embed}.weight", (spec.vocab, spec.width)
+        yield self.embed, (spec.vocab, spec.width)
         if spec.learned is not None:
             assert spec.context is not None
             yield f"{self.prefix}{names.positions}.weight", (spec.context + spec.learned, spec.hidden)
@@ -110,13 +111,18 @@ def _norm(name: str, spec: Spec, size: int | None = None) -> Iterator[tuple[str,
 
 
 def load(
-    plan: Plan, files: tuple[Path, ...], *, dtype: torch.dtype | None = None, on_layer: Callable[[int], object] = id
+    plan: Plan,
+    files: tuple[Path, ...],
+    *,
+    dtype: torch.dtype | None = None,
+    look: Callable[[str, Tensor], object] | None = None,
+    on_layer: Callable[[int], object] | None = None,
 ) -> Decoder:
-    """Map the files and build the decoder. `dtype` is what to compute in: None for that of the embeddings."""
-    import torch
-    from safetensors import safe_open
+    """Map the files and build the decoder. `dtype` is what to compute in: None for that of the embeddings.
 
-    from genctl.native.decoder import Decoder
+    `look` is given each tensor by its name in the files, and may raise; `on_layer` the number of each layer read.
+    """
+    from safetensors import safe_open
 
     with ExitStack() as stack:
         held: dict[str, Any] = {}
@@ -126,12 +132,30 @@ def load(
 
         def get(name: str) -> Tensor:
             tensor: Tensor = held[name].get_tensor(name)
-            return tensor if dtype is None else tensor.to(dtype)
+            if look is not None:
+                look(name, tensor)
+            return tensor
 
-        if dtype is None:
-            dtype = get(f"{plan.prefix}{plan.names.embed}.weight").dtype
-        assert isinstance(dtype, torch.dtype)
-        return Decoder(plan.spec, _Builder(plan, get).weights(on_layer))
+        return build(plan, get, dtype=dtype, on_layer=on_layer)
+
+
+def build(
+    plan: Plan,
+    get: Callable[[str], Tensor],
+    *,
+    dtype: torch.dtype | None = None,
+    on_layer: Callable[[int], object] | None = None,
+) -> Decoder:
+    """The decoder of a plan, whose tensors `get` gives by their names in the files."""
+    from genctl.native.decoder import Decoder
+
+    embed = get(plan.embed)
+    kind = embed.dtype if dtype is None else dtype
+
+    def converted(name: str) -> Tensor:
+        return (embed if name == plan.embed else get(name)).to(kind)
+
+    return Decoder(plan.spec, _Builder(plan, converted).weights(on_layer or (lambda number: None)))
 
 
 class _Builder:
@@ -144,7 +168,7 @@ class _Builder:
         from genctl.native.linear import Linear
 
         spec, names, prefix, get = self.spec, self.names, self.prefix, self.get
-        embed = get(f"{prefix}{names.embed}.weight")
+        embed = get(self.plan.embed)
         head = get(f"{self.plan.head}.weight") if self.plan.head else embed
         bias = get(f"{self.plan.head or names.heads[0]}.bias") if spec.head_bias else None
         layers = []
