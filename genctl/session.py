@@ -51,11 +51,11 @@ class Session:
     """A loaded checkpoint, ready to decode."""
 
     def __init__(self, loaded: Loaded, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None) -> None:
-        from genctl.decode.forward import Forward
+        from genctl.native.runtime import runtime_of
         from genctl.planning import Planner
 
         self.loaded = loaded
-        self.forward = Forward(loaded.model, compile=runtime.compile, record=runtime.pack)
+        self.forward = runtime_of(loaded.model, compile=runtime.compile, record=runtime.pack)
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
         self.saved = self._saved(runtime.prompt_cache)
 

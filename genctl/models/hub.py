@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import check, layout, lean, skeleton
+from genctl.models import check, layout, lean, native_loading, skeleton
 from genctl.models.progress import OnEvent, quiet, weights_bar
-from genctl.models.resolve import brief, resolve
+from genctl.models.resolve import Place, brief, resolve
 from genctl.models.weights import few
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from genctl.native.load import Plan
+    from genctl.native.model import NativeConfig, NativeModel
 
 _T = TypeVar("_T")
 _STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -32,9 +35,9 @@ _MEMORY = re.compile(r"(cpu|disk|mps|\d+)\s*=\s*(\d+(?:\.\d+)?\s*[KMGT]i?B)", re
 class Loaded:
     """A model that is ready to generate."""
 
-    model: PreTrainedModel  # in eval mode, on its device
+    model: PreTrainedModel | NativeModel  # in eval mode, on its device
     tokenizer: PreTrainedTokenizerBase | None
-    config: PreTrainedConfig
+    config: PreTrainedConfig | NativeConfig
     name: str  # as the user typed it; what records say
     path: Path
     is_encoder_decoder: bool
@@ -88,12 +91,17 @@ def load(
         )
         if before_weights is not None:
             before_weights(checkpoint.generation)
+        native, reason = native_loading.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         plain = runtime.device_map is None and not trust_remote_code and not runtime.compile
         plain = plain and not checkpoint.config.get("quantization_config")
         if plain and lean.possible():
             lean.core()
         device = _device(runtime.device) if runtime.device_map is None else None
         layout.check_device(runtime, device)
+        if native is not None and device is not None:
+            reason = native_loading.device_reason(runtime, device)
+            if not reason:
+                return _native(native, runtime, place, checkpoint, on_event)
         if device is not None and device.type != "cpu":
             plain = False
             lean.whole()
@@ -108,6 +116,7 @@ def load(
 
         model, notes, tokenizer = _read_lean(read) if plain and lean.possible() else read()
         notes += layout.settle(model, runtime, device, checkpoint.config)
+        notes.append(f"runtime: transformers ({reason})")
         if device is not None:
             model = _guard(lambda: model.to(device), f"cannot move the model to {device}")
     loaded = Loaded(
@@ -117,6 +126,27 @@ def load(
         name=runtime.model,
         path=place.folder,
         is_encoder_decoder=bool(getattr(model.config, "is_encoder_decoder", False)),
+        generation=checkpoint.generation,
+        notes=(*place.notes, *notes),
+        checkpoint=checkpoint,
+    )
+    loaded.notes += _vocabulary_notes(loaded)
+    return loaded
+
+
+def _native(
+    plan: Plan, runtime: Runtime, place: Place, checkpoint: check.Checkpoint, on_event: OnEvent | None
+) -> Loaded:
+    size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
+    model, notes = native_loading.load(plan, runtime, checkpoint, layout.looker(size), on_event)
+    notes.append(f"runtime: native ({plan.spec.family})")
+    loaded = Loaded(
+        model=model,
+        tokenizer=_plain_tokenizer(checkpoint) if checkpoint.has_tokenizer else None,
+        config=model.config,
+        name=runtime.model,
+        path=place.folder,
+        is_encoder_decoder=False,
         generation=checkpoint.generation,
         notes=(*place.notes, *notes),
         checkpoint=checkpoint,
@@ -343,6 +373,17 @@ def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrai
         ),
         f"the tokenizer in {checkpoint.folder} cannot be loaded",
     )
+
+
+def _plain_tokenizer(checkpoint: check.Checkpoint) -> Any:
+    """The tokenizer without transformers where its files are all there is to it, else as transformers makes it."""
+    from genctl.models import tokenizer
+
+    what = f"the tokenizer in {checkpoint.folder} cannot be loaded"
+    made = _guard(lambda: tokenizer.plain(checkpoint.folder, checkpoint.model_type), what)
+    if made is not None:
+        return made
+    return _read_lean(lambda: _tokenizer(checkpoint, False)) if lean.possible() else _tokenizer(checkpoint, False)
 
 
 def _vocabulary_notes(loaded: Loaded) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -88,6 +89,10 @@ class NativeModel:
                 if isinstance(tensor, Tensor) and tensor.data_ptr() not in seen:
                     seen.add(tensor.data_ptr())
                     yield name + end, tensor
+
+    def get_input_embeddings(self) -> Any:
+        """Something whose `weight` are the embeddings, [V, E]."""
+        return SimpleNamespace(weight=self.decoder.weights.embed)
 
     def bytes(self) -> int:
         """What all tensors take, tied ones counted once."""

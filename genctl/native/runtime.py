@@ -12,12 +12,21 @@ from torch import Tensor
 
 from genctl.decode import cache as caches
 from genctl.decode.prefill import Reader
-from genctl.decode.runtime import Output, Passed
+from genctl.decode.runtime import ModelRuntime, Output, Passed
 from genctl.decode.sources import Sources
 from genctl.decode.types import Prefix, Source
 from genctl.errors import ModelError
 from genctl.native.decoder import Decoder
 from genctl.native.model import NativeModel
+
+
+def runtime_of(model: Any, *, compile: bool = False, record: bool = True) -> ModelRuntime:
+    """A loaded model as the loop sees it. `compile` and `record` concern transformers' models alone."""
+    if isinstance(model, NativeModel):
+        return NativeRuntime(model)
+    from genctl.decode.forward import Forward
+
+    return Forward(model, compile=compile, record=record)
 
 
 class NativeRuntime(Reader):
