@@ -109,3 +109,36 @@ def test_a_local_folder_imports_no_transformers_either(llama: Path) -> None:
     arguments = ["run", "-m", str(llama), "-n", "6", "the cat"]
     done = subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "genctl", "run", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+
+def test_the_check_names_the_largest_difference() -> None:
+    done = run("Once upon a time", "-n", "2", "--check-runtime")
+    assert done.returncode == 0, done.stderr
+    assert "check: largest difference of logits to transformers: " in done.stderr
+    assert "prompt of 5 tokens and 16 steps" in done.stderr
+    done = run("Once upon a time", "-n", "2", "--check-runtime", "--runtime", "transformers")
+    assert done.returncode == 2
+    assert "--check-runtime compares the native runtime" in done.stderr
+
+
+def test_a_native_run_may_need_transformers_later(llama: Path, tmp_path: Path) -> None:
+    done = run("Once upon a time", "-n", "4", "--do-sample", "--typical-p", "0.9")
+    assert done.returncode == 0, done.stderr
+    assistant = checkpoint("mixtral", tmp_path)
+    done = run("the cat", "-m", str(llama), "--assistant-model", str(assistant), "-n", "4", "-v")
+    assert done.returncode == 0, done.stderr
+    assert "note: runtime: native (llama)" in done.stderr
+
+
+def test_events_say_who_computed(llama: Path, tmp_path: Path) -> None:
+    for runtime in ("native", "transformers"):
+        events = tmp_path / f"{runtime}.jsonl"
+        done = run("the cat", "-m", str(llama), "-n", "2", "--runtime", runtime, "--events", str(events))
+        assert done.returncode == 0, done.stderr
+        told: list[dict[str, Any]] = [json.loads(line) for line in events.read_text().splitlines()]
+        assert any(f'"runtime": "{runtime}"' in json.dumps(event) for event in told)

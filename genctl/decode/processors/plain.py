@@ -88,7 +88,7 @@ def no_repeat_ngram(size: int) -> Processor:
     return processor
 
 
-def without(ids: Sequence[int], device: torch.device) -> Processor:
+def without(ids: Sequence[int], device: torch.device | str) -> Processor:
     """None of these tokens."""
     barred = torch.tensor(list(ids), device=device)
 
