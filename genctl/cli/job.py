@@ -136,7 +136,7 @@ class Job:
         if asked.strategy:
             strategy.check(asked.strategy, kind)
         if asked.verbose:
-            for note in (*base.notes, *session.loaded.notes):
+            for note in (*base.notes, *session.loaded.told):
                 self.say(f"note: {note}")
         self.reuse = caching.Reuse(base.runtime.prompt_cache)
         for note in () if asked.quiet else caching.notes(session, base):

@@ -44,6 +44,12 @@ class Loaded:
     generation: dict[str, Any]  # generation_config.json, raw keys, without what is None
     notes: tuple[str, ...] = ()  # what the user should be told on stderr
     checkpoint: check.Checkpoint | None = None
+    runtime: str = ""  # who computes, and why: "native (llama)", "transformers (--compile)"
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What to tell with --verbose."""
+        return (*self.notes, f"runtime: {self.runtime}")
 
     @property
     def vocab_size(self) -> int:
@@ -116,7 +122,6 @@ def load(
 
         model, notes, tokenizer = _read_lean(read) if plain and lean.possible() else read()
         notes += layout.settle(model, runtime, device, checkpoint.config)
-        notes.append(f"runtime: transformers ({reason})")
         if device is not None:
             model = _guard(lambda: model.to(device), f"cannot move the model to {device}")
     loaded = Loaded(
@@ -129,6 +134,7 @@ def load(
         generation=checkpoint.generation,
         notes=(*place.notes, *notes),
         checkpoint=checkpoint,
+        runtime=f"transformers ({reason})",
     )
     loaded.notes += _vocabulary_notes(loaded)
     return loaded
@@ -139,7 +145,6 @@ def _native(
 ) -> Loaded:
     size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
     model, notes = native_loading.load(plan, runtime, checkpoint, layout.looker(size), on_event)
-    notes.append(f"runtime: native ({plan.spec.family})")
     loaded = Loaded(
         model=model,
         tokenizer=_plain_tokenizer(checkpoint) if checkpoint.has_tokenizer else None,
@@ -150,6 +155,7 @@ def _native(
         generation=checkpoint.generation,
         notes=(*place.notes, *notes),
         checkpoint=checkpoint,
+        runtime=f"native ({plan.spec.family})",
     )
     loaded.notes += _vocabulary_notes(loaded)
     return loaded

@@ -110,12 +110,18 @@ def load(
     from genctl.native.load import load as read
     from genctl.native.model import NativeConfig, NativeModel, SpecialTokens
 
-    def told(number: int) -> None:
+    done = 0
+
+    def seen(name: str, tensor: Tensor) -> None:
+        nonlocal done
+        if look is not None:
+            look(name, tensor)
+        done += 1
         if on_event is not None:
-            on_event(Loading(runtime.model, number + 1, made.spec.layers, "layers"))
+            on_event(Loading(runtime.model, done, made.tensors, "tensors"))
 
     dtype = getattr(torch, dtype_of(runtime, checkpoint))
-    decoder = read(made, checkpoint.weights.files, dtype=dtype, look=look, on_layer=told)
+    decoder = read(made, checkpoint.weights.files, dtype=dtype, look=seen)
     file = checkpoint.folder / "generation_config.json"
     special = SpecialTokens(checkpoint.config, checkpoint.generation if file.is_file() else None)
     model = NativeModel(decoder, NativeConfig(checkpoint.config, made.spec), special, CLASSES[made.spec.family])

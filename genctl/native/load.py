@@ -38,6 +38,7 @@ class Plan:
         if not self.head and not self.spec.tied:
             raise NotNative(f"the weight files lack {self.names.heads[0]}.weight")
         wanted = dict(self._wanted())
+        self.tensors = len(wanted)
         for name, shape in wanted.items():
             if shapes.get(name) != shape:
                 held = "nothing" if name not in shapes else str(list(shapes[name]))
@@ -116,11 +117,10 @@ def load(
     *,
     dtype: torch.dtype | None = None,
     look: Callable[[str, Tensor], object] | None = None,
-    on_layer: Callable[[int], object] | None = None,
 ) -> Decoder:
     """Map the files and build the decoder. `dtype` is what to compute in: None for that of the embeddings.
 
-    `look` is given each tensor by its name in the files, and may raise; `on_layer` the number of each layer read.
+    `look` is given each tensor by its name in the files, and may raise.
     """
     from safetensors import safe_open
 
@@ -136,16 +136,10 @@ def load(
                 look(name, tensor)
             return tensor
 
-        return build(plan, get, dtype=dtype, on_layer=on_layer)
+        return build(plan, get, dtype=dtype)
 
 
-def build(
-    plan: Plan,
-    get: Callable[[str], Tensor],
-    *,
-    dtype: torch.dtype | None = None,
-    on_layer: Callable[[int], object] | None = None,
-) -> Decoder:
+def build(plan: Plan, get: Callable[[str], Tensor], *, dtype: torch.dtype | None = None) -> Decoder:
     """The decoder of a plan, whose tensors `get` gives by their names in the files."""
     from genctl.native.decoder import Decoder
 
@@ -155,7 +149,7 @@ def build(
     def converted(name: str) -> Tensor:
         return (embed if name == plan.embed else get(name)).to(kind)
 
-    return Decoder(plan.spec, _Builder(plan, converted).weights(on_layer or (lambda number: None)))
+    return Decoder(plan.spec, _Builder(plan, converted).weights())
 
 
 class _Builder:
@@ -163,7 +157,7 @@ class _Builder:
         self.plan, self.get = plan, get
         self.spec, self.names, self.prefix = plan.spec, plan.names, plan.prefix
 
-    def weights(self, on_layer: Callable[[int], object]) -> Any:
+    def weights(self) -> Any:
         from genctl.native.decoder import Weights, same
         from genctl.native.linear import Linear
 
@@ -171,10 +165,7 @@ class _Builder:
         embed = get(self.plan.embed)
         head = get(f"{self.plan.head}.weight") if self.plan.head else embed
         bias = get(f"{self.plan.head or names.heads[0]}.bias") if spec.head_bias else None
-        layers = []
-        for number in range(spec.layers):
-            layers.append(self.layer(prefix + names.layer.format(number)))
-            on_layer(number)
+        layers = [self.layer(prefix + names.layer.format(number)) for number in range(spec.layers)]
         return Weights(
             embed,
             layers,

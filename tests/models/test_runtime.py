@@ -20,8 +20,7 @@ from tests.tiny import checkpoint, tiny, tokenizer
 
 def native(folder: Path, *, trust: bool = False, **options: Any) -> bool:
     loaded = hub.load(Runtime(model=str(folder), **options), trust_remote_code=trust)
-    told = next(note for note in loaded.notes if note.startswith("runtime: "))
-    assert told.startswith("runtime: native" if isinstance(loaded.model, NativeModel) else "runtime: transformers (")
+    assert loaded.runtime.startswith("native (" if isinstance(loaded.model, NativeModel) else "transformers (")
     return isinstance(loaded.model, NativeModel)
 
 
