@@ -340,6 +340,11 @@ class Runtime:
     compile: bool = knob(
         False, "run the steps through torch.compile, and as CUDA graphs on a GPU: worth it for long runs there", MODEL
     )
+    runtime: Literal["auto", "native", "transformers"] = knob(
+        "auto",
+        "who computes: genctl's own forward pass where it knows the architecture, or transformers' classes",
+        MODEL,
+    )
     seed: Annotated[int, Ge(0), Lt(2**64)] | None = knob(
         None, "seed of the first prompt (default: random, always recorded)", RUN
     )

@@ -14,9 +14,9 @@ from genctl.trimming import Guard
 from genctl.unmet import Wishes, wishes
 
 if TYPE_CHECKING:
-    from genctl.decode.forward import Forward
     from genctl.decode.guidance import Unconditional
     from genctl.decode.healing import Healed
+    from genctl.decode.runtime import ModelRuntime
     from genctl.decode.types import Criterion, Lane, Processor, Strategy
     from genctl.models.hub import Loaded
     from genctl.session import Report, Request
@@ -50,14 +50,14 @@ class Planner:
     """Makes lanes for one checkpoint."""
 
     def __init__(
-        self, loaded: Loaded, forward: Forward, runtime: Runtime, *, allow_plugins: bool, flags: dict[str, Any]
+        self, loaded: Loaded, forward: ModelRuntime, runtime: Runtime, *, allow_plugins: bool, flags: dict[str, Any]
     ) -> None:
         self.loaded = loaded
         self.forward = forward
         self.runtime = runtime
         self.allow_plugins = allow_plugins
         self.flags = flags  # how further checkpoints (assistants, amateurs) are loaded
-        self.companions: dict[str, tuple[Loaded, Forward]] = {}
+        self.companions: dict[str, tuple[Loaded, ModelRuntime]] = {}
         defaults = loaded.model.generation_config
         self.eos = _ids(defaults.eos_token_id)
         self.pad = defaults.pad_token_id
@@ -82,17 +82,17 @@ class Planner:
 
         return decode(self.loaded.tokenizer, ids) if self.loaded.tokenizer is not None else ""
 
-    def companion(self, name: str) -> tuple[Loaded, Forward]:
+    def companion(self, name: str) -> tuple[Loaded, ModelRuntime]:
         """A second checkpoint (an assistant, an amateur) on the same device, loaded once."""
-        from genctl.decode.forward import Forward
         from genctl.models import hub
+        from genctl.native.runtime import runtime_of
 
         if name not in self.companions:
             # a companion's steps come in bursts between the model's own: it is packed, never compiled
             runtime = replace(self.runtime, model=name, revision=None, compile=False)
             # two vocabularies can only be told apart by their tokenizers
             loaded = hub.load(runtime, **self.flags, need_tokenizer=self.loaded.tokenizer is not None)
-            self.companions[name] = loaded, Forward(loaded.model, record=runtime.pack)
+            self.companions[name] = loaded, runtime_of(loaded.model, record=runtime.pack)
         return self.companions[name]
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Planner:
             returned=generation.num_return_sequences if ranking is None else ranking.samples,
             limit=limit,
         )
-        settings = {"length_penalty": strategy.length_penalty}
+        settings: dict[str, Any] = {"length_penalty": strategy.length_penalty, "runtime": self.forward.kind}
         if generation.num_beams > 1:
             settings["num_beams"] = generation.num_beams
         if generation.num_return_sequences > 1:

@@ -53,11 +53,11 @@ class Session:
     """A loaded checkpoint, ready to decode."""
 
     def __init__(self, loaded: Loaded, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None) -> None:
-        from genctl.decode.forward import Forward
+        from genctl.native.runtime import runtime_of
         from genctl.planning import Planner
 
         self.loaded = loaded
-        self.forward = Forward(loaded.model, compile=runtime.compile, record=runtime.pack)
+        self.forward = runtime_of(loaded.model, compile=runtime.compile, record=runtime.pack)
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
         self.saved = self._saved(runtime.prompt_cache)
 
@@ -113,11 +113,11 @@ class Session:
             return None
         from genctl.decode import saved
 
-        if not self.forward.supports_cache or self.forward.returns:
+        if not self.forward.supports_cache or not self.forward.savable:
             raise ModelError(
                 f"{self.loaded.name} keeps no cache that can be saved, so --prompt-cache {path} cannot be used"
             )
-        return saved.load(Path(path), self.identity, self.loaded.config, self.forward.device)
+        return saved.load(Path(path), self.identity, self.forward.new_cache(whole=True), self.forward.device)
 
     def saved_prompt(self, request: Request) -> tuple[bytes, int]:
         """A request's prompt, read once, as the content of a prompt-cache file; and how many tokens it has."""

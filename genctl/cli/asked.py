@@ -40,6 +40,7 @@ class Asked:
     unordered: bool = False
     timing: bool = False
     check_batch: bool = False
+    check_runtime: bool = False
     dry: bool = False
     quiet: bool = False
     verbose: bool = False

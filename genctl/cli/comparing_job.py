@@ -187,7 +187,7 @@ class Job:
                 session.check(self.resolved[place])
                 self.hidden[place] = session.reads_hidden(self.resolved[place])
         if asked.verbose:
-            for note in session.loaded.notes:
+            for note in session.loaded.told:
                 self.say(f"note: {note}")
             for place in members:
                 for note in self.resolved[place].notes:

@@ -101,7 +101,7 @@ class Job:
         if not asked.quiet:
             self.asides += caching.notes(session, self.base)
         if asked.verbose:
-            self.asides += [*self.base.notes, *session.loaded.notes]
+            self.asides += [*self.base.notes, *session.loaded.told]
         self.weights = view.weights = weights_bytes(session.loaded.model)
         return session, self._requests()
 

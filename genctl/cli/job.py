@@ -59,6 +59,8 @@ class Job:
     stopper: Sequence[Mapping[str, Any]] = ()  # and its record
     read: int = 0  # rows of the input
     different: int = 0  # sequences that --check-batch found to depend on their batch
+    checked: bool = False  # whether --check-runtime has looked
+    apart: str = ""  # what --check-runtime found, where it is too much
     load_s: float = 0.0
     seed: int = 0
     bar: RowsBar | None = None
@@ -140,7 +142,7 @@ class Job:
         if asked.strategy:
             strategy.check(asked.strategy, kind)
         if asked.verbose:
-            for note in (*base.notes, *session.loaded.notes):
+            for note in (*base.notes, *session.loaded.told):
                 self.say(f"note: {note}")
         self.reuse = caching.Reuse(base.runtime.prompt_cache)
         for note in () if asked.quiet else caching.notes(session, base):
@@ -210,6 +212,8 @@ class Job:
 
     def _stream(self, group: Iterator[InputRow | BadRow]) -> Generator[told.Event, None, None]:
         requests, report = self._requests(group), self._report()
+        if self.asked.check_runtime:
+            requests = self._compared(requests)
         if not self.asked.check_batch:
             # in order, what an interrupt leaves is the beginning of the input; and rows that somebody types or pipes
             # are not waited for while others could be decoded
@@ -225,6 +229,18 @@ class Job:
         from genctl.inspecting.batches import checked
 
         return checked(self.session, requests, report, width=self.width, told=self._differs, interrupted=self.interrupt)
+
+    def _compared(self, requests: Iterator[Request]) -> Iterator[Request]:
+        """The same requests; the first prompt goes through both runtimes before it is decoded."""
+        from genctl.inspecting.runtimes import compare
+
+        for number, request in enumerate(requests):
+            if number == 0 and not self.checked:
+                self.checked = True
+                found = compare(self.session, request)
+                self.say(f"check: {found}")
+                self.apart = "" if found.close else str(found)
+            yield request
 
     def _differs(self, found: Divergence) -> None:
         self.different += 1
@@ -370,6 +386,8 @@ class Job:
             self.say(f"error: prompt {self.stopper[0]['id']}: {error['message']}; --strict stops here, {before}")
             return int(Exit.ROWS_FAILED)
         status = self.tally.status()
+        if self.apart:
+            raise CheckError(f"--check-runtime: {self.apart}")
         if self.different:
             raise CheckError(f"--check-batch: {self.different} sequences differ from those decoded alone")
         return status

@@ -144,6 +144,16 @@ GENERATING: dict[str, tuple[Any, Any]] = {
         ],
         False,
     ),
+    "check_runtime": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--check-runtime",
+                help="Compare logits with transformers' on the first prompt and 16 steps; exit with 4 if far apart.",
+            ),
+        ],
+        False,
+    ),
     "dry": (Dry, False),
     "quiet": (Quiet, False),
     "verbose": (Verbose, False),

@@ -184,7 +184,7 @@ class Probe:
         feed, pads = self._padded([text])
         source = source or self._source()
         sources = None if source is None else Sources(source.states, None, None)
-        rows = _Rows(forward.empty_cache(), feed, pads, sources)
+        rows = _Rows(forward.new_cache(), feed, pads, sources)
         self._pass(rows, feed)
         return rows
 
@@ -227,7 +227,7 @@ class Probe:
     def _prefilled(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Logits f32 [N, V] after texts whose first tokens were read in one padded pass, with a cache."""
         feed, pads = self._padded([text[:-2] for text in texts])
-        rows = _Rows(self.forward.empty_cache(), feed, pads, None)
+        rows = _Rows(self.forward.new_cache(), feed, pads, None)
         self._pass(rows, feed)
         self._step(rows, [text[-2] for text in texts])
         return self._step(rows, [text[-1] for text in texts])

@@ -13,8 +13,8 @@ from typing import TypeAlias
 from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode.batch import Batch
-from genctl.decode.forward import Forward
 from genctl.decode.lane import Run
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.shortage import is_shortage, release
 from genctl.decode.together import groups, work
 from genctl.decode.types import Lane, Prefix, Source
@@ -29,7 +29,7 @@ class Admission:
 
     def __init__(
         self,
-        forward: Forward,
+        forward: ModelRuntime,
         lanes: Iterable[Lane],
         width: int,
         shelf: Shelf,
@@ -233,7 +233,7 @@ def _too_large(lane: Lane, rows: int, error: BaseException) -> events.Failed:
 class Shelf:
     """Prefills that are at hand, so that a prompt is read once however many lanes start from it."""
 
-    def __init__(self, forward: Forward, given: dict[Prompt, Prefix], saved: Prefix | None = None) -> None:
+    def __init__(self, forward: ModelRuntime, given: dict[Prompt, Prefix], saved: Prefix | None = None) -> None:
         self.forward = forward
         self.given = given
         self.saved = saved

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode import host, shared
-from genctl.decode.forward import Forward, Output
+from genctl.decode.cache import Cache
 from genctl.decode.host import Desk, sent
 from genctl.decode.lane import Run
+from genctl.decode.runtime import ModelRuntime, Output
 from genctl.decode.sources import Sources, join_sources
 from genctl.decode.watch import Watcher
 
@@ -23,7 +23,7 @@ ROOM = 512  # columns a cache is given at once beyond what it holds, at most
 class Batch:
     """The rows of several lanes. Between steps rows are reordered, lanes leave and others join."""
 
-    def __init__(self, forward: Forward, watcher: Watcher | None = None) -> None:
+    def __init__(self, forward: ModelRuntime, watcher: Watcher | None = None) -> None:
         self.forward = forward
         self.watcher = watcher
         self.torn: list[Run] = []  # whose searches have been asked for a choice that is not written yet

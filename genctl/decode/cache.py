@@ -1,72 +1,48 @@
 """What may be done to a cache: fork, select rows, merge lanes, crop, keep in another form.
 
-Keys and values are `[rows, heads, length, head_dim]`. transformers' cache classes stay (every model takes them); the
-layers that hold keys and values are genctl's own (`layers`). Rows of different lengths share a cache aligned to the
-right: the shorter ones are padded on the left and masked.
+Keys and values are `[rows, heads, length, head_dim]`, in layers of genctl's own (`layers`). A native model's cache is a
+list of them (`LayerCache`); transformers' models want transformers' cache classes, and may have layers of other kinds
+(`foreign`, which is imported when one is met). Rows of different lengths share a cache aligned to the right: the
+shorter ones are padded on the left and masked.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import (
-    Cache,
-    DummyLayer,
-    DynamicCache,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    EncoderDecoderCache,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionCacheLayerMixin,
-    LinearAttentionLayer,
-)
 
 from genctl.decode.layers import STEP, GrowingLayer, QuantizedLayer, SlidingLayer, StaticLayer
 
 __all__ = ["STEP", "GrowingLayer", "QuantizedLayer", "SlidingLayer", "StaticLayer"]
 
-_KINDS = (
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    DummyLayer,
-    LinearAttentionLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-)
+Cache: TypeAlias = Any  # a LayerCache, or one of transformers' caches: what has `layers`, or two such parts
+
 FORMS = {"static": StaticLayer, "quantized": QuantizedLayer}  # how full-attention layers may be kept instead
 
 
+class LayerCache:
+    """The cache of a native decoder: one layer of keys and values for each of its own."""
+
+    def __init__(self, windows: Sequence[int | None], room: int = 0) -> None:
+        self.layers: list[Any] = [GrowingLayer(room) if size is None else SlidingLayer(size, room) for size in windows]
+
+    def get_seq_length(self) -> int:
+        """Columns stored, those that windows have let go included."""
+        return int(self.layers[0].get_seq_length()) if self.layers else 0
+
+
 def new_cache(config: Any, *, encoder_decoder: bool = False, room: int = 0, whole: bool = False) -> Cache:
-    """An empty cache for a model of this config; `room` is how many columns will be added after the prefill.
+    """An empty cache for a transformers model of this config; `room` is how many columns come after the prefill.
 
     `whole` keeps every column of windows too, so that any number of tokens can be taken back (see `narrowed`).
     """
-    self_attention = _dynamic(config, room, whole)
-    if not encoder_decoder:
-        return self_attention
-    # every decoder layer sees the whole source, whatever window it looks back at its own text with
-    return EncoderDecoderCache(self_attention, Cache(layers=[GrowingLayer() for _ in self_attention.layers]))
+    from genctl.decode import foreign
 
-
-def _dynamic(config: Any, room: int, whole: bool) -> Cache:
-    cache = DynamicCache(config=config.get_text_config(decoder=True))
-    cache.layers = [_own(layer, room, whole) for layer in cache.layers]
-    # T5 and its kin: what the config calls its layers are the encoder's
-    count = getattr(config, "num_decoder_layers", None)
-    if type(count) is int and count > 0 and {type(layer) for layer in cache.layers} == {GrowingLayer}:
-        cache.layers = [GrowingLayer(room) for _ in range(count)]
-    return cache
-
-
-def _own(layer: Any, room: int, whole: bool) -> Any:
-    if type(layer) is DynamicLayer or (whole and type(layer) is DynamicSlidingWindowLayer):
-        return GrowingLayer(room)
-    return SlidingLayer(layer.sliding_window, room) if type(layer) is DynamicSlidingWindowLayer else layer
+    return foreign.new_cache(config, encoder_decoder=encoder_decoder, room=room, whole=whole)
 
 
 def kept_as(cache: Cache, form: str, room: int = 0) -> Cache:
@@ -107,9 +83,12 @@ def _reformed(layer: Any, form: type[GrowingLayer], room: int) -> Any:
     return new
 
 
-def narrowed(cache: Cache, config: Any) -> Cache:
-    """A cache that was made `whole`, with its windows let go of what no later token can see. In place."""
-    for part, made in zip(_parts(cache), _parts(new_cache(config, encoder_decoder=_is_double(cache))), strict=True):
+def narrowed(cache: Cache, like: Cache) -> Cache:
+    """A cache that was made `whole`, with its windows let go of what no later token can see. In place.
+
+    `like` is an empty cache of the same model, which was not made whole.
+    """
+    for part, made in zip(parts(cache), parts(like), strict=True):
         for number, (layer, wanted) in enumerate(zip(part.layers, made.layers, strict=True)):
             if type(layer) is GrowingLayer and isinstance(wanted, SlidingLayer) and layer.is_initialized:
                 wanted.hold(*layer.content())
@@ -117,12 +96,14 @@ def narrowed(cache: Cache, config: Any) -> Cache:
     return cache
 
 
-def _is_double(cache: Cache) -> bool:
-    return isinstance(cache, EncoderDecoderCache)
+def is_double(cache: Cache) -> bool:
+    """Whether it is an encoder-decoder's: self-attention and cross-attention."""
+    return hasattr(cache, "cross_attention_cache")
 
 
-def _parts(cache: Cache) -> list[Cache]:
-    return [cache.self_attention_cache, cache.cross_attention_cache] if _is_double(cache) else [cache]
+def parts(cache: Cache) -> list[Cache]:
+    """The cache, or an encoder-decoder's two."""
+    return [cache.self_attention_cache, cache.cross_attention_cache] if is_double(cache) else [cache]
 
 
 def fixed(cache: Cache) -> bool:
@@ -133,24 +114,33 @@ def fixed(cache: Cache) -> bool:
 def length_of(cache: Cache) -> int:
     """Columns (tokens) in the self-attention part; 0 where only recurrent states are kept."""
     for layer in self_part(cache).layers:
-        if isinstance(layer, DynamicLayer):
+        if has_columns(layer):
             return int(layer.get_seq_length())
     return 0
 
 
 def mergeable(cache: Cache) -> bool:
     """Whether rows of several lanes may live in one cache of this kind."""
-    return all(map(_known, self_part(cache).layers))
+    layers = [layer for layer in self_part(cache).layers if not isinstance(layer, GrowingLayer)]
+    if not layers:
+        return True
+    from genctl.decode import foreign
+
+    return all(map(foreign.mergeable, layers))
 
 
-def _known(layer: Any) -> bool:
-    """Whether this module knows all that a layer holds: not one that an architecture defines for itself."""
-    return isinstance(layer, GrowingLayer) or type(layer) in _KINDS
+def has_columns(layer: Any) -> bool:
+    """Whether a layer keeps keys and values, not a state of one size."""
+    if isinstance(layer, GrowingLayer):
+        return True
+    from genctl.decode import foreign
+
+    return foreign.has_columns(layer)
 
 
 def self_part(cache: Cache) -> Cache:
     """The part that grows: the whole cache, or an encoder-decoder's self-attention."""
-    return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    return cache.self_attention_cache if is_double(cache) else cache
 
 
 def select(cache: Cache, rows: Tensor, *, room: int = 0, drop: int = 0) -> Cache:
@@ -218,13 +208,12 @@ def rewindable(cache: Cache) -> Cache:
 
 def croppable(cache: Cache) -> bool:
     """Whether tokens can be taken back: recurrent states cannot forget, and other layers only if they say how."""
-    return all(map(_forgets, self_part(cache).layers))
+    layers = [layer for layer in self_part(cache).layers if not isinstance(layer, GrowingLayer)]
+    if not layers:
+        return True
+    from genctl.decode import foreign
 
-
-def _forgets(layer: Any) -> bool:
-    if isinstance(layer, LinearAttentionCacheLayerMixin) and any(layer.is_recurrent_states_initialized.values()):
-        return False
-    return _known(layer) or "crop" in vars(type(layer))
+    return all(map(foreign.croppable, layers))
 
 
 def with_layers(cache: Cache, layers: list[Any]) -> Cache:
@@ -236,71 +225,17 @@ def with_layers(cache: Cache, layers: list[Any]) -> Cache:
 
 def select_layer(layer: Any, rows: Tensor, room: int, drop: int) -> Any:
     """One layer's part of `select`."""
-    if isinstance(layer, DummyLayer):
-        return layer
     if isinstance(layer, GrowingLayer):
         return layer.select(rows, room=room, drop=drop) if layer.is_initialized else copy.copy(layer)
-    if not _known(layer):  # it knows best how to reorder what it holds
-        new = copy.deepcopy(layer)
-        new.reorder_cache(rows)
-        return new
-    new = copy.copy(layer)
-    if isinstance(layer, LinearAttentionCacheLayerMixin):
-        _map_states(new, lambda state: state.index_select(0, rows.to(state.device)))
-    if not isinstance(layer, DynamicLayer) or not layer.is_initialized:
-        return new
-    keys, values = layer.keys, layer.values
-    if isinstance(layer, DynamicSlidingWindowLayer):
-        new.cumulative_length = layer.cumulative_length - drop
-        surplus = max(keys.shape[-2] - new.cumulative_length, 0)
-        keys, values = keys[:, :, surplus:], values[:, :, surplus:]
-        new.keys, new.values = keys.index_select(0, rows), values.index_select(0, rows)
-    else:
-        new.keys, new.values = keys[:, :, drop:].index_select(0, rows), values[:, :, drop:].index_select(0, rows)
-    return new
+    from genctl.decode import foreign
+
+    return foreign.select(layer, rows, drop)
 
 
 def _merge_layers(layers: Sequence[Any], room: int) -> Any:
     first = layers[0]
-    if isinstance(first, DummyLayer):
-        return first
     if isinstance(first, GrowingLayer):
         return first.merge(layers[1:], room) if first.is_initialized else copy.copy(first)
-    new = copy.copy(first)
-    if isinstance(first, LinearAttentionCacheLayerMixin):
-        for name in ("conv_states", "recurrent_states"):
-            states = [getattr(layer, name) for layer in layers]
-            joined = {i: None if states[0][i] is None else torch.cat([state[i] for state in states]) for i in states[0]}
-            setattr(new, name, joined)
-    if not isinstance(first, DynamicLayer) or not first.is_initialized:
-        return new
-    if isinstance(first, DynamicSlidingWindowLayer):
-        new.cumulative_length = max(layer.cumulative_length for layer in layers)
-    rows = sum(layer.keys.shape[0] for layer in layers)
-    length = max(layer.keys.shape[-2] for layer in layers)
-    held = []
-    for name in ("keys", "values"):
-        like = getattr(first, name)
-        # zeros, not empty: a masked column still meets the values, and 0 x NaN is NaN
-        buffer = like.new_zeros(rows, like.shape[1], length, like.shape[3])
-        at = 0
-        for layer in layers:
-            part = getattr(layer, name)
-            buffer[at : at + part.shape[0], :, length - part.shape[-2] : length] = part
-            at += part.shape[0]
-        held.append(buffer)
-    new.keys, new.values = held
-    return new
+    from genctl.decode import foreign
 
-
-def _map_states(layer: Any, change: Any) -> None:
-    for name in ("conv_states", "recurrent_states"):
-        states = getattr(layer, name)
-        setattr(layer, name, {i: None if state is None else change(state) for i, state in states.items()})
-    for name in (
-        "is_conv_states_initialized",
-        "is_recurrent_states_initialized",
-        "has_previous_state",
-        "conv_kernel_size",
-    ):
-        setattr(layer, name, dict(getattr(layer, name)))
+    return foreign.merge(layers)

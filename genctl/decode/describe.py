@@ -6,16 +6,10 @@ import math
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import (
-    Cache,
-    DummyLayer,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    EncoderDecoderCache,
-    LinearAttentionCacheLayerMixin,
-)
 
-from genctl.decode.layers import GrowingLayer, SlidingLayer
+from genctl.decode import cache as caches
+from genctl.decode.cache import Cache
+from genctl.decode.layers import GrowingLayer
 from genctl.decode.shared import SharedLayer
 
 CROSS, RECURRENT, SLIDING, FULL = "cross-attention", "recurrent state", "sliding window", "full"
@@ -34,16 +28,19 @@ def describe(cache: Cache | None, cross: Cache | None = None) -> list[dict[str, 
     """
     if cache is None:
         return []
-    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-    if cross is None and isinstance(cache, EncoderDecoderCache):
+    own = caches.self_part(cache)
+    if cross is None and caches.is_double(cache):
         cross = cache.cross_attention_cache
     found: list[dict[str, Any]] = []
     for number, layer in enumerate(own.layers):
-        if isinstance(layer, DummyLayer):
+        if isinstance(layer, GrowingLayer):
+            found += [_attention(number, layer)] if layer.is_initialized else []
             continue
-        if isinstance(layer, LinearAttentionCacheLayerMixin):
+        from genctl.decode import foreign
+
+        if foreign.is_recurrent(layer):
             found += _recurrent(number, layer)
-        if isinstance(layer, DynamicLayer) and layer.is_initialized:
+        if foreign.has_columns(layer) and layer.is_initialized:
             found.append(_attention(number, layer))
     for number, layer in enumerate(cross.layers if cross is not None else ()):
         if layer.is_initialized:
@@ -56,30 +53,29 @@ def reserved(cache: Cache | None) -> int:
     if cache is None:
         return 0
     total = 0
-    parts = (
-        [cache.self_attention_cache, cache.cross_attention_cache] if isinstance(cache, EncoderDecoderCache) else [cache]
-    )
-    for part in parts:
+    for part in caches.parts(cache):
         for number, layer in enumerate(part.layers):
             if isinstance(layer, GrowingLayer):
                 total += sum(_bytes(buffer) for buffer in layer.buffers)
                 total += sum(_bytes(part) for part in layer.prompt) if isinstance(layer, SharedLayer) else 0
-            elif not isinstance(layer, DummyLayer):
-                if isinstance(layer, LinearAttentionCacheLayerMixin):
-                    total += sum(entry["bytes"] for entry in _recurrent(number, layer))
-                if isinstance(layer, DynamicLayer) and layer.is_initialized:
-                    total += _attention(number, layer)["bytes"]
+                continue
+            from genctl.decode import foreign
+
+            if foreign.is_recurrent(layer):
+                total += sum(entry["bytes"] for entry in _recurrent(number, layer))
+            if foreign.has_columns(layer) and layer.is_initialized:
+                total += _attention(number, layer)["bytes"]
     return total
 
 
 def _attention(number: int, layer: Any) -> dict[str, Any]:
     own = isinstance(layer, GrowingLayer)
     tensors = layer.stored() if own else (layer.keys, layer.values)
-    theirs = SLIDING if isinstance(layer, DynamicSlidingWindowLayer) else FULL
+    window = getattr(layer, "sliding_window", None)
     keys, values = tensors[0], tensors[len(tensors) // 2]
     entry: dict[str, Any] = {
         "layer": number,
-        "kind": layer.kind if own else theirs,
+        "kind": layer.kind if own else FULL if window is None else SLIDING,
         "shape": _held(keys),
         "dtype": str(keys.dtype).removeprefix("torch."),
         "device": str(keys.device),
@@ -93,12 +89,12 @@ def _attention(number: int, layer: Any) -> dict[str, Any]:
         entry["shared"] = layer.columns
     if own and layer.fixed:
         entry["filled"] = layer.length
-    if isinstance(layer, (SlidingLayer, DynamicSlidingWindowLayer)):
-        entry["window"] = layer.sliding_window
+    if window is not None:
+        entry["window"] = window
     return entry
 
 
-def _recurrent(number: int, layer: LinearAttentionCacheLayerMixin) -> list[dict[str, Any]]:
+def _recurrent(number: int, layer: Any) -> list[dict[str, Any]]:
     states = {
         f"{name}{index or ''}": state
         for name in ("conv", "recurrent")

@@ -24,9 +24,11 @@ from genctl.decode import host, own_states
 from genctl.decode.abilities import CACHE_DIFFERS, DECODERS, ENCODER_DECODERS, FINDINGS, RELATIVE_DECODERS, Probe
 from genctl.decode.layers import GrowingLayer, StaticLayer
 from genctl.decode.length_rope import READ_AGAIN, LengthRope
+from genctl.decode.patched import attending
 from genctl.decode.recorded import KNOWN, Recorder, recordable
 from genctl.decode.recording import Fed
-from genctl.decode.shared import attending, share
+from genctl.decode.runtime import Output, Passed
+from genctl.decode.shared import share
 from genctl.decode.shortage import is_shortage
 from genctl.decode.sources import Sources, join_sources
 from genctl.decode.types import Prefix, Source
@@ -44,26 +46,6 @@ class EncoderOutput(BaseModelOutput):  # type: ignore[misc]  # transformers is u
     router_probs: tuple[Tensor, ...] | None = None
 
 
-@dataclass
-class Output:
-    """What one forward pass said of the fed tokens: F tokens for each of N rows."""
-
-    logits: Tensor  # f32 [N, F, V]
-    cache: Any
-    hidden: Tensor | None = None  # [N, F, H]
-    layers: tuple[Tensor, ...] | None = None  # per layer [N, F, H]
-
-
-@dataclass
-class Passed:
-    """One pass through the decoder, for a watcher."""
-
-    inputs: dict[str, Any]  # what the model was given
-    cache: Any  # as it is after the pass
-    past: int  # columns it held before
-    first: bool
-
-
 class Forward:
     """A model as the loop sees it. `forwards` counts the passes through the decoder, `findings` says what it cannot do.
 
@@ -71,6 +53,7 @@ class Forward:
     `record` they run from a record where that gives the same (see `recorded`).
     """
 
+    kind = "transformers"
     reads_history = False  # whether its input preparation looks at the whole text
     rope = LengthRope()
 
@@ -162,6 +145,46 @@ class Forward:
             self.findings.append(FINDINGS[what].format(type(self.model).__name__))
         return able
 
+    @property
+    def name(self) -> str:
+        """What the architecture is called."""
+        return type(self.model).__name__
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """The ids that end a text, as the checkpoint says."""
+        eos = self.model.generation_config.eos_token_id
+        return (eos,) if isinstance(eos, int) else tuple(eos or ())
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor] | None:
+        """[..., H] -> logits [..., V]; None where there is none."""
+        head: Callable[[Tensor], Tensor] | None = self.model.get_output_embeddings()
+        return head
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether layers keep a state instead of every token."""
+        return bool(getattr(self.model, "_is_stateful", False))
+
+    def first_layers(self, count: int) -> Forward:
+        """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
+        from genctl.decode.first_layers import first_layers
+
+        return Forward(first_layers(self.model, count))
+
+    def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
+        """An empty cache for this model (see `cache.new_cache`)."""
+        if self.returns:
+            return own_states.returned_states()
+        return caches.new_cache(self.config, encoder_decoder=self.is_encoder_decoder, room=room, whole=whole)
+
     def encode(self, ids: Sequence[int]) -> Source:
         """Run the encoder over one prompt. Shapes: ids [S] -> states [1, S, H]."""
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
@@ -169,12 +192,6 @@ class Forward:
         with torch.no_grad():
             output = self._run(encoder, input_ids=tokens, attention_mask=torch.ones_like(tokens))
         return Source(tokens, output.last_hidden_state)
-
-    def empty_cache(self, *, whole: bool = False) -> Cache:
-        """A cache of the kind that the model takes, for its prompt."""
-        if self.returns:
-            return own_states.returned_states()
-        return caches.new_cache(self.config, encoder_decoder=self.is_encoder_decoder, whole=whole)
 
     def prefill(
         self,
@@ -187,7 +204,7 @@ class Forward:
     ) -> Prefix:
         """Read a prompt, alone: batch 1, no padding. A `whole` cache can be resumed at any of its tokens."""
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
-        cache = self.empty_cache(whole=whole) if use_cache and self.supports_cache else None
+        cache = self.new_cache(whole=whole) if use_cache and self.supports_cache else None
         sources = None
         if source is not None:
             sources = Sources(source.states, None, None)
@@ -269,7 +286,7 @@ class Forward:
             cache = output.cache
             if output.hidden is not None:
                 states.append(output.hidden)
-        cache = self.kept(caches.narrowed(cache, self.config))
+        cache = self.kept(caches.narrowed(cache, self.new_cache()))
         layers = None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers)
         seen = torch.cat(states, 1) if hidden else None
         return Prefix(tokens, cache, output.logits[:, -1], seen, layers, source), kept
@@ -375,13 +392,22 @@ class Forward:
             logits.float(), cache, None if states is None else states[-1], None if states is None else tuple(states)
         )
 
+    @property
+    def savable(self) -> bool:
+        """Whether its cache has columns or states that can be put into a file, and taken up by several tokens."""
+        return not self.returns
+
+    def draft_room(self, length: int) -> float:
+        """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""
+        return self.rope.room(length)
+
     def wants_history(self, before: int) -> bool:
         """Whether a pass that goes on with texts of `before` tokens has to be given the whole of them."""
         return self.reads_history or self.rope.may_read_again(before)
 
     def _again(self, history: Tensor, cache: Cache, *, keep: int, hidden: bool) -> Output:
         """Read texts int64 [N, T+F] as a whole; `cache` then holds what was computed now, in the form that it had."""
-        fresh = self.empty_cache()
+        fresh = self.new_cache()
         output = self(history, fresh, first=True, keep=0 if hidden else keep, hidden=hidden)
         caches.refill(cache, fresh)
         if not hidden:
@@ -440,7 +466,7 @@ class Forward:
 
     def reread(self, tokens: Tensor, prefix: Prefix) -> Cache:
         """The self-attention cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
-        cache = caches.self_part(self.empty_cache())
+        cache = caches.self_part(self.new_cache())
         sources = None
         if prefix.source is not None:
             sources = join_sources([prefix.source], [prefix.cache.cross_attention_cache], [len(tokens)])

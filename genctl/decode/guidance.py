@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from genctl.decode import cache as caches
-from genctl.decode.forward import Forward
+from genctl.decode.cache import Cache
+from genctl.decode.runtime import ModelRuntime
 
 
 class Unconditional:
@@ -19,7 +19,9 @@ class Unconditional:
     rolled back between two calls; what is not recognised is read anew.
     """
 
-    def __init__(self, forward: Forward, negative: Sequence[int], prompt_len: int, *, use_cache: bool = True) -> None:
+    def __init__(
+        self, forward: ModelRuntime, negative: Sequence[int], prompt_len: int, *, use_cache: bool = True
+    ) -> None:
         self.forward = forward
         self.negative = torch.tensor(list(negative), dtype=torch.long, device=forward.device)
         self.prompt_len = prompt_len
@@ -57,7 +59,7 @@ class Unconditional:
 
     def _afresh(self, new: Tensor) -> Tensor:
         tokens = self._tokens(new)
-        self.cache = self.forward.empty_cache() if self.use_cache else None
+        self.cache = self.forward.new_cache() if self.use_cache else None
         logits = self.forward(tokens, self.cache, keep=1, first=True).logits
         self.cache = self.forward.kept(self.cache)
         return logits

@@ -13,9 +13,9 @@ from torch import Tensor
 from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode.commit import Commit, Pending, Writing, begin, retain, score
-from genctl.decode.forward import Forward, Output
 from genctl.decode.host import Asked, Desk, sent
 from genctl.decode.processors.trace import Stage
+from genctl.decode.runtime import ModelRuntime, Output
 from genctl.decode.types import Choice, Closed, Context, Lane, Prefix, Scores, Search
 from genctl.errors import GenctlError, ModelError
 
@@ -29,7 +29,7 @@ class Run:
 
     lane: Lane
     prefix: Prefix
-    forward: Forward
+    forward: ModelRuntime
     clock: Callable[[], float]
     began: float  # when the lane was admitted
     passes: int
@@ -235,7 +235,7 @@ class Run:
         """Raises ModelError where the cache cannot take back what the strategy will put on trial."""
         strategy, cache = self.lane.strategy, self.prefix.cache
         if getattr(strategy, "drafts", False) and cache is not None and not caches.croppable(cache):
-            name = type(self.forward.model).__name__
+            name = self.forward.name
             raise ModelError(
                 f"{strategy.kind} decoding takes back tokens that it tried; {name} cannot, it keeps recurrent states: "
                 "use_cache = false reads everything again instead"

@@ -3,7 +3,8 @@
 Keys and values are `[rows, heads, length, head_dim]`. A layer stores them as columns of one or more buffers: as they
 are (`GrowingLayer`), in a buffer that is allocated once (`StaticLayer`), or in 8 bits (`QuantizedLayer`). Appending
 copies only what is new; selecting rows, merging lanes and cropping work on the stored columns, whatever they hold.
-They are subclasses of transformers' layers, so that every model takes them.
+They have the attributes that transformers' caches ask their layers for, so that every model takes them (see
+`foreign`, which registers them); this file imports nothing of it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer
 
 STEP = 64  # a buffer that is full grows by half, and by at least this many columns
 
@@ -24,14 +24,17 @@ def grown(columns: int) -> int:
     return columns + max(STEP, (columns - 1) // 2)
 
 
-class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped here
+class GrowingLayer:
     """A full-attention layer whose buffers have room: appending copies only what is new."""
 
     kind = "full"
     fixed = False  # whether the room is exactly what will be needed
+    is_sliding = False
+    is_compileable, is_croppable, supports_early_init = False, True, True  # what transformers' caches ask
 
     def __init__(self, room: int = 0) -> None:
-        super().__init__()
+        self.is_initialized = False
+        self.dtype, self.device = torch.float32, torch.device("cpu")  # until something is stored
         self.room = room  # columns to keep free beyond the first write, where the final length is known
         self.length = 0  # columns stored
         self.begin = 0  # where they begin in the buffers
@@ -42,20 +45,16 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         """What transformers' code finds, `[rows, heads, length, head_dim]`; None before anything is stored."""
         return self._found(0) if self.buffers else None
 
-    @keys.setter
-    def keys(self, given: Any) -> None:
-        pass  # transformers' constructors set it
-
     @property
     def values(self) -> Tensor | None:
         """Like `keys`."""
         return self._found(1) if self.buffers else None
 
-    @values.setter
-    def values(self, given: Any) -> None:
-        pass
+    # -- what models call ----------------------------------------------------------------------------------------------
 
-    # -- what transformers' models call --------------------------------------------------------------------------------
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take the type and the device of the first numbers."""
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append columns; returns all keys and values, `[rows, heads, length, head_dim]`."""
@@ -70,6 +69,10 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
     def get_seq_length(self) -> int:
         """Columns stored."""
         return self.length
+
+    def get_max_length(self) -> int:
+        """Nothing bounds the columns."""
+        return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Columns that a query meets, and how many came before them."""

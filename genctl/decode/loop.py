@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 from genctl import events
 from genctl.decode.admission import Admission, Prompt, Shelf
-from genctl.decode.forward import Forward
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane, Prefix
 from genctl.decode.watch import Watcher
 
 
 def decode(
-    forward: Forward,
+    forward: ModelRuntime,
     lanes: Iterable[Lane],
     *,
     width: int = 1,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from genctl.decode.describe import describe
-from genctl.decode.forward import Forward
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane
 
 SHARE = 0.5  # of what is free: activations and buffers that grow need the rest
@@ -26,7 +26,7 @@ def available(device: torch.device) -> int | None:
         return None
 
 
-def fitting(forward: Forward, lane: Lane, columns: int) -> int:
+def fitting(forward: ModelRuntime, lane: Lane, columns: int) -> int:
     """How many lanes like this one are worth decoding at once, if each grows to `columns` tokens.
 
     One token is read to see what a row's cache is made of.

@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 
 from genctl.decode import cache as caches
-from genctl.decode.forward import Forward
+from genctl.decode.cache import Cache
 from genctl.decode.layers import GrowingLayer
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.watch import Watcher
 
 
-def watched(forward: Forward) -> Cache | None:
+def watched(forward: ModelRuntime) -> Cache | None:
     """The cache as the newest pass left it, while a watched run is under way; else None. It is not a copy."""
     watcher = forward.watch
     return watcher.passed.cache if isinstance(watcher, Watcher) and watcher.passed is not None else None
@@ -32,11 +32,11 @@ def norms(cache: Cache, *, cross: bool = False) -> tuple[int, list[dict[str, Any
     """
     part = caches.self_part(cache)
     if cross:
-        part = cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None
+        part = cache.cross_attention_cache if caches.is_double(cache) else None
     found = []
     total = 0
     for number, layer in enumerate(part.layers if part is not None else ()):
-        if not isinstance(layer, DynamicLayer) or not layer.is_initialized:
+        if not caches.has_columns(layer) or not layer.is_initialized:
             continue
         keys, values = layer.content() if isinstance(layer, GrowingLayer) else (layer.keys, layer.values)
         seen = max(int(layer.get_seq_length()), int(keys.shape[-2]))

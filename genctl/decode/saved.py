@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, LinearAttentionCacheLayerMixin
 
 from genctl.decode import cache as caches
-from genctl.decode.own_states import ReturnedStates
+from genctl.decode.cache import Cache
 from genctl.decode.types import Prefix, Source
 from genctl.errors import InputError, ModelError
 from genctl.identity import is_outdated
@@ -44,7 +43,7 @@ def packed(prefix: Prefix, identity: Identity) -> bytes:
 
     if prefix.cache is None:
         raise ModelError("the model keeps no cache, so there is none to save")
-    if any(isinstance(layer, ReturnedStates) for layer in caches.self_part(prefix.cache).layers):
+    if any(hasattr(layer, "states") for layer in caches.self_part(prefix.cache).layers):
         raise ModelError("the model keeps states in a form of its own, which cannot be saved")
     tensors: dict[str, Tensor] = {"tokens": prefix.tokens[0]}
     if prefix.hidden is not None:
@@ -52,7 +51,6 @@ def packed(prefix: Prefix, identity: Identity) -> bytes:
     tensors |= _tensors("self", caches.self_part(prefix.cache))
     if prefix.source is not None:
         tensors |= {"source.tokens": prefix.source.ids[0], "source.states": prefix.source.states}
-        assert isinstance(prefix.cache, EncoderDecoderCache)
         tensors |= _tensors("cross", prefix.cache.cross_attention_cache)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     told = {"schema": SCHEMA, **asdict(identity)}
@@ -60,8 +58,11 @@ def packed(prefix: Prefix, identity: Identity) -> bytes:
     return bytes(serialize(tensors, metadata={"genctl": json.dumps(told)}))
 
 
-def load(path: Path, identity: Identity, config: Any, device: Any) -> Prefix:
-    """The prefix that `packed` has written. Raises InputError if it is damaged, or of another checkpoint or dtype."""
+def load(path: Path, identity: Identity, empty: Cache, device: Any) -> Prefix:
+    """The prefix that `packed` has written, in an `empty` cache of the model, made whole.
+
+    Raises InputError if the file is damaged, or of another checkpoint or dtype.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -78,7 +79,7 @@ def load(path: Path, identity: Identity, config: Any, device: Any) -> Prefix:
         raise InputError(f"{path} is damaged: it is not what was written")
     _compare(path, told, identity)
     try:
-        return _prefix({name: tensor.to(device) for name, tensor in tensors.items()}, config)
+        return _prefix({name: tensor.to(device) for name, tensor in tensors.items()}, empty)
     except (KeyError, ValueError, IndexError) as error:
         raise InputError(f"{path} is damaged: it lacks {error}") from error
 
@@ -104,25 +105,22 @@ def _compare(path: Path, told: dict[str, Any], identity: Identity) -> None:
 def _tensors(part: str, cache: Cache) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for number, layer in enumerate(cache.layers):
-        if isinstance(layer, LinearAttentionCacheLayerMixin):
+        if hasattr(layer, "recurrent_states"):
             for name in ("conv", "recurrent"):
                 states = getattr(layer, f"{name}_states")
                 found |= {f"{part}.{number}.{name}.{i}": state for i, state in states.items() if state is not None}
-        if isinstance(layer, DynamicLayer) and layer.is_initialized:
+        if caches.has_columns(layer) and layer.is_initialized:
             keys, values = layer.content() if isinstance(layer, caches.GrowingLayer) else (layer.keys, layer.values)
             found |= {f"{part}.{number}.keys": keys, f"{part}.{number}.values": values}
     return found
 
 
-def _prefix(tensors: dict[str, Tensor], config: Any) -> Prefix:
-    double = "source.tokens" in tensors
-    cache = caches.new_cache(config, encoder_decoder=double, whole=True)
+def _prefix(tensors: dict[str, Tensor], cache: Cache) -> Prefix:
     _fill("self", caches.self_part(cache), tensors)
     source = None
-    if double:
-        assert isinstance(cache, EncoderDecoderCache)
+    if caches.is_double(cache):
         _fill("cross", cache.cross_attention_cache, tensors)
-        cache = EncoderDecoderCache(cache.self_attention_cache, cache.cross_attention_cache)  # it looks what is there
+        cache = type(cache)(cache.self_attention_cache, cache.cross_attention_cache)  # it looks what is there
         source = Source(tensors["source.tokens"][None], tensors["source.states"])
     nothing = torch.empty(1, 0)  # what follows the prompt is said by reading its last token again
     return Prefix(tensors["tokens"][None], cache, nothing, tensors.get("hidden"), None, source)
@@ -130,7 +128,7 @@ def _prefix(tensors: dict[str, Tensor], config: Any) -> Prefix:
 
 def _fill(part: str, cache: Cache, tensors: dict[str, Tensor]) -> None:
     for number, layer in enumerate(cache.layers):
-        if isinstance(layer, LinearAttentionCacheLayerMixin):
+        if hasattr(layer, "recurrent_states"):
             for index in range(layer.number_of_states):
                 conv, recurrent = (tensors.get(f"{part}.{number}.{name}.{index}") for name in ("conv", "recurrent"))
                 if conv is not None:
@@ -146,11 +144,10 @@ def _fill(part: str, cache: Cache, tensors: dict[str, Tensor]) -> None:
         keys, values = tensors[f"{part}.{number}.keys"], tensors[f"{part}.{number}.values"]
         if isinstance(layer, caches.GrowingLayer):
             layer.hold(keys, values)
-        elif isinstance(layer, DynamicLayer):
-            DynamicLayer.lazy_initialization(layer, keys, values)
-            layer.keys, layer.values = keys, values
-            if hasattr(layer, "cumulative_length"):
-                layer.cumulative_length = int(tensors["tokens"].shape[0])
+        elif caches.has_columns(layer):
+            from genctl.decode import foreign
+
+            foreign.hold(layer, keys, values, int(tensors["tokens"].shape[0]))
 
 
 def _digest(told: dict[str, Any], tensors: dict[str, Tensor]) -> str:

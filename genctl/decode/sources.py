@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from genctl.decode import cache as caches
+from genctl.decode.cache import Cache
 from genctl.decode.types import Source
 
 

@@ -133,7 +133,7 @@ class Context:
     rng: torch.Generator
     eos: tuple[int, ...] = ()
     max_new_tokens: int = 0
-    model: Any = None  # the decode.forward.Forward that runs the lane, for strategies that draft or need the head
+    model: Any = None  # the runtime.ModelRuntime that runs the lane, for strategies that draft or need the head
     processors: tuple[Processor, ...] = ()
     # The lane's processors on scores of the search's own, f32 [N, V], of what follows each row. For the space "raw".
     process: Callable[[Tensor], Tensor] = lambda scores: scores

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import EncoderDecoderCache
 
 from genctl import events
+from genctl.decode import cache as caches
 from genctl.decode.describe import describe, reserved
-from genctl.decode.forward import Forward, Passed
+from genctl.decode.runtime import ModelRuntime, Passed
 
 
 @dataclass
 class Watcher:
     """Reads the cache after every pass of `forward`, until it is closed."""
 
-    forward: Forward
+    forward: ModelRuntime
     passed: Passed | None = None
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class Watcher:
         passed = self.passed
         assert passed is not None
         cache = passed.cache
-        cross = cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None
+        cross = cache.cross_attention_cache if caches.is_double(cache) else None
         fed = passed.inputs.get("decoder_input_ids", passed.inputs.get("input_ids"))
         assert fed is not None
         mask = passed.inputs.get("decoder_attention_mask" if self.forward.is_encoder_decoder else "attention_mask")

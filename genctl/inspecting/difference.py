@@ -9,7 +9,7 @@ from typing import Any
 
 from genctl import events
 from genctl.decode.describe import describe
-from genctl.decode.forward import Passed
+from genctl.decode.runtime import Passed
 from genctl.decode.types import Prefix
 from genctl.errors import GenctlError, InputError, ModelError
 from genctl.inspecting.measured import CROSS, STATE

@@ -13,15 +13,13 @@ Look: TypeAlias = tuple[int, list[dict[str, Any]], list[dict[str, Any]]]  # posi
 
 def check(session: Session) -> None:
     """Raises ModelError if no layer of this model keeps keys and values."""
-    from transformers.cache_utils import DynamicLayer
-
     from genctl.decode import cache as caches
 
     name, forward = session.loaded.name, session.forward
     if not forward.supports_cache:
         raise ModelError(f"{name} keeps no cache, so --heatmap has nothing to look into")
-    made = caches.self_part(caches.new_cache(session.loaded.config, encoder_decoder=forward.is_encoder_decoder))
-    if not any(isinstance(layer, DynamicLayer) for layer in made.layers):
+    made = caches.self_part(forward.new_cache())
+    if not any(map(caches.has_columns, made.layers)):
         raise ModelError(f"--heatmap shows keys and values, and {name} keeps none: its layers have recurrent states")
 
 

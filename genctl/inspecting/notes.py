@@ -29,19 +29,17 @@ def cache_notes(session: Session, resolved: Resolved) -> list[str]:
 
 
 def _kinds(session: Session) -> set[str]:
-    from transformers.cache_utils import LinearAttentionCacheLayerMixin
-
     from genctl.decode import cache as caches
     from genctl.decode.layers import GrowingLayer, SlidingLayer
 
-    made = caches.self_part(caches.new_cache(session.loaded.config, encoder_decoder=session.forward.is_encoder_decoder))
+    made = caches.self_part(session.forward.new_cache())
     found = set()
     for layer in made.layers:
         if isinstance(layer, SlidingLayer):
             found.add("sliding windows")
         elif isinstance(layer, GrowingLayer):
             found.add("full")
-        elif isinstance(layer, LinearAttentionCacheLayerMixin):
+        elif hasattr(layer, "recurrent_states"):
             found.add("recurrent states")
     return found
 

@@ -1,5 +1,16 @@
 """How large a model is in memory, as the other rooms may ask for it."""
 
-from genctl.models.packing import weights_bytes
+from __future__ import annotations
 
-__all__ = ["weights_bytes"]
+from typing import Any
+
+
+def weights_bytes(model: Any) -> int:
+    """Bytes that a model's weights take, tied ones counted once."""
+    from genctl.native.model import NativeModel
+
+    if isinstance(model, NativeModel):
+        return model.bytes()
+    from genctl.models import packing
+
+    return packing.weights_bytes(model)

@@ -1,6 +1,6 @@
 """Messages become a prompt through the checkpoint's chat template, which is untrusted code in a small language.
 
-transformers renders templates in jinja's immutable sandbox: no attribute reaches Python's internals, nothing is
+Templates are rendered in jinja's immutable sandbox: no attribute reaches Python's internals, nothing is
 written. The sandbox limits neither time nor memory, so templates are rendered in a process of their own
 (`chat_worker`), which is ended after `SECONDS`; it serves all prompts of a run. The result equals that of
 `apply_chat_template(add_generation_prompt=True)`.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SECONDS = 5.0  # for one prompt; real templates need milliseconds
-_STARTING = 120.0  # for importing transformers on a slow disk
+_STARTING = 120.0  # for importing jinja on a slow disk
 # Isolated, so that the current folder and its Python files stay out of it.
 _WORKER = "import sys; sys.path[:] = sys.argv[1:]; from genctl.models.chat_worker import main; main()"
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")

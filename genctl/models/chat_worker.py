@@ -1,8 +1,9 @@
 """The process that renders chat templates, so that a hostile one can be ended: started by `chat`.
 
 One JSON object per line on stdin asks, one per line on stdout answers. A template comes with the checkpoint and is
-untrusted: transformers renders it in jinja's sandbox, and what the sandbox does not limit (endless loops, texts that
-double until memory is gone) is limited here and by the parent's deadline.
+untrusted: it is rendered in jinja's immutable sandbox, with what transformers' `apply_chat_template` offers to
+templates. What the sandbox does not limit (endless loops, texts that double until memory is gone) is limited here and
+by the parent's deadline.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextlib
 import json
 import os
 import sys
+from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,32 +32,99 @@ def limit_memory() -> None:
 
 def answer(request: dict[str, Any]) -> dict[str, str]:
     """{"text": …} or {"error": …} for {"template", "messages", "special"}."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     try:
-        rendered, _ = render_jinja_template(
-            conversations=[request["messages"]],
-            chat_template=request["template"],
-            add_generation_prompt=True,
-            **request["special"],
-        )
+        messages = [_reasoning(message) for message in request["messages"]]
+        given = {"tools": None, "documents": None, "add_generation_prompt": True, **request["special"]}
+        rendered = _environment().from_string(request["template"]).render(messages=messages, **given)
     except MemoryError:
         return {"error": "it needs too much memory"}
     except RecursionError:
         return {"error": "it recurses without end"}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:2000]}
-    if len(rendered[0]) > MOST_CHARACTERS:
-        return {"error": f"it writes {len(rendered[0]):,} characters, more than {MOST_CHARACTERS:,}"}
-    return {"text": rendered[0]}
+    if len(rendered) > MOST_CHARACTERS:
+        return {"error": f"it writes {len(rendered):,} characters, more than {MOST_CHARACTERS:,}"}
+    return {"text": rendered}
+
+
+def _reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose reasoning has all the names that templates read it under."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    found = next((message[name] for name in names if message.get(name) is not None), None)
+    return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+
+
+@cache
+def _environment() -> Any:
+    """jinja's sandbox, with the filters, functions and tags that transformers gives to chat templates."""
+    import jinja2
+    import jinja2.ext
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(jinja2.ext.Extension):
+        """`{% generation %}` marks what an assistant wrote; the text is the same."""
+
+        tags = {"generation"}  # noqa: RUF012 — as jinja declares it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.CallBlock(self.call_method("written"), [], [], body).set_lineno(line)
+
+        def written(self, caller: Any) -> str:
+            return str(caller())
+
+    class Dictionary:
+        """`dict` without what could be reached through the class."""
+
+        def __call__(self, *args: Any, **keywords: Any) -> dict[Any, Any]:
+            return dict(*args, **keywords)
+
+        def fromkeys(self, *args: Any) -> dict[Any, Any]:
+            return dict.fromkeys(*args)
+
+    class Namespace(jinja2.utils.Namespace):
+        """`namespace` without names that begin with an underscore."""
+
+        def __init__(*args: Any, **keywords: Any) -> None:
+            self, args = args[0], args[1:]
+            attributes = dict(*args, **keywords)
+            for name in attributes:
+                _allowed(name)
+            jinja2.utils.Namespace.__init__(self, attributes)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            _allowed(name)
+            jinja2.utils.Namespace.__setitem__(self, name, value)
+
+    def _allowed(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a namespace has no attribute {name!r}")
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.exceptions.TemplateError(message)
+
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    made.filters["tojson"] = tojson
+    made.globals["raise_exception"] = raise_exception
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    made.globals["dict"] = Dictionary()
+    made.globals["namespace"] = Namespace
+    return made
 
 
 def main() -> None:
     """Answer until stdin ends. What libraries print must not be taken for an answer."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    import transformers.utils.chat_template_utils  # noqa: F401
-
+    _environment()
     answers.write("{}\n")  # ready: the deadline of the first request starts now
     answers.flush()
     limit_memory()

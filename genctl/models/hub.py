@@ -14,16 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, layout, lean, leftover, panics, skeleton
+from genctl.models import architecture, check, layout, lean, leftover, native_loading, panics, skeleton
 from genctl.models.attempts import guarded, twice
 from genctl.models.progress import OnEvent, quiet, weights_bar
-from genctl.models.resolve import resolve
+from genctl.models.resolve import Place, resolve
 from genctl.models.weights import few
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from genctl.native.load import Plan
+    from genctl.native.model import NativeConfig, NativeModel
 
 _STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MEMORY = re.compile(r"(cpu|disk|mps|\d+)\s*=\s*(\d+(?:\.\d+)?\s*[KMGT]i?B)", re.IGNORECASE)
@@ -33,15 +36,21 @@ _MEMORY = re.compile(r"(cpu|disk|mps|\d+)\s*=\s*(\d+(?:\.\d+)?\s*[KMGT]i?B)", re
 class Loaded:
     """A model that is ready to generate."""
 
-    model: PreTrainedModel  # in eval mode, on its device
+    model: PreTrainedModel | NativeModel  # in eval mode, on its device
     tokenizer: PreTrainedTokenizerBase | None
-    config: PreTrainedConfig
+    config: PreTrainedConfig | NativeConfig
     name: str  # as the user typed it; what records say
     path: Path
     is_encoder_decoder: bool
     generation: dict[str, Any]  # generation_config.json, raw keys, without what is None
     notes: tuple[str, ...] = ()  # what the user should be told on stderr
     checkpoint: check.Checkpoint | None = None
+    runtime: str = ""  # who computes, and why: "native (llama)", "transformers (--compile)"
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What to tell with --verbose."""
+        return (*self.notes, f"runtime: {self.runtime}")
 
     @property
     def vocab_size(self) -> int:
@@ -93,12 +102,17 @@ def load(
         )
         if before_weights is not None:
             before_weights(checkpoint.generation)
+        native, reason = native_loading.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         plain = runtime.device_map is None and not trust_remote_code and not runtime.compile
         plain = plain and not checkpoint.config.get("quantization_config")
         if plain and lean.possible():
             lean.core()
         device = _device(runtime.device) if runtime.device_map is None else None
         layout.check_device(runtime, device)
+        if native is not None and device is not None:
+            reason = native_loading.device_reason(runtime, device)
+            if not reason:
+                return _native(native, runtime, place, checkpoint, on_event)
         if device is not None and device.type != "cpu":
             plain = False
             lean.whole()
@@ -136,6 +150,28 @@ def load(
         generation=checkpoint.generation,
         notes=(*place.notes, *notes),
         checkpoint=checkpoint,
+        runtime=f"transformers ({reason})",
+    )
+    loaded.notes += _vocabulary_notes(loaded)
+    return loaded
+
+
+def _native(
+    plan: Plan, runtime: Runtime, place: Place, checkpoint: check.Checkpoint, on_event: OnEvent | None
+) -> Loaded:
+    size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
+    model, notes = native_loading.load(plan, runtime, checkpoint, layout.looker(size), on_event)
+    loaded = Loaded(
+        model=model,
+        tokenizer=_plain_tokenizer(checkpoint) if checkpoint.has_tokenizer else None,
+        config=model.config,
+        name=runtime.model,
+        path=place.folder,
+        is_encoder_decoder=False,
+        generation=checkpoint.generation,
+        notes=(*place.notes, *notes),
+        checkpoint=checkpoint,
+        runtime=f"native ({plan.spec.family})",
     )
     loaded.notes += _vocabulary_notes(loaded)
     return loaded
@@ -285,6 +321,23 @@ def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrai
             ),
             f"the tokenizer in {checkpoint.folder} cannot be loaded",
         )
+
+
+def _plain_tokenizer(checkpoint: check.Checkpoint) -> Any:
+    """The tokenizer without transformers where its files are all there is to it, else as transformers makes it."""
+    from genctl.models import tokenizer
+
+    what = f"the tokenizer in {checkpoint.folder} cannot be loaded"
+    with panics.unreported():
+        made = guarded(lambda: tokenizer.plain(checkpoint.folder, checkpoint.model_type), what)
+    if made is not None:
+        return made
+
+    def read(sparing: bool) -> PreTrainedTokenizerBase:
+        with lean.imports() if sparing else nullcontext():
+            return _tokenizer(checkpoint, False)
+
+    return twice(read, sparing=lean.possible(), between=lean.whole)
 
 
 def _vocabulary_notes(loaded: Loaded) -> tuple[str, ...]:

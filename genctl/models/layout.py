@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, UsageError
@@ -80,7 +81,7 @@ def settle(model: nn.Module, runtime: Runtime, device: torch.device | None, conf
     Raises ModelError for NaN and infinite weights. Above 2 GB they are not looked at; logits still are, at every step.
     """
     size = sum(weight.nbytes for weight in model.parameters() if weight.device.type != "meta")
-    look = _look if size <= _SCANNED else None
+    look = looker(size)
     packs = runtime.pack and not runtime.compile  # packed layers are opaque to a compiler, and it fuses by itself
     if packs and device is not None:
         from genctl.models.activations import fuse
@@ -105,6 +106,11 @@ def settle(model: nn.Module, runtime: Runtime, device: torch.device | None, conf
     if runtime.quantize is not None:
         told += f"; all weights {weights_bytes(model) / 1e6:,.1f} MB, {size / 1e6:,.1f} MB as read"
     return [told]
+
+
+def looker(size: int) -> Callable[[str, Tensor], None] | None:
+    """What looks at each tensor of a model with `size` bytes of weights, and raises ModelError; None for large ones."""
+    return _look if size <= _SCANNED else None
 
 
 def _left(report: Any) -> str:

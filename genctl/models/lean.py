@@ -34,6 +34,8 @@ _SHAPES = "torch._meta_registrations"
 _BEHIND = (_DYNAMO, "torch._inductor", "torch._prims", "torch._refs", "torch._decomp", "torch.utils._content_store")
 _PROCESSES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
 
+_lean: list[bool] = []  # not empty within `imports`
+
 
 def possible() -> bool:
     """Whether this is the command line's own process, with something left to save."""
@@ -91,7 +93,10 @@ def imports() -> Iterator[None]:
 
     Raises ImportError or AttributeError where torch or transformers is not built as this supposes.
     """
-    with names.on_demand(), ExitStack() as undo:
+    with ExitStack() as undo:
+        _lean.append(True)
+        undo.callback(_lean.pop)
+        undo.enter_context(names.on_demand())
         import torch
         import transformers.utils
 
@@ -180,6 +185,9 @@ class _Rest:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name == "transformers" and not _lean:  # imported as usual, which takes torch as it is usually
+            whole()
+            return None
         if name == _SHAPES:
             _rest()
         if not f"{name}.".startswith(tuple(f"{part}." for part in _BEHIND)):

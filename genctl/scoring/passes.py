@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode import cache as caches
-from genctl.decode.forward import Forward
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.sources import Sources, join_sources
 from genctl.errors import ModelError
 from genctl.events import Token
@@ -43,13 +43,13 @@ class Detail:
 class Passes:
     """Reads pieces with one model. What it returns are tokens without text."""
 
-    def __init__(self, forward: Forward, *, batch_size: int, detail: Detail | None = None) -> None:
+    def __init__(self, forward: ModelRuntime, *, batch_size: int, detail: Detail | None = None) -> None:
         self.forward = forward
         self.batch_size = batch_size
         self.detail = detail or Detail()
         # from a cache, by several tokens at once
         self.continues = forward.supports_cache and not _recurrent(forward) and forward.together
-        self.continues = self.continues and not forward.rope.reads_again
+        self.continues = self.continues and not forward.wants_history(0)
 
     def batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
         """Places of pieces to be read together: the longest first, and never more logits than `LARGEST`.
@@ -159,7 +159,7 @@ class Passes:
     def _read_long(self, piece: Piece) -> list[Token]:
         """One row, a few positions at a time, from a cache that grows."""
         feed = self._padded([piece.ids[:-1]])[0]
-        cache = caches.new_cache(self.forward.config, room=feed.shape[1])
+        cache = self.forward.new_cache(room=feed.shape[1])
         step = max(LARGEST // self.forward.vocab_size, 1)
         found: list[Token] = []
         for at in range(0, feed.shape[1], step):
@@ -226,6 +226,6 @@ def _split(tokens: Sequence[Token], lengths: Sequence[int]) -> list[list[Token]]
     return found
 
 
-def _recurrent(forward: Forward) -> bool:
-    layers = caches.self_part(forward.empty_cache()).layers
-    return bool(forward.returns) or any(hasattr(layer, "recurrent_states") for layer in layers)
+def _recurrent(forward: ModelRuntime) -> bool:
+    layers = caches.self_part(forward.new_cache()).layers
+    return not forward.savable or any(hasattr(layer, "recurrent_states") for layer in layers)

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from genctl.decode.forward import Forward
 from genctl.decode.guidance import Unconditional
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context, Scores, Search, Space
 from genctl.errors import ModelError
 from genctl.strategies.rescore import OUT, rescored
@@ -26,7 +26,7 @@ class Amateur:
     leans on the amateur less and suits drawing. The processors come after the contrast.
     """
 
-    amateur: Forward
+    amateur: ModelRuntime
     alpha: float = 0.1
     beta: float | None = None
     temperature: float = 1.0

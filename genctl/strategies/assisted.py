@@ -58,7 +58,7 @@ class Assisted:
             # the pass that checks a draft writes one token more
             room = context.max_new_tokens - scores.rows.written - len(written) - 1
             # a draft is checked as it will be written: with the frequencies that its tokens are read with then
-            room = min(room, context.model.rope.room(scores.rows.tokens.shape[1] + len(written)))
+            room = min(room, context.model.draft_room(scores.rows.tokens.shape[1] + len(written)))
             draft = Draft([])
             if room > 0 and not set(written.tolist()) & set(context.eos):
                 draft = propose(torch.cat([scores.rows.tokens[0], written]), min(count, int(room)))

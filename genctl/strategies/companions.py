@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from genctl.decode.forward import Forward
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Strategy
 from genctl.errors import ModelError, UsageError
 from genctl.params import Generation
@@ -37,7 +37,7 @@ REFINES: dict[str, tuple[str, ...]] = {
 class Companion:
     """A second checkpoint. `tokenizer` is None where it has none; prompts given as ids need none."""
 
-    forward: Forward
+    forward: ModelRuntime
     tokenizer: Any = None
 
 
@@ -71,7 +71,7 @@ def asked(generation: Generation) -> str | None:
 
 
 def accompanied(
-    generation: Generation, forward: Forward, tokenizer: Any, load: Callable[[str], Companion]
+    generation: Generation, forward: ModelRuntime, tokenizer: Any, load: Callable[[str], Companion]
 ) -> Strategy | None:
     """The strategy that the knobs of drafting and contrast ask for; None where they ask for none.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context, Scores, Search, Space
 from genctl.errors import ModelError
 from genctl.strategies.rescore import OUT, rescored
@@ -45,23 +46,23 @@ class Dola:
         return self.n
 
     def search(self, scores: Scores, context: Context) -> Search:
-        model = context.model.model
-        candidates = candidate_layers(model, self.layers)
-        head: Callable[[Tensor], Tensor] = model.get_output_embeddings()
+        candidates = candidate_layers(context.model, self.layers)
+        head = context.model.head
+        assert head is not None
         return rescored(Sample(self.do_sample, self.n), lambda seen: _contrast(seen, candidates, head), scores, context)
 
 
-def candidate_layers(model: Any, layers: Layers) -> list[int]:
+def candidate_layers(model: ModelRuntime, layers: Layers) -> list[int]:
     """The layers that may be contrasted with the last one.
 
     Raises ModelError for models that DoLa is not made for, and for layers that the model does not have.
     """
-    name = type(model).__name__
-    if model.config.is_encoder_decoder:
+    name = model.name
+    if model.is_encoder_decoder:
         raise ModelError(f"DoLa needs a decoder-only model, and {name} is an encoder-decoder")
-    if getattr(model, "_is_stateful", False):
+    if model.recurrent:
         raise ModelError(f"DoLa needs layers that look back at every token, and {name} keeps recurrent states")
-    if model.get_output_embeddings() is None:
+    if model.head is None:
         raise ModelError(f"DoLa needs an output head, and {name} has none")
     config = model.config.get_text_config(decoder=True)
     depth = int(config.num_hidden_layers)

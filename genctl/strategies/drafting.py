@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode import cache as caches
-from genctl.decode.forward import Forward
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.sources import Sources
 from genctl.decode.types import Context, Source
 from genctl.errors import ModelError
@@ -55,7 +55,7 @@ class Follower:
 
     def __init__(
         self,
-        forward: Forward,
+        forward: ModelRuntime,
         *,
         use_cache: bool = True,
         source: Source | None = None,
@@ -72,7 +72,7 @@ class Follower:
     def _empty(self) -> Any:
         if not self.cached:
             return None
-        return caches.rewindable(self.forward.empty_cache())
+        return caches.rewindable(self.forward.new_cache())
 
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Read on: at least one token. Returns the logits of what follows, f32 [V]."""
@@ -84,9 +84,7 @@ class Follower:
             whole = torch.tensor([self.ids], device=self.forward.device)
         output = self.forward(feed, self.cache, sources=self.sources, first=first, keep=1, history=whole)
         if self.cache is not None and not caches.croppable(self.cache):
-            raise ModelError(
-                f"{type(self.forward.model).__name__} cannot draft: it keeps recurrent states, which forget nothing"
-            )
+            raise ModelError(f"{self.forward.name} cannot draft: it keeps recurrent states, which forget nothing")
         return output.logits[0, -1]
 
     def rewind(self, length: int) -> None:
@@ -112,7 +110,7 @@ class ModelDrafter:
     drafts for an encoder-decoder; it reads the source with an encoder of its own.
     """
 
-    forward: Forward
+    forward: ModelRuntime
 
     kind: ClassVar[str] = "assisted"
 
@@ -226,5 +224,5 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
     return min(len(one), len(other))
 
 
-def _shape(forward: Forward) -> str:
+def _shape(forward: ModelRuntime) -> str:
     return "an encoder-decoder" if forward.is_encoder_decoder else "a decoder-only model"

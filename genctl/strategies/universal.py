@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from genctl.decode.forward import Forward
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context
 from genctl.errors import ModelError
 from genctl.strategies.drafting import Draft, Drafting, Follower, shared
@@ -30,7 +30,7 @@ class UniversalDrafter:
     follows them, so that the pieces meet.
     """
 
-    forward: Forward
+    forward: ModelRuntime
     tokenizer: Any  # the assistant's
     target_tokenizer: Any  # the model's
     assistant_lookbehind: int = 10
@@ -54,8 +54,7 @@ class _Translating:
         self.follower = Follower(drafter.forward, use_cache=context.prefix.cache is not None)
         self.ids: list[int] = []  # the row in the assistant's tokens, at the last call
         self.seen = 0  # of the row, at the last call
-        eos = drafter.forward.model.generation_config.eos_token_id
-        self.eos = frozenset([eos] if isinstance(eos, int) else eos or [])
+        self.eos = frozenset(drafter.forward.eos)
 
     def __call__(self, row: Tensor, count: int) -> Draft:
         drafter, follower = self.drafter, self.follower

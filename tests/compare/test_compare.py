@@ -11,6 +11,7 @@ import pytest
 
 from genctl.cli.interrupt import Interrupt
 from genctl.decode.forward import Forward
+from genctl.decode.runtime import ModelRuntime
 from tests.cli.tool import genctl
 
 FIVE: dict[str, dict[str, Any]] = {
@@ -41,11 +42,11 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     counted = {"forwards": 0, "prefills": 0}
     call, prefill = Forward.__call__, Forward.prefill
 
-    def counting_call(self: Forward, *args: Any, **given: Any) -> Any:
+    def counting_call(self: ModelRuntime, *args: Any, **given: Any) -> Any:
         counted["forwards"] += 1
         return call(self, *args, **given)
 
-    def counting_prefill(self: Forward, *args: Any, **given: Any) -> Any:
+    def counting_prefill(self: ModelRuntime, *args: Any, **given: Any) -> Any:
         counted["prefills"] += 1
         return prefill(self, *args, **given)
 
@@ -431,7 +432,7 @@ def test_a_shortage_of_memory_is_said_and_changes_nothing_else(gpt2: Path, monke
     wanted = genctl(*arguments)
     call = Forward.__call__
 
-    def small(self: Forward, feed: Any, cache: Any, **given: Any) -> Any:
+    def small(self: ModelRuntime, feed: Any, cache: Any, **given: Any) -> Any:
         if len(feed) > 4:
             raise MemoryError
         return call(self, feed, cache, **given)

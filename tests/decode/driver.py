@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from genctl import events
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane, Strategy
 from genctl.strategies.sample import Sample
+from tests import runtimes
 from tests.tiny import SEQ2SEQ, tiny
 
 PROMPTS: tuple[tuple[int, ...], ...] = tuple(
@@ -27,7 +27,7 @@ class Case:
     def __init__(self, arch: str, **options: Any) -> None:
         self.arch = arch
         self.model = tiny(arch, **options)
-        self.forward = Forward(self.model)
+        self.forward = runtimes.forward(self.model)
         self.encoder_decoder = arch in SEQ2SEQ
         config = self.model.generation_config
         eos = config.eos_token_id

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from genctl.decode import memory
-from genctl.decode.forward import Forward
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
+from tests import runtimes
 from tests.tiny import HEADS, HIDDEN, LAYERS, WINDOW, tiny
 
 COLUMN = 2 * LAYERS * HIDDEN * 4  # bytes of a token's keys and values in float32
@@ -18,7 +18,7 @@ COLUMN = 2 * LAYERS * HIDDEN * 4  # bytes of a token's keys and values in float3
 def fitting(monkeypatch: pytest.MonkeyPatch, free: int | None, arch: str = "gpt2", **given: object) -> int:
     monkeypatch.setattr(memory, "available", lambda device: free)
     lane = Lane("a", (5, 6), given.pop("strategy", Sample()), 8, **given)  # type: ignore[arg-type]
-    return memory.fitting(Forward(tiny(arch)), lane, 100)
+    return memory.fitting(runtimes.forward(tiny(arch)), lane, 100)
 
 
 def test_half_of_what_is_free_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:

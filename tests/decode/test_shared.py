@@ -9,15 +9,17 @@ import torch
 
 from genctl import events
 from genctl.decode import cache as caches
-from genctl.decode import shared
+from genctl.decode import patched, shared
 from genctl.decode.batch import Batch
 from genctl.decode.forward import Forward
 from genctl.decode.layers import GrowingLayer
 from genctl.decode.loop import decode
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.sources import join_sources
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
+from tests import runtimes
 from tests.tiny import HEADS, HIDDEN, SEQ2SEQ, tiny
 
 PROMPT = tuple(torch.randint(5, 300, (90,), generator=torch.Generator().manual_seed(4)).tolist())
@@ -34,7 +36,7 @@ def lanes() -> list[Lane]:
     ]
 
 
-def results(forward: Forward, width: int) -> dict[str, list[Any]]:
+def results(forward: ModelRuntime, width: int) -> dict[str, list[Any]]:
     told = decode(forward, lanes(), width=width)
     return {e.lane: [h.tokens for h in e.hypotheses] for e in told if isinstance(e, events.Finished)}
 
@@ -69,6 +71,16 @@ def test_rows_of_one_prompt_get_the_same_tokens_shared_and_copied(
     seen.clear()
     assert results(Forward(model), 1) == one
     assert not any(seen)
+
+
+@pytest.mark.parametrize("arch", [*SHARES[:-2], "gptj", "falcon", "mistral", "bloom", "gemma2"])
+def test_a_native_model_shares_wherever_nothing_is_added_to_its_scores(arch: str, seen: list[bool]) -> None:
+    forward = runtimes.native(tiny(arch))
+    wanted = results(Forward(tiny(arch)), 1)
+    seen.clear()
+    for width in (1, 2, 3):
+        assert results(forward, width) == wanted
+    assert any(seen) == (arch not in ("mistral", "bloom", "gemma2"))
 
 
 def test_short_prompts_are_not_worth_it(seen: list[bool]) -> None:
@@ -108,7 +120,7 @@ def test_what_transformers_calls_attention_is_put_back() -> None:
     before = ALL_ATTENTION_FUNCTIONS["sdpa"]
     forward = Forward(tiny("gpt2"))
     cache = shared.share(forward.prefill(PROMPT, None).cache, 2, 4)
-    with shared.attending(cache):
+    with patched.attending(cache):
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not before
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
     assert not ALL_ATTENTION_FUNCTIONS._local_mapping

@@ -11,11 +11,13 @@ from torch import Tensor
 from genctl import events
 from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.shortage import is_shortage
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive
 from genctl.strategies.sample import Sample
+from tests import runtimes
 from tests.tiny import SEQ2SEQ, tiny
 
 
@@ -46,7 +48,7 @@ def lanes(double: bool) -> list[Lane]:
     return found
 
 
-def results(forward: Forward, width: int, given: list[Lane]) -> tuple[dict[str, Any], list[int]]:
+def results(forward: ModelRuntime, width: int, given: list[Lane]) -> tuple[dict[str, Any], list[int]]:
     told: list[int] = []
     found: dict[str, Any] = {}
     steps: dict[str, list[int]] = {}
@@ -66,7 +68,7 @@ def results(forward: Forward, width: int, given: list[Lane]) -> tuple[dict[str, 
 def test_lanes_step_back_and_go_on_with_the_same_tokens(arch: str) -> None:
     model = tiny(arch)
     given = lanes(arch in SEQ2SEQ)
-    wanted, told = results(Forward(model), 6, given)
+    wanted, told = results(runtimes.forward(model), 6, given)
     assert not told
     found, told = results(Small(model, 5), 6, given)
     assert found == wanted
@@ -77,7 +79,7 @@ def test_lanes_step_back_and_go_on_with_the_same_tokens(arch: str) -> None:
 def test_only_what_does_not_fit_alone_fails() -> None:
     model = tiny("gpt2")
     given = lanes(False)
-    wanted, _ = results(Forward(model), 1, given)
+    wanted, _ = results(runtimes.forward(model), 1, given)
     found, told = results(Small(model, 2), 6, given)
     code, message = found.pop("4")  # a beam of three rows
     assert code == "memory"
@@ -89,7 +91,7 @@ def test_only_what_does_not_fit_alone_fails() -> None:
 def test_a_prompt_that_does_not_fit_waits_for_the_others_before_it_fails() -> None:
     model = tiny("llama")
     given = [Lane(str(count), tuple(range(5, 5 + count)), Sample(), 5) for count in (4, 17, 9, 6)]
-    wanted, _ = results(Forward(model), 1, given)
+    wanted, _ = results(runtimes.forward(model), 1, given)
     found, told = results(Small(model, 100, tokens=16), 3, given)
     assert next(iter(found)) == "4"
     assert told == [1]

@@ -9,11 +9,12 @@ import torch
 
 from genctl import events
 from genctl.decode import cache as caches
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.together import MOST, groups
 from genctl.decode.types import Lane
 from genctl.strategies.sample import Sample
+from tests import runtimes
 from tests.tiny import ARCHITECTURES, SEQ2SEQ, tiny
 
 RECURRENT = {"mamba", "jamba"}
@@ -46,7 +47,7 @@ def test_a_pass_is_no_longer_than_what_keeps_the_model_busy() -> None:
 
 @pytest.mark.parametrize("arch", sorted({*ARCHITECTURES} - {*SEQ2SEQ} - RECURRENT))
 def test_a_prompt_read_beside_others_is_the_prefix_that_it_is_alone(arch: str) -> None:
-    forward = Forward(tiny(arch))
+    forward = runtimes.forward(tiny(arch))
     assert forward.reads_together
     for ids, found in zip(PROMPTS, forward.prefill_together(PROMPTS), strict=True):
         alone = forward.prefill(ids, None)
@@ -60,10 +61,10 @@ def test_a_prompt_read_beside_others_is_the_prefix_that_it_is_alone(arch: str) -
 
 @pytest.mark.parametrize("arch", [*sorted(RECURRENT), *SEQ2SEQ])
 def test_states_that_padding_would_mark_are_made_alone(arch: str) -> None:
-    assert not Forward(tiny(arch)).reads_together
+    assert not runtimes.forward(tiny(arch)).reads_together
 
 
-def run(forward: Forward, given: list[Lane], **how: Any) -> tuple[dict[str, Any], list[str]]:
+def run(forward: ModelRuntime, given: list[Lane], **how: Any) -> tuple[dict[str, Any], list[str]]:
     found: dict[str, Any] = {}
     order = []
     for event in decode(forward, given, **how):
@@ -77,7 +78,7 @@ def run(forward: Forward, given: list[Lane], **how: Any) -> tuple[dict[str, Any]
 
 def test_passes_are_saved_and_tokens_are_the_same() -> None:
     given = [lane("abcdefgh"[number], 5 + number % 3) for number in range(8)]
-    one, many = Forward(tiny("llama")), Forward(tiny("llama"))
+    one, many = runtimes.forward(tiny("llama")), runtimes.forward(tiny("llama"))
     wanted, _ = run(one, given)
     found, _ = run(many, given, width=8)
     assert found == wanted
@@ -86,7 +87,7 @@ def test_passes_are_saved_and_tokens_are_the_same() -> None:
 
 
 def test_equal_prompts_are_still_read_once() -> None:
-    forward = Forward(tiny("gpt2"))
+    forward = runtimes.forward(tiny("gpt2"))
     given = [Lane(name, (5, 6, 7, 8), Sample(True), 3, seed=number) for number, name in enumerate("abc")]
     shared = [event.shared for event in decode(forward, given, width=3) if isinstance(event, events.Prefilled)]
     assert shared == [False, True, True]
@@ -94,7 +95,7 @@ def test_equal_prompts_are_still_read_once() -> None:
 
 def test_of_those_at_hand_the_longest_begins_first() -> None:
     given = [lane("a", 5, 3), lane("b", 5, 9), lane("c", 8, 9), lane("d", 5, 4), lane("e", 5, 30)]
-    forward = Forward(tiny("llama"))
+    forward = runtimes.forward(tiny("llama"))
     wanted, order = run(forward, given)
     assert order == list("abcde")
     found, order = run(forward, given, ahead=4)
@@ -110,7 +111,7 @@ def test_no_more_is_read_than_was_asked_for() -> None:
             read.append(number)
             yield lane(str(number), 5, 3)
 
-    stream = decode(Forward(tiny("llama")), coming(), width=2, ahead=3)
+    stream = decode(runtimes.forward(tiny("llama")), coming(), width=2, ahead=3)
     next(stream)
     assert len(read) == 2 - 1 + 3
     stream.close()

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from genctl.decode import cache as caches
-from genctl.decode.forward import Forward
 from genctl.decode.norms import norms, watched
 from genctl.decode.watch import Watcher
+from tests import runtimes
 from tests.tiny import SEQ2SEQ, WINDOW, tiny
 
 IDS = tuple(range(5, 19))
@@ -30,7 +30,7 @@ def expected(states: Any) -> list[float]:
 @pytest.mark.parametrize("form", ["dynamic", "static"])
 def test_norms_are_those_of_the_models_own_keys_and_values(form: str) -> None:
     model = tiny("llama")
-    cache = caches.kept_as(Forward(model).prefill(IDS, None).cache, form)
+    cache = caches.kept_as(runtimes.forward(model).prefill(IDS, None).cache, form)
     with torch.no_grad():
         theirs = model(torch.tensor([IDS]), use_cache=True).past_key_values
     total, found = norms(cache)
@@ -42,7 +42,7 @@ def test_norms_are_those_of_the_models_own_keys_and_values(form: str) -> None:
 
 
 def test_eight_bits_are_read_as_a_query_meets_them() -> None:
-    prefix = Forward(tiny("llama")).prefill(IDS, None)
+    prefix = runtimes.forward(tiny("llama")).prefill(IDS, None)
     plain = norms(prefix.cache)[1][0]["keys"]
     rounded = norms(caches.kept_as(prefix.cache, "quantized"))[1][0]["keys"]
     assert rounded != plain
@@ -50,7 +50,7 @@ def test_eight_bits_are_read_as_a_query_meets_them() -> None:
 
 
 def test_a_window_has_no_number_for_what_it_let_go() -> None:
-    total, (sliding, full) = norms(Forward(tiny("gemma2")).prefill(IDS, None).cache)
+    total, (sliding, full) = norms(runtimes.forward(tiny("gemma2")).prefill(IDS, None).cache)
     assert total == len(IDS)
     assert sliding["keys"][: -(WINDOW - 1)] == [None] * (len(IDS) - WINDOW + 1)
     assert all(value > 0 for value in sliding["keys"][-(WINDOW - 1) :])
@@ -59,7 +59,7 @@ def test_a_window_has_no_number_for_what_it_let_go() -> None:
 
 @pytest.mark.parametrize("arch", SEQ2SEQ)
 def test_cross_attention_has_the_positions_of_the_source(arch: str) -> None:
-    forward = Forward(tiny(arch))
+    forward = runtimes.forward(tiny(arch))
     cache = forward.prefill((2,), forward.encode(IDS)).cache
     assert norms(cache)[0] == 1
     total, layers = norms(cache, cross=True)
@@ -68,21 +68,21 @@ def test_cross_attention_has_the_positions_of_the_source(arch: str) -> None:
 
 
 def test_states_are_left_out() -> None:
-    assert norms(Forward(tiny("mamba")).prefill(IDS, None).cache) == (0, [])
-    total, layers = norms(Forward(tiny("jamba")).prefill(IDS, None).cache)
+    assert norms(runtimes.forward(tiny("mamba")).prefill(IDS, None).cache) == (0, [])
+    total, layers = norms(runtimes.forward(tiny("jamba")).prefill(IDS, None).cache)
     assert total == len(IDS)
     assert [layer["layer"] for layer in layers] == [1]
 
 
 def test_rows_are_averaged() -> None:
-    cache = Forward(tiny("gpt2")).prefill(IDS, None).cache
+    cache = runtimes.forward(tiny("gpt2")).prefill(IDS, None).cache
     alone = norms(cache)[1]
     several = norms(caches.select(cache, torch.tensor([0, 0, 0])))[1]
     assert several[0]["keys"] == pytest.approx(alone[0]["keys"], rel=1e-5)
 
 
 def test_the_cache_can_be_had_only_while_it_is_watched(tmp_path: Path) -> None:
-    forward = Forward(tiny("gpt2"))
+    forward = runtimes.forward(tiny("gpt2"))
     assert watched(forward) is None
     watcher = Watcher(forward)
     assert watched(forward) is None

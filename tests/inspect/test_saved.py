@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode import saved
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane, Prefix, Strategy
 from genctl.errors import InputError
 from genctl.inspecting.difference import shared_length
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive
 from genctl.strategies.sample import Sample
+from tests import runtimes
 from tests.tiny import ARCHITECTURES, CAUSAL, tiny
 
 IDENTITY = saved.Identity("sha256:" + "f" * 64, "the/model", "float32", "5.23.0")
@@ -30,13 +31,13 @@ RECURRENT = ("mamba", "jamba")
 FORMS = ("dynamic", "static", "quantized", "offloaded")
 
 
-def lane_of(forward: Forward, strategy: Strategy, form: str = "dynamic") -> Lane:
+def lane_of(forward: ModelRuntime, strategy: Strategy, form: str = "dynamic") -> Lane:
     if forward.is_encoder_decoder:
         return Lane("a", (2,), strategy, 8, source=SOURCE, cache=form, returned=2)
     return Lane("a", PROMPT, strategy, 8, cache=form, returned=2)
 
 
-def written(forward: Forward, lane: Lane, prefix: Prefix | None = None) -> tuple[list[tuple[int, ...]], int]:
+def written(forward: ModelRuntime, lane: Lane, prefix: Prefix | None = None) -> tuple[list[tuple[int, ...]], int]:
     """The tokens of a lane's hypotheses, and how many of its prompt were not read again."""
     told = list(decode(forward, [lane], saved=prefix))
     last = told[-1]
@@ -45,22 +46,21 @@ def written(forward: Forward, lane: Lane, prefix: Prefix | None = None) -> tuple
     return [one.tokens for one in last.hypotheses], reused
 
 
-def whole(forward: Forward, ids: tuple[int, ...], *, hidden: bool = False) -> Prefix:
+def whole(forward: ModelRuntime, ids: tuple[int, ...], *, hidden: bool = False) -> Prefix:
     source = forward.encode(SOURCE) if forward.is_encoder_decoder else None
     return forward.prefill((2,) if source is not None else ids, source, whole=True, hidden=hidden)
 
 
-def through_disk(prefix: Prefix, config: Any, path: Path) -> Prefix:
+def through_disk(prefix: Prefix, forward: ModelRuntime, path: Path) -> Prefix:
     path.write_bytes(saved.packed(prefix, IDENTITY))
-    return saved.load(path, IDENTITY, config, torch.device("cpu"))
+    return saved.load(path, IDENTITY, forward.new_cache(whole=True), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_saved_prompt_gives_the_same_tokens(arch: str, form: str, tmp_path: Path) -> None:
-    model = tiny(arch)
-    forward = Forward(model)
-    prefix = through_disk(whole(forward, PROMPT[:15]), model.config, tmp_path / "prompt")
+    forward = runtimes.forward(tiny(arch))
+    prefix = through_disk(whole(forward, PROMPT[:15]), forward, tmp_path / "prompt")
     for strategy in (Sample(), Beam(3)):
         lane = lane_of(forward, strategy, form)
         expected, none = written(forward, lane)
@@ -71,19 +71,19 @@ def test_a_saved_prompt_gives_the_same_tokens(arch: str, form: str, tmp_path: Pa
 
 
 def test_searches_that_look_at_hidden_states_reuse_them_too(tmp_path: Path) -> None:
-    forward = Forward(tiny("gpt2"))
+    forward = runtimes.forward(tiny("gpt2"))
     lane = lane_of(forward, Contrastive(top_k=3, penalty_alpha=0.6))
     expected, _ = written(forward, lane)
-    prefix = through_disk(whole(forward, PROMPT[:12], hidden=True), forward.config, tmp_path / "prompt")
+    prefix = through_disk(whole(forward, PROMPT[:12], hidden=True), forward, tmp_path / "prompt")
     assert written(forward, lane, prefix) == (expected, 12)
-    blind = through_disk(whole(forward, PROMPT[:12]), forward.config, tmp_path / "blind")
+    blind = through_disk(whole(forward, PROMPT[:12]), forward, tmp_path / "blind")
     assert written(forward, lane, blind) == (expected, 0)
 
 
 @pytest.mark.parametrize("form", ["dynamic", "static", "quantized", "offloaded"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_form_of_cache_writes_the_same_tokens_as_none(arch: str, form: str) -> None:
-    forward = Forward(tiny(arch))
+    forward = runtimes.forward(tiny(arch))
     for strategy in (Sample(), Beam(3)):
         lane = lane_of(forward, strategy, form)
         expected, _ = written(forward, Lane(**{**vars(lane), "cache": "dynamic", "use_cache": False}))
@@ -104,7 +104,7 @@ IDS = st.lists(st.integers(5, 8), min_size=1, max_size=14).map(tuple)
 def test_the_longest_common_beginning_is_reused_and_no_more(
     arch: str, first: tuple[int, ...], second: tuple[int, ...]
 ) -> None:
-    forward = Forward(tiny(arch))
+    forward = runtimes.forward(tiny(arch))
     prefix, reused = forward.resume(whole(forward, first), second, None)
     common = next((n for n in range(min(len(first), len(second)), 0, -1) if first[:n] == second[:n]), 0)
     assert shared_length(first, second) == common
@@ -125,7 +125,7 @@ def test_the_longest_common_beginning_is_reused_and_no_more(
 def test_a_recurrent_state_is_reused_whole_or_not_at_all(
     arch: str, first: tuple[int, ...], second: tuple[int, ...]
 ) -> None:
-    forward = Forward(tiny(arch))
+    forward = runtimes.forward(tiny(arch))
     prefix, reused = forward.resume(whole(forward, first), second, None)
     goes_on = len(second) > len(first) and second[: len(first)] == first
     assert reused == (len(first) if goes_on else 0)
@@ -134,7 +134,7 @@ def test_a_recurrent_state_is_reused_whole_or_not_at_all(
 
 
 def test_using_a_saved_prompt_does_not_change_it() -> None:
-    forward = Forward(tiny("gpt2"))
+    forward = runtimes.forward(tiny("gpt2"))
     prefix = whole(forward, PROMPT[:15])
     before = [tensor.clone() for layer in prefix.cache.layers for tensor in layer.content()]
     for form in FORMS:
@@ -148,13 +148,13 @@ def test_using_a_saved_prompt_does_not_change_it() -> None:
 
 @pytest.fixture(scope="module")
 def content() -> bytes:
-    return saved.packed(whole(Forward(tiny("gpt2")), PROMPT[:3]), IDENTITY)
+    return saved.packed(whole(runtimes.forward(tiny("gpt2")), PROMPT[:3]), IDENTITY)
 
 
 def refused(data: bytes, path: Path, identity: saved.Identity = IDENTITY) -> str:
     path.write_bytes(data)
     with pytest.raises(InputError) as refusal:
-        saved.load(path, identity, tiny("gpt2").config, torch.device("cpu"))
+        saved.load(path, identity, runtimes.forward(tiny("gpt2")).new_cache(whole=True), torch.device("cpu"))
     assert "\n" not in refusal.value.message
     return refusal.value.message
 
@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_named(changed: dict[str, str], words: str, content
 def test_a_file_whose_checkpoint_was_only_sampled_is_refused(tmp_path: Path) -> None:
     """The first version's fingerprints may be equal although the weights are not."""
     sampled = saved.Identity(**{**vars(IDENTITY), "checkpoint": "f" * 64})
-    old = saved.packed(whole(Forward(tiny("gpt2")), PROMPT[:3]), sampled)
+    old = saved.packed(whole(runtimes.forward(tiny("gpt2")), PROMPT[:3]), sampled)
     message = refused(old, tmp_path / "file")
     assert "written by a version of genctl that did not look at all bytes of a checkpoint" in message
 
@@ -183,7 +183,9 @@ def test_a_file_whose_checkpoint_was_only_sampled_is_refused(tmp_path: Path) -> 
 def test_a_name_is_only_told_and_a_checkpoint_may_move(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     moved = saved.Identity(**{**vars(IDENTITY), "model": "elsewhere"})
-    loaded = saved.load(tmp_path / "file", moved, tiny("gpt2").config, torch.device("cpu"))
+    loaded = saved.load(
+        tmp_path / "file", moved, runtimes.forward(tiny("gpt2")).new_cache(whole=True), torch.device("cpu")
+    )
     assert tuple(loaded.tokens[0].tolist()) == PROMPT[:3]
 
 
@@ -220,9 +222,9 @@ def test_other_files_are_no_prompt_caches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arch", CAUSAL)
 def test_what_is_on_disk_is_what_was_in_memory(arch: str, tmp_path: Path) -> None:
-    model = tiny(arch)
-    prefix = whole(Forward(model), PROMPT, hidden=True)
-    loaded = through_disk(prefix, model.config, tmp_path / "file")
+    forward = runtimes.forward(tiny(arch))
+    prefix = whole(forward, PROMPT, hidden=True)
+    loaded = through_disk(prefix, forward, tmp_path / "file")
     assert loaded.tokens.tolist() == prefix.tokens.tolist()
     assert prefix.hidden is not None
     assert loaded.hidden is not None

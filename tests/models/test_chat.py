@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -118,3 +120,45 @@ def test_a_template_sees_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_template_that_makes_nothing_is_an_input_error() -> None:
     with pytest.raises(InputError, match="tokenises to nothing"):
         chat.render_chat(tokenizer("{# empty #}"), USER)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{% generation %}{{ m.content | upper }}{% endgeneration %}{% endfor %}",
+        "{% set n = namespace(seen=0) %}{% for m in messages %}{% set n.seen = n.seen + 1 %}{% endfor %}{{ n.seen }}",
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m | tojson(indent=2) }}{% endfor %}",
+        "{{ dict(a=1) | tojson }} {{ tools is none }} {{ documents is none }} {{ strftime_now('%Y')[:2] }}",
+        "{%- for m in messages %}\n {%- if m.thinking %}<{{ m.reasoning_content }}>{% endif %}\n{% endfor %}",
+        "{{ {'ü': '<&>'} | tojson }}|{{ {'b': 1, 'a': 2} | tojson(sort_keys=true, separators=(',', ':')) }}",
+    ],
+)
+def test_what_templates_may_use_is_what_transformers_gives_them(template: str) -> None:
+    made = tokenizer(template)
+    messages = [*USER, {"role": "assistant", "content": "hi", "reasoning": "well"}, {"role": "user", "content": "ok"}]
+    expected = made.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert chat.render_chat_text(made, messages) == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ namespace(_a=1) }}",
+        "{{ dict.__class__.mro() }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception('no roles') }}",
+    ],
+)
+def test_what_transformers_refuses_is_refused(template: str) -> None:
+    with pytest.raises(ModelError, match="chat template failed"):
+        chat.render_chat_text(tokenizer(template), USER)
+
+
+def test_rendering_imports_no_transformers() -> None:
+    code = (
+        "import sys; from genctl.models.chat_worker import answer;"
+        "told = answer({'template': '{{ messages[0].content }}', 'messages': [{'content': 'x'}], 'special': {}});"
+        "sys.exit(str(told) if told != {'text': 'x'} or 'transformers' in sys.modules else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

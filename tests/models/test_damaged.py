@@ -352,14 +352,14 @@ def test_python_files_in_a_folder_are_never_run(llama: Path, tmp_path: Path, mon
     config(auto_map=mapped)(llama)
     edit_json("tokenizer_config.json", auto_map={"AutoTokenizer": [None, "own.Model"]})(llama)
     monkeypatch.chdir(llama)
-    loaded = load(Runtime(model=str(llama)))
+    loaded = load(Runtime(model=str(llama), runtime="transformers"))
     assert type(loaded.model).__module__.startswith("transformers.")
     assert not witness.exists()
 
 
 def test_pickle_weights_load_when_allowed_but_run_no_code(llama: Path, tmp_path: Path) -> None:
     held = load_file(llama / WEIGHTS)
-    expected = load(Runtime(model=str(llama))).model.state_dict()
+    expected = load(Runtime(model=str(llama), runtime="transformers")).model.state_dict()
     (llama / WEIGHTS).unlink()
     torch.save(held, llama / "pytorch_model.bin")
     loaded = load(Runtime(model=str(llama)), allow_pickle=True)
@@ -388,7 +388,7 @@ def test_unused_tensors_are_told(llama: Path) -> None:
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_told(llama: Path) -> None:
-    tokenizer = load(Runtime(model=str(llama))).tokenizer
+    tokenizer = load(Runtime(model=str(llama), runtime="transformers")).tokenizer
     assert tokenizer is not None
     tokenizer.add_tokens(["<one>", "<more>"])
     tokenizer.save_pretrained(llama)

@@ -57,7 +57,7 @@ def test_afterwards_everything_is_as_it_was(tmp_path: Path) -> None:
     told = inside(
         "import genctl.cli.app, genctl.models.hub as hub\n"
         "from genctl.params import Runtime\n"
-        "hub.load(Runtime(model=sys.argv[1]))\n"
+        "hub.load(Runtime(model=sys.argv[1], runtime='transformers'))\n"
         "before = 'torch._dynamo' in sys.modules or 'torch._prims' in sys.modules\n"
         "import re, torch, transformers, transformers.utils, transformers.core_model_loading as loading\n"
         "from transformers.modeling_utils import PreTrainedModel\n"
@@ -180,7 +180,8 @@ def test_where_it_cannot_be_done_the_import_is_a_whole_one(tmp_path: Path) -> No
         "lean._DYNAMO, before = 'torch._dynamo', lean._unmarked\n"
         "def broken(*_, **__): raise RuntimeError('a torch that does not bear it')\n"
         "lean._unmarked = broken\n"
-        "told = [type(hub.load(Runtime(model=sys.argv[1])).model).__name__, 'torch._dynamo' in sys.modules]",
+        "made = hub.load(Runtime(model=sys.argv[1], runtime='transformers')).model\n"
+        "told = [type(made).__name__, 'torch._dynamo' in sys.modules]",
         str(checkpoint("llama", tmp_path)),
     )
     assert told == ["LlamaForCausalLM", True]
@@ -202,7 +203,7 @@ def test_every_architecture_is_built_without_numbers_and_read_as_it_was_saved(ar
     saved = tiny(arch)
     folder = checkpoint(arch, tmp_path)
     with skeleton.built():
-        model = load(Runtime(model=str(folder))).model
+        model = load(Runtime(model=str(folder), runtime="transformers")).model
     weights = model.state_dict()
     assert all(torch.equal(weights[name], tensor) for name, tensor in saved.state_dict().items())
     tables = dict(model.named_buffers())
@@ -226,7 +227,7 @@ def test_large_parameters_have_no_numbers_while_the_model_is_built(
     monkeypatch.setattr(modeling_llama.LlamaForCausalLM, "post_init", watched)
     folder = checkpoint("llama", tmp_path)
     with skeleton.built():
-        load(Runtime(model=str(folder)))
+        load(Runtime(model=str(folder), runtime="transformers"))
     assert len(seen) == 16
     assert all(seen)
 

@@ -26,7 +26,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(folder: Path, **options: object) -> Loaded:
-    return load(Runtime(model=str(folder), **options))  # type: ignore[arg-type]
+    return load(Runtime(model=str(folder), **{"runtime": "transformers", **options}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -143,7 +143,7 @@ def test_a_sharded_checkpoint_loads(llama: Path, tmp_path: Path) -> None:
     model = tiny("llama")
     model.save_pretrained(sharded, max_shard_size="60KB")
     assert len(list(sharded.glob("model-*.safetensors"))) > 1
-    found = load(Runtime(model=str(sharded)), need_tokenizer=False)
+    found = load(Runtime(model=str(sharded), runtime="transformers"), need_tokenizer=False)
     assert found.tokenizer is None
     assert torch.equal(found.model.lm_head.weight, model.lm_head.weight)
     with pytest.raises(ModelError, match="has no tokenizer: give prompt_ids instead"):

@@ -24,7 +24,7 @@ PROMPTS = torch.tensor([[11, 48, 205, 93, 160], [5, 60, 250, 7, 31], [299, 3, 15
 
 
 def loaded(folder: Path, **options: Any) -> Loaded:
-    return load(Runtime(model=str(folder), **options))
+    return load(Runtime(model=str(folder), **{"runtime": "transformers", **options}))
 
 
 def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -331,7 +331,7 @@ def test_int8_hardly_changes_the_perplexity_of_held_out_text() -> None:
     text = Path(__file__).parent.parent.joinpath("data", "stories_heldout.txt").read_text(encoding="utf-8")
     loss = {}
     for quantize in (None, "int8"):
-        found = load(Runtime(quantize=quantize))
+        found = load(Runtime(quantize=quantize, runtime="transformers"))
         ids = torch.tensor([encode_prompt(found, line)[:128] for line in text.splitlines()[:12]])
         logprobs = logits(found.model, ids)[:, :-1].log_softmax(-1)
         loss[quantize] = -logprobs.gather(2, ids[:, 1:, None]).mean()
@@ -350,7 +350,7 @@ def test_originals_are_not_kept_in_memory(tmp_path: Path) -> None:
     folder = save(tiny("gpt2", n_embd=512, n_layer=3, tie_word_embeddings=True), tmp_path)
     code = (
         "import sys; from pathlib import Path; from genctl.models.hub import load; from genctl.params import Runtime\n"
-        "found = load(Runtime(model=sys.argv[1], pack=sys.argv[2] == 'pack'))\n"
+        "found = load(Runtime(model=sys.argv[1], pack=sys.argv[2] == 'pack', runtime='transformers'))\n"
         "resident, inside = 0, False\n"
         "for line in Path('/proc/self/smaps').read_text().splitlines():\n"
         "    if '-' in line.split(' ')[0]: inside = line.endswith('.safetensors')\n"

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from genctl.decode.forward import Forward
+from genctl.decode.runtime import ModelRuntime
 from genctl.errors import ModelError
 from genctl.events import Token
 from genctl.scoring import passes
 from genctl.scoring.passes import Detail, Passes, Piece
+from tests import runtimes
 from tests.score.oracle import loss, plain
 from tests.tiny import ARCHITECTURES, CAUSAL, SEQ2SEQ, VOCABULARY, tiny
 
@@ -45,7 +46,7 @@ def mean(tokens: Sequence[Token]) -> float:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_alone_or_padded_among_others_a_text_has_the_loss_of_the_model(arch: str) -> None:
     model = tiny(arch)
-    reader = Passes(Forward(model), batch_size=8)
+    reader = Passes(runtimes.forward(model), batch_size=8)
     wanted = pieces(model)
     expected = [loss(model, piece.ids, piece.first, piece.source) for piece in wanted]
     together = reader.read(wanted)
@@ -59,7 +60,7 @@ def test_alone_or_padded_among_others_a_text_has_the_loss_of_the_model(arch: str
 @pytest.mark.parametrize("arch", CAUSAL)
 def test_candidates_have_the_loss_of_the_model_with_the_context_masked(arch: str) -> None:
     model = tiny(arch)
-    forward = Forward(model)
+    forward = runtimes.forward(model)
     context = ids(19, 7)  # longer than the sliding windows
     endings = [ids(length, 50 + length) for length in (1, 12, 4, 1, 20)]
     found = Passes(forward, batch_size=3).continuations(context, endings)
@@ -73,12 +74,12 @@ def test_candidates_of_one_source_have_the_loss_of_the_model(arch: str) -> None:
     model = tiny(arch)
     start = model.generation_config.decoder_start_token_id
     source, endings = ids(9, 3), [ids(length, length) for length in (3, 11, 1)]
-    found = Passes(Forward(model), batch_size=2).continuations((start,), endings, source)
+    found = Passes(runtimes.forward(model), batch_size=2).continuations((start,), endings, source)
     for ending, tokens in zip(endings, found, strict=True):
         assert mean(tokens) == pytest.approx(loss(model, (start, *ending), 1, source), abs=CLOSE)
 
 
-def fed(forward: Forward, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+def fed(forward: ModelRuntime, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes that go through the model from now on."""
     shapes: list[tuple[int, ...]] = []
     model, original = forward.model, forward.model.forward
@@ -92,7 +93,7 @@ def fed(forward: Forward, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ..
 
 
 def test_the_context_of_candidates_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = Forward(tiny("llama"))
+    forward = runtimes.forward(tiny("llama"))
     shapes = fed(forward, monkeypatch)
     Passes(forward, batch_size=8).continuations(ids(30, 1), [ids(4, 2), ids(6, 3), ids(1, 4)])
     assert shapes == [(1, 30), (2, 5)]  # 3 candidates, one of which ends where the context's logits already tell
@@ -101,7 +102,7 @@ def test_the_context_of_candidates_is_read_once(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("arch", ["gpt2", "llama", "gemma2", "bloom", "mistral", "mamba"])
 def test_a_row_too_large_for_one_pass_is_read_piece_by_piece(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(arch)
-    forward = Forward(model)
+    forward = runtimes.forward(model)
     whole = Piece(ids(40, 2), 5)
     expected = loss(model, whole.ids, 5)
     monkeypatch.setattr(passes, "LARGEST", 10 * VOCABULARY)
@@ -116,7 +117,7 @@ def test_a_row_too_large_for_one_pass_is_read_piece_by_piece(arch: str, monkeypa
 
 
 def test_batches_are_bounded_by_rows_and_by_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = Passes(Forward(tiny("gpt2")), batch_size=3)
+    reader = Passes(runtimes.forward(tiny("gpt2")), batch_size=3)
     wanted = [Piece(ids(length, length), 1) for length in (4, 30, 5, 31, 6, 7, 8)]
     assert list(reader.batches(wanted)) == [[3, 1, 6], [5, 4, 2], [0]]
     monkeypatch.setattr(passes, "LARGEST", 40 * VOCABULARY)
@@ -127,7 +128,7 @@ def test_rank_entropy_and_alternatives_are_those_of_the_distribution(monkeypatch
     monkeypatch.setattr(passes, "AT_ONCE", 4 * VOCABULARY)
     model = tiny("llama")
     piece = Piece(ids(12, 9), 1)
-    (found,) = Passes(Forward(model), batch_size=1, detail=Detail(True, 3)).read([piece])
+    (found,) = Passes(runtimes.forward(model), batch_size=1, detail=Detail(True, 3)).read([piece])
     with torch.no_grad():
         logprobs = model(input_ids=torch.tensor([piece.ids])).logits[0, :-1].double().log_softmax(-1)
     for token, row in zip(found, logprobs, strict=True):
@@ -142,13 +143,13 @@ def test_rank_entropy_and_alternatives_are_those_of_the_distribution(monkeypatch
 def test_without_detail_nothing_but_the_log_probability_is_told() -> None:
     model = tiny("gpt2")
     piece = Piece(ids(6, 1), 1)
-    (found,) = Passes(Forward(model), batch_size=1).read([piece])
+    (found,) = Passes(runtimes.forward(model), batch_size=1).read([piece])
     assert [token.logprob for token in found] == pytest.approx(plain(model, piece.ids), abs=1e-4)
     assert {(token.rank, token.entropy, token.top) for token in found} == {(None, None, ())}
 
 
 def test_a_token_that_cannot_be_written_has_probability_zero_and_no_nan_entropy() -> None:
-    reader = Passes(Forward(tiny("gpt2")), batch_size=1, detail=Detail(True))
+    reader = Passes(runtimes.forward(tiny("gpt2")), batch_size=1, detail=Detail(True))
     logits = torch.tensor([[[0.0, -math.inf, 0.0, 0.0]]])
     (token,) = reader._measure(logits, [0], [0], [1])
     assert (token.logprob, token.rank) == (-math.inf, 4)
@@ -157,6 +158,6 @@ def test_a_token_that_cannot_be_written_has_probability_zero_and_no_nan_entropy(
 
 @pytest.mark.parametrize(("target", "logits"), [(0, [math.nan, 0.0]), (5, [0.0, 0.0])])
 def test_numbers_that_are_none_and_ids_beyond_the_head_are_said(target: int, logits: list[float]) -> None:
-    reader = Passes(Forward(tiny("gpt2")), batch_size=1)
+    reader = Passes(runtimes.forward(tiny("gpt2")), batch_size=1)
     with pytest.raises(ModelError, match=r"NaN|above 1"):
         reader._measure(torch.tensor([[logits]]), [0], [0], [target])

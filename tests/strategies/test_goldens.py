@@ -16,11 +16,12 @@ from transformers import (
 )
 
 from genctl import events
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane, Strategy
 from genctl.params import Generation
 from genctl.strategies.choose import choose
+from tests import runtimes
 from tests.strategies.checkpoints import ARCHITECTURES, START, made
 from tests.strategies.oracle import Found, same
 
@@ -33,8 +34,8 @@ def cases(name: str, arch: str) -> list[dict[str, Any]]:
 
 
 @cache
-def forward(arch: str) -> Forward:
-    return Forward(made(arch))
+def forward(arch: str) -> ModelRuntime:
+    return runtimes.forward(made(arch))
 
 
 def processors(case: dict[str, Any]) -> tuple[LogitsProcessor, ...]:

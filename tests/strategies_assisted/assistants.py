@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode.forward import Forward, Output
+from genctl.decode.forward import Forward
+from genctl.decode.runtime import Output
 from genctl.decode.types import Context
 from genctl.strategies.drafting import Draft, Drafting
 from tests.tiny import tiny

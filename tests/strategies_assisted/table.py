@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.decode.forward import Forward, Output
+from genctl.decode.forward import Forward
+from genctl.decode.runtime import Output
 from genctl.decode.types import Prefix
 
 

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode.forward import Forward, Output
+from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
+from genctl.decode.runtime import Output
 from genctl.strategies.amateur import Amateur
+from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.strategies_assisted.assistants import Counting
 from tests.tiny import tiny
@@ -52,7 +54,7 @@ def plain(
 )
 def test_greedy_text_is_that_of_the_formula(arch: str, knobs: dict[str, Any]) -> None:
     case, amateur = Case(arch), tiny(arch, seed=9)
-    strategy = Amateur(Forward(amateur), **knobs)
+    strategy = Amateur(runtimes.forward(amateur), **knobs)
     for use_cache in (True, False):
         lane = case.lane(PROMPTS[1], strategy, eos=(), max_new_tokens=NEW, use_cache=use_cache)
         assert case.ours([lane])["0"] == plain(case.model, amateur, PROMPTS[1], **knobs)
@@ -60,7 +62,7 @@ def test_greedy_text_is_that_of_the_formula(arch: str, knobs: dict[str, Any]) ->
 
 def test_drawn_rows_are_those_of_the_formula() -> None:
     case, amateur = Case("llama"), tiny("gpt2", seed=9)
-    strategy = Amateur(Forward(amateur), beta=0.5, do_sample=True, n=3)
+    strategy = Amateur(runtimes.forward(amateur), beta=0.5, do_sample=True, n=3)
     lane = case.lane(PROMPTS[0], strategy, eos=(), max_new_tokens=NEW, seed=4)
     assert case.ours([lane])["0"] == plain(case.model, amateur, PROMPTS[0], beta=0.5, rows=3, seed=4)
 
@@ -73,7 +75,7 @@ def test_the_amateur_reads_the_prompt_once() -> None:
 
 def test_lanes_with_amateurs_do_not_change_each_other() -> None:
     case = Case("llama")
-    strategy = Amateur(Forward(tiny("llama", seed=9)), do_sample=True, n=2)
+    strategy = Amateur(runtimes.forward(tiny("llama", seed=9)), do_sample=True, n=2)
     lanes = [case.lane(prompt, strategy, name=str(i), seed=i) for i, prompt in enumerate(PROMPTS)]
     alone = {lane.name: case.ours([lane])[lane.name] for lane in lanes}
     assert case.ours(lanes, width=3) == alone
@@ -87,7 +89,7 @@ def test_processors_come_after_the_contrast() -> None:
         seen.append(scores.clone())
         return scores
 
-    case.ours([case.lane(PROMPTS[0], Amateur(Forward(amateur)), max_new_tokens=1, processors=(watch,))])
+    case.ours([case.lane(PROMPTS[0], Amateur(runtimes.forward(amateur)), max_new_tokens=1, processors=(watch,))])
     ids = torch.tensor([PROMPTS[0]])
     with torch.no_grad():
         p, q = (model(ids).logits[:, -1].softmax(-1) for model in (case.model, amateur))
@@ -106,7 +108,7 @@ def test_where_every_plausible_token_is_banned_the_next_best_is_written() -> Non
     def ban(history: Tensor, scores: Tensor) -> Tensor:
         return scores.masked_fill(plausible, -torch.inf)
 
-    strategy = Amateur(Forward(tiny("llama", seed=9)))
+    strategy = Amateur(runtimes.forward(tiny("llama", seed=9)))
     made = case.ours([case.lane(PROMPTS[0], strategy, max_new_tokens=1, processors=(ban,))])["0"][0]
     assert made == [int(p.masked_fill(plausible, 0.0).argmax())]
 
@@ -133,6 +135,6 @@ def test_tokens_that_the_amateur_lacks_are_not_chosen() -> None:
 
 def test_an_encoder_decoder_is_refused() -> None:
     case = Case("t5")
-    lane = case.lane(PROMPTS[0], Amateur(Forward(tiny("t5", seed=9))))
+    lane = case.lane(PROMPTS[0], Amateur(runtimes.forward(tiny("t5", seed=9))))
     failed = [event for event in decode(case.forward, [lane]) if isinstance(event, events.Failed)]
     assert "two decoder-only models" in failed[0].message

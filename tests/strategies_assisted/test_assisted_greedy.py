@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
 from genctl.decode.types import Written
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.drafting import Drafter, ModelDrafter, PromptLookup
 from genctl.strategies.early_exit import EarlyExitDrafter
 from genctl.strategies.sample import Sample
+from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.strategies_assisted.assistants import Counting, Scripted, alike, drafts, written
 from tests.tiny import ARCHITECTURES, CAUSAL, SEQ2SEQ, tiny
@@ -30,7 +30,7 @@ def assisted(drafter: Drafter, count: int = 5, **knobs: object) -> Assisted:
 
 
 def assistant(arch: str) -> ModelDrafter:
-    return ModelDrafter(Forward(alike(arch)))
+    return ModelDrafter(runtimes.forward(alike(arch)))
 
 
 @pytest.mark.parametrize("arch", CROPPABLE)
@@ -177,7 +177,7 @@ def test_the_heuristic_schedule_grows_by_two_and_shrinks_by_one() -> None:
     once = sizes(right)
     assert once[1:5] == [3, 5, 7, 9]
     assert once[: len(once) // 2] == once[len(once) // 2 :]  # a prompt does not inherit from the one before it
-    wrong = sizes(ModelDrafter(Forward(tiny("llama", seed=5))))
+    wrong = sizes(ModelDrafter(runtimes.forward(tiny("llama", seed=5))))
     assert wrong[1:5] == [3, 2, 1, 1]
 
 
@@ -217,9 +217,9 @@ def row(step: events.Stepped) -> tuple[events.Token, ...]:
 REFUSED: list[tuple[str, Callable[[], Drafter], str]] = [
     ("mamba", lambda: PromptLookup(2), "keeps recurrent states"),
     ("jamba", lambda: PromptLookup(2), "keeps recurrent states"),
-    ("llama", lambda: ModelDrafter(Forward(tiny("mamba"))), "cannot draft: it keeps recurrent states"),
-    ("llama", lambda: ModelDrafter(Forward(tiny("t5"))), "the assistant is an encoder-decoder"),
-    ("t5", lambda: ModelDrafter(Forward(tiny("llama"))), "the assistant is a decoder-only model"),
+    ("llama", lambda: ModelDrafter(runtimes.forward(tiny("mamba"))), "cannot draft: it keeps recurrent states"),
+    ("llama", lambda: ModelDrafter(runtimes.forward(tiny("t5"))), "the assistant is an encoder-decoder"),
+    ("t5", lambda: ModelDrafter(runtimes.forward(tiny("llama"))), "the assistant is a decoder-only model"),
 ]
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from genctl.decode.forward import Forward
 from genctl.decode.types import Strategy
 from genctl.errors import ModelError, UsageError
 from genctl.params import Generation
@@ -17,11 +16,12 @@ from genctl.strategies.dola import Dola
 from genctl.strategies.drafting import ModelDrafter, PromptLookup
 from genctl.strategies.early_exit import EarlyExitDrafter
 from genctl.strategies.universal import UniversalDrafter
+from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.strategies_assisted.test_drafters import letters
 from tests.tiny import tiny, tokenizer
 
-SMALL = Forward(tiny("llama", seed=5))
+SMALL = runtimes.forward(tiny("llama", seed=5))
 
 
 def load(name: str) -> Companion:
@@ -29,7 +29,7 @@ def load(name: str) -> Companion:
 
 
 def chosen(**knobs: Any) -> Strategy | None:
-    return accompanied(Generation(**knobs), Forward(tiny("llama")), tokenizer(), load)
+    return accompanied(Generation(**knobs), runtimes.forward(tiny("llama")), tokenizer(), load)
 
 
 def test_the_knobs_arrive_in_the_strategy() -> None:

@@ -12,11 +12,12 @@ import torch
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from genctl import events
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane
 from genctl.errors import ModelError
 from genctl.strategies.dola import Dola, candidate_layers
+from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.strategies_assisted.checkpoints import NAMES, made
 from tests.tiny import tiny
@@ -25,8 +26,8 @@ CASES = json.loads((Path(__file__).parent.parent / "goldens" / "dola.json").read
 
 
 @cache
-def forward(name: str) -> Forward:
-    return Forward(made(name))
+def forward(name: str) -> ModelRuntime:
+    return runtimes.forward(made(name))
 
 
 def lane(case: dict[str, Any], name: str = "0", **fields: Any) -> Lane:
@@ -96,7 +97,7 @@ def test_traces_begin_with_the_contrast() -> None:
 def test_candidate_layers_are_those_of_transformers_4(
     layers: Any, changes: dict[str, Any], expected: list[int]
 ) -> None:
-    assert candidate_layers(tiny("llama", **changes), layers) == expected
+    assert candidate_layers(runtimes.forward(tiny("llama", **changes)), layers) == expected
 
 
 def test_what_dola_cannot_do_is_refused() -> None:
@@ -106,6 +107,6 @@ def test_what_dola_cannot_do_is_refused() -> None:
         assert why in failed[0].message
     for layers, why in (((2,), "has no layer 2"), ((-1,), "has no layer -1"), ((), "needs at least one")):
         with pytest.raises(ModelError, match=why):
-            candidate_layers(tiny("llama"), layers)
+            candidate_layers(runtimes.forward(tiny("llama")), layers)
     with pytest.raises(ModelError, match="too few layers"):
-        candidate_layers(tiny("llama", num_hidden_layers=3, tie_word_embeddings=True), "low")
+        candidate_layers(runtimes.forward(tiny("llama", num_hidden_layers=3, tie_word_embeddings=True)), "low")

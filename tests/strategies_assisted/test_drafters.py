@@ -12,14 +12,16 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from genctl import events
-from genctl.decode.forward import Forward, Output
+from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
+from genctl.decode.runtime import ModelRuntime, Output
 from genctl.decode.types import Context, Prefix
 from genctl.errors import ModelError
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.drafting import Follower, LookingUp
 from genctl.strategies.early_exit import EarlyExitDrafter
 from genctl.strategies.universal import UniversalDrafter
+from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.tiny import tiny, tokenizer
 
@@ -56,7 +58,7 @@ def test_prompt_lookup_looks_through_the_source_first() -> None:
 
 @pytest.mark.parametrize("arch", ["llama", "mistral", "gemma3", "t5"])
 def test_a_follower_that_goes_back_says_what_it_would_have_said(arch: str) -> None:
-    forward = Forward(tiny(arch))
+    forward = runtimes.forward(tiny(arch))
     source = forward.encode(PROMPTS[0]) if forward.is_encoder_decoder else None
     follower = Follower(forward, source=source)
     text = list(PROMPTS[1]) * 2
@@ -82,18 +84,18 @@ def test_early_exit_reads_the_head_after_the_first_layers(arch: str) -> None:
             if getattr(decoder, name, None) is not None
         )
         expected = model.get_output_embeddings()(norm(before.hidden_states[2]))
-        made = EarlyExitDrafter.after(Forward(model), 2).forward(ids, None).logits
+        made = EarlyExitDrafter.after(runtimes.forward(model), 2).forward(ids, None).logits
         torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(model(ids).logits, before.logits)  # the model itself is as it was
 
 
 def test_an_exit_before_or_behind_the_layers_is_refused() -> None:
-    forward = Forward(tiny("llama"))
+    forward = runtimes.forward(tiny("llama"))
     for layer in (0, 2, 5):
         with pytest.raises(ModelError, match="it can leave after 1 to 1"):
             EarlyExitDrafter.after(forward, layer)
     with pytest.raises(ModelError, match="is an encoder-decoder"):
-        EarlyExitDrafter.after(Forward(tiny("bart")), 1)
+        EarlyExitDrafter.after(runtimes.forward(tiny("bart")), 1)
 
 
 # -- another tokenizer -------------------------------------------------------------------------------------------------
@@ -132,7 +134,7 @@ class Reciting(Forward):
 TEXT = "the cat sat on the mat and the dog sat on the log. once upon a time"
 
 
-def universal(forward: Forward) -> UniversalDrafter:
+def universal(forward: ModelRuntime) -> UniversalDrafter:
     return UniversalDrafter(forward, letters(), tokenizer())
 
 
@@ -178,7 +180,7 @@ def test_a_row_that_went_another_way_is_followed() -> None:
 @pytest.mark.parametrize("assistant", ["llama", "mistral"])
 def test_greedy_text_stays_as_it_is_with_another_tokenizer(assistant: str) -> None:
     case = Case("llama")
-    other = Forward(tiny(assistant, seed=4))
+    other = runtimes.forward(tiny(assistant, seed=4))
     plain = case.ours([case.lane(PROMPTS[1], eos=(), max_new_tokens=30)])
     strategy = Assisted(universal(other), num_assistant_tokens=6, assistant_confidence_threshold=0.0)
     assert case.ours([case.lane(PROMPTS[1], strategy, eos=(), max_new_tokens=30)]) == plain
@@ -186,6 +188,6 @@ def test_greedy_text_stays_as_it_is_with_another_tokenizer(assistant: str) -> No
 
 def test_another_tokenizer_and_an_encoder_decoder_are_refused() -> None:
     case = Case("t5")
-    strategy = Assisted(universal(Forward(tiny("llama"))))
+    strategy = Assisted(universal(runtimes.forward(tiny("llama"))))
     failed = [e for e in decode(case.forward, [case.lane(PROMPTS[0], strategy)]) if isinstance(e, events.Failed)]
     assert "two decoder-only models" in failed[0].message

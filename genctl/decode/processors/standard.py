@@ -1,4 +1,4 @@
-"""Processors that transformers has: its own classes, with its arguments, under its conditions.
+"""Processors that transformers has: plain ones of the same numbers, or its own classes, under its conditions.
 
 Each function takes `Material` and returns a processor, or None where the setting changes nothing. Conditions and
 arguments follow `GenerationMixin._get_logits_processor` of transformers 5; `build.ORDER` follows its order.
@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from genctl.decode.processors import filters, words
+from genctl.decode.processors import filters, plain, words
 from genctl.decode.processors.filters import Filter
 from genctl.decode.processors.material import Material
 from genctl.decode.processors.synthid import SynthID
@@ -83,12 +83,12 @@ def encoder_repetition_penalty(m: Material) -> Processor | None:
 
 def repetition_penalty(m: Material) -> Processor | None:
     penalty = float(m.generation.repetition_penalty)
-    return None if penalty == 1.0 else _processor(_classes().RepetitionPenaltyLogitsProcessor(penalty))
+    return None if penalty == 1.0 else plain.repetition_penalty(penalty)
 
 
 def no_repeat_ngram_size(m: Material) -> Processor | None:
     size = m.generation.no_repeat_ngram_size
-    return None if size == 0 else _processor(_classes().NoRepeatNGramLogitsProcessor(size))
+    return None if size == 0 else plain.no_repeat_ngram(size)
 
 
 def encoder_no_repeat_ngram_size(m: Material) -> Processor | None:
@@ -124,15 +124,14 @@ def min_length(m: Material) -> Processor | None:
     if m.generation.min_length == 0 or m.generation.min_new_tokens is not None or not m.eos:
         return None
     least = m.generation.min_length
-    return _below(least, _classes().MinLengthLogitsProcessor(least, list(m.eos), device=m.device))
+    return _below(least, plain.without(m.eos, m.device))
 
 
 def min_new_tokens(m: Material) -> Processor | None:
     count = m.generation.min_new_tokens
     if not count or not m.eos:
         return None
-    made = _classes().MinNewTokensLengthLogitsProcessor(m.prompt_len, count, list(m.eos), device=m.device)
-    return _below(m.prompt_len + count, made)
+    return _below(m.prompt_len + count, plain.without(m.eos, m.device))
 
 
 def _below(length: int, processor: Any) -> Processor:
@@ -179,7 +178,7 @@ def exponential_decay_length_penalty(m: Material) -> Processor | None:
 
 def suppress_tokens(m: Material) -> Processor | None:
     ids = m.generation.suppress_tokens
-    return None if ids is None else _processor(_classes().SuppressTokensLogitsProcessor(ids, device=m.device))
+    return None if ids is None else plain.without(ids, m.device)
 
 
 def begin_suppress_tokens(m: Material) -> Processor | None:
@@ -195,7 +194,7 @@ def temperature(m: Material) -> Processor | None:
     """None at 0 too, which means greedy, and beside dynamic temperature, which takes its place."""
     if m.generation.temperature in (0.0, 1.0) or m.generation.dynatemp_range > 0.0:
         return None
-    return _processor(_classes().TemperatureLogitsWarper(float(m.generation.temperature)))
+    return plain.temperature(float(m.generation.temperature))
 
 
 def top_h(m: Material) -> Processor | None:
@@ -208,19 +207,20 @@ def top_h(m: Material) -> Processor | None:
 
 def top_k(m: Material) -> Processor | None:
     k, least = m.generation.top_k, m.min_tokens_to_keep
-    return None if k == 0 else _filter(m, filters.top_k(max(k, least)), "TopKLogitsWarper", top_k=k)
+    k = 0 if k == 0 else max(k, least)
+    return None if k == 0 else Filter(filters.top_k(k), plain.top_k(k))
 
 
 def top_p(m: Material) -> Processor | None:
     p, least = m.generation.top_p, m.min_tokens_to_keep
     if p >= 1.0:
         return None
-    return _filter(m, filters.top_p(p, least, together=m.half), "TopPLogitsWarper", top_p=p)
+    return Filter(filters.top_p(p, least, together=m.half), plain.top_p(p, least))
 
 
 def min_p(m: Material) -> Processor | None:
-    p = m.generation.min_p
-    return None if not p else _filter(m, filters.min_p(p, m.min_tokens_to_keep), "MinPLogitsWarper", min_p=p)
+    p, least = m.generation.min_p, m.min_tokens_to_keep
+    return None if not p else Filter(filters.min_p(p, least), plain.min_p(p, least))
 
 
 def typical_p(m: Material) -> Processor | None:

@@ -1,0 +1,61 @@
+"""A transformers model with its first layers only, which shares everything else (see `strategies.early_exit`)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import nn
+
+from genctl.errors import ModelError
+
+
+def first_layers(model: Any, layer: int) -> Any:
+    """The model with `layer` layers. The given one is left as it is. Raises ModelError where its layers are no list."""
+    name, depth = type(model).__name__, _depth(model)
+    path = _layers(model, depth)
+    exit_model = here = _twin(model)
+    if path is None or here is None:
+        raise ModelError(f"assistant_early_exit: {name} has no single list of layers that could be left early")
+    *parents, last = path.split(".")
+    for step in parents:
+        twin = _twin(here._modules[step])
+        if twin is None:
+            raise ModelError(
+                f"assistant_early_exit: the layers of {name} are spread over devices and cannot be left early"
+            )
+        here._modules[step] = twin
+        here = twin
+    here._modules[last] = nn.ModuleList(list(getattr(here, last))[:layer])
+    config = copy.deepcopy(model.config)
+    text = config.get_text_config(decoder=True)
+    text.num_hidden_layers = layer
+    if isinstance(vars(text).get("layer_types"), list):
+        text.layer_types = text.layer_types[:layer]
+    for module in (exit_model, *(exit_model.get_submodule(".".join(parents[: i + 1])) for i in range(len(parents)))):
+        if hasattr(module, "config"):
+            module.config = config if module.config is model.config else text
+    return exit_model
+
+
+def _depth(model: Any) -> int:
+    return int(model.config.get_text_config(decoder=True).num_hidden_layers)
+
+
+def _layers(model: Any, depth: int) -> str | None:
+    """Where the only list of `depth` layers is that lies in no other such list."""
+    found: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{other}.") for other in found)
+        if isinstance(module, nn.ModuleList) and len(module) == depth and not inside:
+            found.append(name)
+    return found[0] if len(found) == 1 else None
+
+
+def _twin(module: Any) -> Any:
+    """A module with children of its own list, the same ones; None where its forward is tied to the original object."""
+    if "forward" in vars(module):
+        return None
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    return twin

@@ -1,0 +1,99 @@
+"""The processors that are asked for most, in plain torch: number for number what transformers' classes compute.
+
+Each is (history int64 [R, T], scores f32 [R, V]) -> scores f32 [R, V]. The rarer ones are transformers' own, imported
+when they are asked for (see `standard`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from genctl.decode.types import Processor
+
+OUT = -float("inf")
+
+
+def temperature(value: float) -> Processor:
+    """Scores divided by `value`: below 1 sharpens, above 1 flattens."""
+    return lambda history, scores: scores / value
+
+
+def repetition_penalty(penalty: float) -> Processor:
+    """Scores of tokens already in the row: divided if above 0, else multiplied (arXiv:1909.05858)."""
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        size = scores.shape[-1]
+        ids = history.clamp(max=size)  # an embedding may have more rows than there are scores: they share a spare one
+        padded = torch.nn.functional.pad(scores, (0, 1))
+        found = padded.gather(1, ids)
+        found = torch.where(found < 0, found * penalty, found / penalty)
+        return padded.scatter(1, ids, found)[..., :size]
+
+    return processor
+
+
+def top_k(k: int) -> Processor:
+    """The k best scores stay, and those equal to the last of them."""
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        least = scores.topk(min(k, scores.shape[-1]))[0][..., -1, None]
+        return scores.masked_fill(scores < least, OUT)
+
+    return processor
+
+
+def top_p(p: float, keep: int) -> Processor:
+    """The smallest set with probability p stays, and at least `keep` tokens (arXiv:1904.09751)."""
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        ordered, places = scores.sort(descending=False)
+        out = ordered.softmax(-1).cumsum(-1) <= (1 - p)
+        out[..., -keep:] = False
+        return scores.masked_fill(out.scatter(1, places, out), OUT)
+
+    return processor
+
+
+def min_p(p: float, keep: int) -> Processor:
+    """Tokens below p times the best one's probability are out; at least `keep` stay (arXiv:2407.01082)."""
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        probabilities = scores.softmax(-1)
+        out = probabilities < p * probabilities.amax(-1, keepdim=True)
+        best = probabilities.topk(min(keep, probabilities.shape[-1]), -1).indices
+        return scores.masked_fill(out.scatter(-1, best, False), OUT)
+
+    return processor
+
+
+def no_repeat_ngram(size: int) -> Processor:
+    """No token that would complete an n-gram which the row has already."""
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        length = history.shape[-1]
+        if length < size:
+            return scores
+        begun = history[:, length + 1 - size :]
+        windows = history.unfold(1, size, 1)  # [R, T - n + 1, n]
+        same = (windows[..., :-1] == begun[:, None]).all(-1)
+        vocabulary = scores.shape[-1]
+        out = scores.new_zeros((len(scores), vocabulary + 1), dtype=torch.bool)
+        # what is not repeated goes to a spare column
+        out.scatter_(1, torch.where(same, windows[..., -1].clamp(max=vocabulary), vocabulary), True)
+        return scores.masked_fill(out[:, :vocabulary], OUT)
+
+    return processor
+
+
+def without(ids: Sequence[int], device: torch.device | str) -> Processor:
+    """None of these tokens."""
+    barred = torch.tensor(list(ids), device=device)
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        out = torch.isin(torch.arange(scores.shape[-1], device=scores.device), barred)
+        return torch.where(out, OUT, scores)
+
+    return processor

@@ -1,0 +1,211 @@
+"""What the loop asks of a model, and is told. `native.runtime` and `forward` (transformers' models) answer it.
+
+N rows, F tokens fed to each, T columns of the cache, V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from genctl.decode.sources import Sources
+    from genctl.decode.types import Prefix, Source
+
+
+@dataclass
+class Output:
+    """What one forward pass said of the fed tokens: F tokens for each of N rows."""
+
+    logits: Tensor  # f32 [N, F, V]
+    cache: Any
+    hidden: Tensor | None = None  # [N, F, H]
+    layers: tuple[Tensor, ...] | None = None  # per layer [N, F, H]
+
+
+@dataclass
+class Passed:
+    """One pass through the decoder, for a watcher."""
+
+    inputs: dict[str, Any]  # what the model was given
+    cache: Any  # as it is after the pass
+    past: int  # columns it held before
+    first: bool
+
+
+class ModelRuntime(Protocol):
+    """A model that reads prompts and feeds steps. `forwards` counts the passes through the decoder."""
+
+    kind: str  # "native" or "transformers"
+    device: torch.device
+    is_encoder_decoder: bool
+    bound: float  # the length up to which positions do not depend on the length of a text
+    findings: list[str]  # what was found out about it on the way, a sentence each
+    forwards: int
+    watch: Callable[[Passed], None] | None  # called after every pass
+    compiled: Any  # steps through torch.compile, or None
+
+    # -- what it can do -----------------------------------------------------------------------------------------------
+
+    @property
+    def supports_cache(self) -> bool:
+        """Whether steps may go on from a cache. Where not, everything is read again at every step."""
+        ...
+
+    @property
+    def together(self) -> bool:
+        """Whether rows of one length may share a pass, and change places."""
+        ...
+
+    @property
+    def pads(self) -> bool:
+        """Whether rows of different lengths may share a pass, padded on the left and masked."""
+        ...
+
+    @property
+    def pads_sources(self) -> bool:
+        """The same of an encoder's sources, padded on the right."""
+        ...
+
+    @property
+    def pads_behind(self) -> bool:
+        """The same of whole texts, padded on the right."""
+        ...
+
+    @property
+    def savable(self) -> bool:
+        """Whether its cache can be put into a file, and taken up by several tokens at once."""
+        ...
+
+    # -- what it is ----------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """What the architecture is called in messages."""
+        ...
+
+    @property
+    def config(self) -> Any:
+        """The checkpoint's configuration: its fields as attributes."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the output distribution."""
+        ...
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """The ids that end a text, as the checkpoint says."""
+        ...
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor] | None:
+        """[..., H] -> logits [..., V], for strategies that read earlier layers; None where there is none."""
+        ...
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether layers keep a state instead of every token."""
+        ...
+
+    def first_layers(self, count: int) -> ModelRuntime:
+        """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
+        ...
+
+    # -- caches --------------------------------------------------------------------------------------------------------
+
+    def new_cache(self, *, room: int = 0, whole: bool = False) -> Any:
+        """An empty cache with `room` for columns after the prefill; a `whole` one keeps what windows would drop."""
+        ...
+
+    def kept(self, cache: Any) -> Any:
+        """A cache, or None, in the form that the steps to come want, in place."""
+        ...
+
+    def shares(self, prefix: Prefix) -> bool:
+        """Whether rows that continue a prompt may share its keys and values."""
+        ...
+
+    def groups(self, prefix: Prefix) -> bool:
+        """Whether several rows may attend to one row of an encoder's."""
+        ...
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    @property
+    def reads_together(self) -> bool:
+        """Whether several prompts may be read in one pass."""
+        ...
+
+    def encode(self, ids: Sequence[int]) -> Source:
+        """Run the encoder over one prompt."""
+        ...
+
+    def prefill(
+        self,
+        ids: Sequence[int],
+        source: Source | None,
+        *,
+        use_cache: bool = True,
+        hidden: bool = False,
+        whole: bool = False,
+    ) -> Prefix:
+        """Read a prompt, alone: batch 1, no padding. A `whole` cache can be resumed at any of its tokens."""
+        ...
+
+    def prefill_together(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
+        """Read prompts in one pass; each prefix holds its own row, without padding."""
+        ...
+
+    def resume(
+        self, saved: Prefix, ids: Sequence[int], source: Source | None, *, hidden: bool = False
+    ) -> tuple[Prefix | None, int]:
+        """A prompt that begins as `saved` does (a prefix made `whole`): only the rest is read.
+
+        Returns the prefix and how many tokens were not read again; (None, 0) where nothing can be reused.
+        """
+        ...
+
+    def reread(self, tokens: Tensor, prefix: Prefix) -> Any:
+        """The cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
+        ...
+
+    def __call__(
+        self,
+        feed: Tensor,
+        cache: Any,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        sources: Sources | None = None,
+        first: bool = False,
+        keep: int = 0,
+        hidden: bool = False,
+        ahead: int | None = None,
+        history: Tensor | None = None,
+    ) -> Output:
+        """One pass. feed int64 [N, F]; mask int64 [N, T+F], None without padding; positions int64 [N or 1, F].
+
+        `keep` limits the logits to the last positions; 0 keeps all. With a cache, what is fed is appended to it.
+        `ahead` is how many steps may follow at most, where that is known. `history` int64 [N, T+F] is the whole text,
+        where it is wanted.
+        """
+        ...
+
+    def wants_history(self, before: int) -> bool:
+        """Whether a pass that goes on with texts of `before` tokens has to be given the whole of them."""
+        ...
+
+    def draft_room(self, length: int) -> float:
+        """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""
+        ...

@@ -1,0 +1,66 @@
+"""The native runtime beside transformers' classes: one checkpoint, the same tokens, and how far apart the logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from genctl.decode.runtime import ModelRuntime
+from genctl.errors import UsageError
+from genctl.models import hub
+from genctl.session import Report, Request, Session
+
+STEPS = 16
+# of the largest logit; float32 sums in another order differ by about 1e-6, 16-bit numbers are rounded at every layer
+CLOSE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What one prompt and the steps after it showed."""
+
+    difference: float  # the largest of any two logits
+    largest: float  # of transformers' logits
+    prompt: int  # tokens
+    steps: int
+    close: bool
+
+    def __str__(self) -> str:
+        share = self.difference / self.largest
+        return (
+            f"largest difference of logits to transformers: {self.difference:.1e} ({share:.1e} of the largest logit), "
+            f"over a prompt of {self.prompt} tokens and {self.steps} steps"
+        )
+
+
+def compare(session: Session, request: Request, *, steps: int = STEPS) -> Comparison:
+    """Read a request's prompt and feed the greedy tokens after it to both runtimes. The checkpoint is loaded again.
+
+    Raises UsageError where the run is not native.
+    """
+    ours = session.forward
+    if ours.kind != "native":
+        raise UsageError(
+            f"--check-runtime compares the native runtime with transformers' classes, which run {ours.name}"
+        )
+    lane = session.planner.plan(request, Report()).lane
+    runtime = replace(session.planner.runtime, runtime="transformers", pack=False)
+    loaded = hub.load(runtime, need_tokenizer=False, **session.planner.flags)
+    from genctl.decode.forward import Forward  # transformers comes with it, as the checkpoint wants it
+
+    theirs = Forward(loaded.model, record=False)
+    feed = torch.tensor([list(lane.tokens)])
+    context = session.planner.context
+    count = steps if context is None else max(0, min(steps, context - len(lane.tokens)))
+    both: tuple[ModelRuntime, ModelRuntime] = (ours, theirs)
+    held = [forward.new_cache() for forward in both]
+    difference = largest = 0.0
+    for step in range(count + 1):
+        pair = zip(both, held, strict=True)
+        mine, wanted = (forward(feed, cache, first=step == 0).logits for forward, cache in pair)
+        difference = max(difference, float((mine - wanted).abs().max()))
+        largest = max(largest, float(wanted.abs().max()))
+        feed = wanted[:, -1].argmax(-1, keepdim=True)
+    close = difference <= CLOSE.get(ours.dtype, 1e-4) * largest
+    return Comparison(difference, largest, len(lane.tokens), count, close)

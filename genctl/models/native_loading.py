@@ -1,0 +1,136 @@
+"""Which runtime computes a checkpoint: the native one where everything that its config.json says is known, else
+transformers' classes.
+
+`--runtime auto` takes the native one only for what is proved equal: float32 on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from genctl.errors import ModelError, UsageError
+from genctl.events import Loading
+from genctl.models.check import Checkpoint
+from genctl.models.progress import OnEvent
+from genctl.models.weights import few
+from genctl.native.config import NotNative
+from genctl.native.families import CLASSES
+from genctl.native.load import DTYPES, Plan
+from genctl.params import Runtime
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from genctl.native.model import NativeModel
+
+
+def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -> tuple[Plan | None, str]:
+    """How the native runtime would hold this checkpoint; or None, and why transformers' classes run it.
+
+    Raises ModelError or UsageError where it was asked for by name and cannot. torch is not imported.
+    """
+    if runtime.runtime == "transformers":
+        return None, "asked for"
+    try:
+        _options(runtime, trust_remote_code)
+        made = _plan(checkpoint)
+        if runtime.runtime == "auto" and dtype_of(runtime, checkpoint) != "float32":
+            raise NotNative(f"{dtype_of(runtime, checkpoint)} weights run faster there")
+    except NotNative as reason:
+        if runtime.runtime == "native":
+            raise ModelError(f"--runtime native: {reason}", hint="--runtime auto falls back to transformers") from None
+        return None, str(reason)
+    return made, ""
+
+
+def _options(runtime: Runtime, trust_remote_code: bool) -> None:
+    """Raises NotNative, or UsageError with --runtime native, for what only transformers' classes do."""
+    said = {
+        "--trust-remote-code": trust_remote_code,
+        f"--quantize {runtime.quantize}": runtime.quantize is not None,
+        f"--device-map {runtime.device_map}": runtime.device_map is not None,
+        "--compile": runtime.compile,
+    }
+    for flag, given in said.items():
+        if given and runtime.runtime == "native":
+            raise UsageError(f"--runtime native and {flag} contradict each other: transformers' classes do that")
+        if given:
+            raise NotNative(flag)
+
+
+def _plan(checkpoint: Checkpoint) -> Plan:
+    if checkpoint.weights.pickled:
+        raise NotNative("its weights are pickled")
+    for name, tensor in checkpoint.weights.tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise NotNative(f"tensor {name:.80} holds {tensor.dtype} numbers")
+    config = checkpoint.config
+    if not (checkpoint.folder / "generation_config.json").is_file():
+        lacking = [name for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name not in config]
+        if lacking:  # transformers has defaults of its own for each architecture
+            raise NotNative(f"config.json has no {lacking[0]}")
+    known = CLASSES.get(checkpoint.model_type)
+    names = config.get("architectures") or [known]
+    if known is not None and (not isinstance(names, list) or known not in names):
+        raise NotNative(f"config.json: architectures = {names!r:.80}")
+    made = Plan(config, {name: tensor.shape for name, tensor in checkpoint.weights.tensors.items()})
+    if made.unused:  # whether that is an error is found out there
+        raise NotNative(f"the weight files hold tensors that it does not read: {few(made.unused)}")
+    if made.spec.rope is not None and made.spec.rope.depends_on_length:
+        raise NotNative("its positions depend on the length of a text")
+    return made
+
+
+def dtype_of(runtime: Runtime, checkpoint: Checkpoint) -> str:
+    """What is computed in: as asked, else as config.json says, else as the first tensor is."""
+    if runtime.dtype != "auto":
+        return runtime.dtype
+    said = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    if isinstance(said, str):
+        return said.removeprefix("torch.")
+    return next(DTYPES[tensor.dtype] for tensor in checkpoint.weights.tensors.values() if tensor.dtype in DTYPES)
+
+
+def device_reason(runtime: Runtime, device: torch.device) -> str:
+    """Why the native runtime does not run there; "" on the CPU. Raises UsageError where it was asked for by name."""
+    if device.type == "cpu":
+        return ""
+    if runtime.runtime == "native":
+        raise UsageError(f"--runtime native runs on the CPU, not on {device}", hint="add --device cpu")
+    return f"the device is {device}"
+
+
+def load(
+    made: Plan,
+    runtime: Runtime,
+    checkpoint: Checkpoint,
+    look: Callable[[str, Tensor], None] | None,
+    on_event: OnEvent | None,
+) -> tuple[NativeModel, list[str]]:
+    """Map the weights; the model, and what to tell of it. `look` is given each tensor, and may raise."""
+    import torch
+
+    from genctl.native.load import load as read
+    from genctl.native.model import NativeConfig, NativeModel, SpecialTokens
+
+    done = 0
+
+    def seen(name: str, tensor: Tensor) -> None:
+        nonlocal done
+        if look is not None:
+            look(name, tensor)
+        done += 1
+        if on_event is not None:
+            on_event(Loading(runtime.model, done, made.tensors, "tensors"))
+
+    dtype = getattr(torch, dtype_of(runtime, checkpoint))
+    decoder = read(made, checkpoint.weights.files, dtype=dtype, look=seen)
+    file = checkpoint.folder / "generation_config.json"
+    special = SpecialTokens(checkpoint.config, checkpoint.generation if file.is_file() else None)
+    model = NativeModel(decoder, NativeConfig(checkpoint.config, made.spec), special, CLASSES[made.spec.family])
+    notes = []
+    if made.unused:
+        notes.append(f"{len(made.unused)} tensors in the weight files are not used: {few(made.unused)}")
+    return model, notes

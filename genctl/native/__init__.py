@@ -1,0 +1,1 @@
+"""The forward pass of dense decoder families, in plain torch."""

@@ -1,0 +1,149 @@
+"""Attention over a cache: every form of scores that a family has, every form of cache that genctl has.
+
+N rows, F tokens fed, T tokens that they may see, H query heads, K heads of keys and values (G = H / K queries share
+one), D features of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from genctl.decode.shared import SharedLayer, attend
+
+
+class Sight:
+    """Which tokens each of the fed ones sees in one pass: those before it, without padding, within a window.
+
+    A row's columns in a cache are its tokens in order, after `N x padding` columns that hold nothing.
+    """
+
+    def __init__(self, past: int, fed: int, mask: Tensor | None, device: torch.device) -> None:
+        self.past = past  # columns before those fed
+        self.fed = fed
+        self.mask = None if mask is None else mask.bool()  # [N, past + F], False where there is padding
+        self.device = device
+        self._made: dict[tuple[int, int | None], Tensor | None] = {}
+
+    def of(self, columns: int, window: int | None) -> Tensor | None:
+        """What the fed tokens see of the newest `columns`: bool [N or 1, 1, F, columns], or None.
+
+        None: each sees all up to itself, and nothing is to be hidden but what comes after it.
+        """
+        key = columns, window
+        if key not in self._made:
+            self._made[key] = self._make(columns, window)
+        return self._made[key]
+
+    def _make(self, columns: int, window: int | None) -> Tensor | None:
+        total = self.past + self.fed
+        narrow = window is not None and columns > window
+        if self.mask is None and not narrow and (self.fed == 1 or columns == self.fed):
+            return None
+        keys = torch.arange(total - columns, total, device=self.device)
+        queries = torch.arange(self.past, total, device=self.device)[:, None]
+        seen = keys <= queries  # [F, columns]
+        if window is not None:
+            seen = seen & (keys > queries - window)
+        if self.mask is None:
+            return seen[None, None]
+        # padding sees itself, or its softmax would be over nothing
+        return (seen & self.mask[:, None, None, total - columns :]) | (keys == queries)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layer: Any,
+    sight: Sight,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attention of the fed tokens, whose keys and values are added to a layer of the cache (None: there is none).
+
+    query [N, H, F, D], key and value [N, K, F, D], bias f32 [N or 1, H, 1, past + F] -> [N, F, H·D].
+    """
+    if isinstance(layer, SharedLayer):
+        own = layer.update(key, value)
+        plain = query.shape[2] == 1 and sight.mask is None and softcap is None and bias is None
+        if plain:  # the prompt's columns are read once for all rows that continue it
+            return attend(query, layer.prompt, own, scaling).flatten(2)
+        key, value = layer.content()
+    elif layer is not None:
+        key, value = layer.update(key, value)
+    seen = sight.of(key.shape[2], window)
+    if softcap is not None or bias is not None:
+        mixed = _by_hand(query, key, value, seen, scaling, softcap, bias, fed=sight.fed)
+    else:
+        mixed = _fused(query, key, value, seen, scaling, fed=sight.fed)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, scaling: float, *, fed: int) -> Tensor:
+    """softmax(q kᵀ · scaling) v by torch's kernel. [N, H, F, D]"""
+    rows, heads, _, size = query.shape
+    groups = heads // key.shape[1]
+    if fed == 1 and groups > 1:  # queries that share a head are F tokens of it: no key is read twice
+        query = query.reshape(rows, -1, groups, size)
+        return F.scaled_dot_product_attention(query, key, value, seen, scale=scaling).reshape(rows, heads, 1, size)
+    causal = seen is None and fed > 1
+    return F.scaled_dot_product_attention(
+        query, key, value, seen, is_causal=causal, scale=scaling, enable_gqa=groups > 1
+    )
+
+
+def _by_hand(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Tensor | None,
+    scaling: float,
+    softcap: float | None,
+    bias: Tensor | None,
+    *,
+    fed: int,
+) -> Tensor:
+    """The same with scores that are bent below a cap, or have something added: two products. [N, H, F, D]"""
+    rows, heads, _, size = query.shape
+    kv_heads = key.shape[1]
+    if seen is None and fed > 1:
+        seen = torch.ones(fed, key.shape[2], dtype=torch.bool, device=key.device).tril(key.shape[2] - fed)[None, None]
+    grouped = query.reshape(rows, kv_heads, -1, size)  # [N, K, G·F, D]
+    scores = (grouped @ key.transpose(-1, -2) * scaling).view(rows, heads, fed, -1)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if bias is not None:
+        scores = scores + bias[..., -scores.shape[-1] :].to(scores.dtype)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return (weights.view(rows, kv_heads, -1, key.shape[2]) @ value).view(rows, heads, fed, size)
+
+
+def alibi(slopes: Tensor, positions: Tensor) -> Tensor:
+    """Attention with linear biases (Press et al. 2022, arXiv:2108.12409): slope · position of the key.
+
+    slopes [H], positions int64 [N or 1, T] -> [N or 1, H, 1, T]. A query's own position would take the same from all
+    its scores, which softmax does not see.
+    """
+    return slopes[:, None, None] * positions[:, None, None]
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """f32 [H]: 2^(-8/n), 2^(-16/n), … for n heads; where n is no power of 2, between those of the next lower one."""
+    power = 2 ** math.floor(math.log2(heads))
+    base = torch.tensor(2 ** (-(2 ** -(math.log2(power) - 3))), dtype=torch.float32)
+    slopes = base ** torch.arange(1, 1 + power, dtype=torch.int32)
+    if power == heads:
+        return slopes
+    base = torch.tensor(2 ** (-(2 ** -(math.log2(2 * power) - 3))), dtype=torch.float32)
+    between = base ** torch.arange(1, 1 + 2 * (heads - power), 2, dtype=torch.int32)
+    return torch.cat([slopes, between])

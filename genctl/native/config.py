@@ -1,0 +1,260 @@
+"""Reading config.json field by field: what is not read, and not known to be harmless, makes a checkpoint not native."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from genctl.native.spec import Rope
+
+_REQUIRED: Any = object()
+
+# Fields that change nothing in a forward pass of a decoder.
+HARMLESS = frozenset(
+    {
+        # where it comes from, and what it was trained with
+        "_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "model_type", "transformers_version",
+        "tokenizer_class", "task_specific_params", "initializer_range", "init_std", "use_cache", "pretraining_tp",
+        "is_decoder", "gradient_checkpointing", "seq_length", "n_ctx", "transformers_weights", "cache_implementation",
+        # tokens and labels
+        "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "unk_token_id",
+        "decoder_start_token_id", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "prefix",
+        # what only training drops
+        "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "layerdrop",
+        "classifier_dropout", "residual_dropout", "embedding_dropout", "hidden_dropout_prob",
+        "attention_probs_dropout_prob", "summary_type", "summary_use_proj", "summary_activation",
+        "summary_proj_to_labels", "summary_first_dropout", "torchscript", "use_bfloat16", "masked_softmax_fusion",
+        "offset_alibi", "skip_bias_add", "skip_bias_add_qkv", "bias_dropout_fusion", "attention_softmax_in_fp32",
+        # what a pass returns, which is asked for
+        "return_dict", "output_attentions", "output_hidden_states", "keys_to_ignore_at_inference",
+    }
+)  # fmt: skip
+
+# Fields that are harmless with these values only.
+HARMLESS_AS: dict[str, tuple[Any, ...]] = {
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "cross_attention_hidden_size": (None,),
+    "tie_encoder_decoder": (False,),
+    "chunk_size_feed_forward": (0,),
+    "pruned_heads": ({}, None),
+    "quantization_config": (None,),
+    "use_bidirectional_attention": (False, None),
+    "_attn_implementation": ("sdpa", "eager", None),
+    "attn_implementation": ("sdpa", "eager", None),
+    "_attn_implementation_autoset": (True, False, None),
+}
+
+
+class NotNative(Exception):
+    """Why a checkpoint is not for the native runtime, in a few words."""
+
+
+class Config:
+    """config.json. `take` reads a field; `rest` raises NotNative for what nobody has read."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+        self.read: set[str] = set()
+
+    def take(self, name: str, default: Any = _REQUIRED) -> Any:
+        """The value of a field; `default` where the field is missing. Raises NotNative without a default."""
+        self.read.add(name)
+        if name in self.values:
+            return self.values[name]
+        if default is _REQUIRED:
+            raise NotNative(f"config.json has no {name}")
+        return default
+
+    def size(self, name: str, default: Any = _REQUIRED) -> int:
+        """A positive whole number."""
+        value = self.take(name, default)
+        if type(value) is not int or value <= 0:
+            raise NotNative(f"config.json: {name} = {value!r:.40} is no size")
+        return value
+
+    def either(self, *names: str) -> int:
+        """A size that has several names."""
+        found = {self.size(name) for name in names if name in self.values}
+        if len(found) != 1:
+            raise NotNative(
+                f"config.json: {' and '.join(names)} disagree" if found else f"config.json has no {names[0]}"
+            )
+        return found.pop()
+
+    def number(self, name: str, default: Any = _REQUIRED) -> float:
+        """A finite number."""
+        value = self.take(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise NotNative(f"config.json: {name} = {value!r:.40} is no number")
+        return float(value)
+
+    def optional(self, name: str, default: float | None = None) -> float | None:
+        """A finite number above 0, or None."""
+        return None if self.take(name, default) is None else self.number(name, default)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self.take(name, default)
+        if not isinstance(value, bool):
+            raise NotNative(f"config.json: {name} = {value!r:.40} is neither true nor false")
+        return value
+
+    def only(self, name: str, *allowed: Any) -> None:
+        """Read a field that may be missing, or have one of these values. Raises NotNative."""
+        if self.take(name, allowed[0]) not in allowed:
+            raise NotNative(f"config.json: {name} = {self.values[name]!r:.40} is not supported")
+
+    def windows(self, layers: int, window: int | None, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
+        """For each layer how far back it looks: as `layer_types` says, else where `sliding(number)` holds."""
+        kinds = self.take("layer_types", None)
+        if kinds is None:
+            kinds = [
+                "sliding_attention" if window and sliding(number) else "full_attention" for number in range(layers)
+            ]
+        if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
+            raise NotNative(f"config.json: layer_types = {kinds!r:.60}")
+        if window is None and "sliding_attention" in kinds:
+            raise NotNative("config.json: sliding layers without a sliding_window")
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+    def window(self, default: int | None = None) -> int | None:
+        """`sliding_window`, or None."""
+        return None if self.take("sliding_window", default) is None else self.size("sliding_window", default)
+
+    def rest(self) -> None:
+        """Raises NotNative for a field that was not read and may mean something."""
+        for name, value in self.values.items():
+            if name in self.read or name in HARMLESS:
+                continue
+            if name in HARMLESS_AS and any(value == known for known in HARMLESS_AS[name]):
+                continue
+            raise NotNative(f"config.json: {name} = {value!r:.40} is not known to the native runtime")
+
+    # -- what several families have in common --------------------------------------------------------------------------
+
+    def rope(self, head_dim: int, *, partial: float | None = None, theta: str = "rope_theta") -> Rope:
+        """Rotary positions from `rope_parameters`, or from `rope_scaling` and the older fields beside it.
+
+        `partial` is the part of a head that turns where nothing is said; None where the family turns whole heads.
+        """
+        scaling, parameters = self.take("rope_scaling", None), self.take("rope_parameters", None)
+        base = self.number(theta, 10000.0)
+        return self.one_rope(scaling or parameters or {}, head_dim, theta=base, partial=partial)
+
+    def one_rope(self, given: Any, head_dim: int, *, theta: float, partial: float | None = None) -> Rope:
+        """One entry of `rope_parameters`. Raises NotNative for a key or a kind that is not known."""
+        if not isinstance(given, dict):
+            raise NotNative(f"config.json: rope_parameters = {given!r:.40}")
+        part = Config(given)
+        older = part.take("type", "default")
+        kind = part.take("rope_type", older)
+        share = part.number("partial_rotary_factor", 1.0 if partial is None else partial)
+        size = int(head_dim * share)
+        if size <= 0 or size % 2 or (partial is None and size != head_dim):
+            raise NotNative(f"{size} of {head_dim} features of a head turn")
+        read = _KINDS.get(kind) if isinstance(kind, str) else None
+        if read is None:
+            raise NotNative(f"config.json: rope_type = {kind!r:.40} is not known to the native runtime")
+        plain = Rope(size, part.number("rope_theta", theta), context=self.size("max_position_embeddings"))
+        rope = read(part, plain, self.take("original_max_position_embeddings", None))
+        part.rest()
+        return rope
+
+
+def _default(part: Config, rope: Rope, original: int | None) -> Rope:
+    part.take("factor", None)  # transformers does not read them either
+    part.take("original_max_position_embeddings", None)
+    return rope
+
+
+def _linear(part: Config, rope: Rope, original: int | None) -> Rope:
+    part.take("original_max_position_embeddings", None)
+    return replace(rope, kind="linear", factor=part.number("factor"))
+
+
+def _dynamic(part: Config, rope: Rope, original: int | None) -> Rope:
+    part.take("original_max_position_embeddings", None)
+    if not rope.context or rope.size <= 2:
+        raise NotNative("rope_type dynamic without max_position_embeddings")
+    return replace(rope, kind="dynamic", factor=part.number("factor"))
+
+
+def _llama3(part: Config, rope: Rope, original: int | None) -> Rope:
+    return replace(
+        rope,
+        kind="llama3",
+        factor=part.number("factor"),
+        low_freq_factor=part.number("low_freq_factor"),
+        high_freq_factor=part.number("high_freq_factor"),
+        original=_original(part, rope, original),
+    )
+
+
+def _yarn(part: Config, rope: Rope, original: int | None) -> Rope:
+    old = _original(part, rope, original)
+    factor = part.optional("factor") or rope.context / old
+    mscale, mscale_all = part.optional("mscale"), part.optional("mscale_all_dim")
+    attention = part.optional("attention_factor")
+    if attention is None:  # section 3.4 of the paper: attention grows sharper with the length
+        attention = _sharpness(factor)
+        if mscale and mscale_all:
+            attention = _sharpness(factor, mscale) / _sharpness(factor, mscale_all)
+    return replace(
+        rope,
+        kind="yarn",
+        factor=factor,
+        attention_factor=attention,
+        original=old,
+        beta_fast=part.optional("beta_fast") or 32.0,
+        beta_slow=part.optional("beta_slow") or 1.0,
+        truncate=part.flag("truncate", True),
+    )
+
+
+def _longrope(part: Config, rope: Rope, original: int | None) -> Rope:
+    old = _original(part, rope, original)
+    factor = part.optional("factor") or rope.context / old
+    attention = part.optional("attention_factor")
+    if attention is None:
+        attention = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(old))
+    factors = []
+    for name in ("short_factor", "long_factor"):
+        values = part.take(name)
+        if not isinstance(values, list) or len(values) != rope.size // 2:
+            raise NotNative(f"config.json: {name} does not have {rope.size // 2} numbers")
+        factors.append(tuple(Config({name: value}).number(name) for value in values))
+    return replace(
+        rope,
+        kind="longrope",
+        factor=factor,
+        attention_factor=attention,
+        original=old,
+        short_factor=factors[0],
+        long_factor=factors[1],
+    )
+
+
+_KINDS = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+
+
+def _original(part: Config, rope: Rope, original: int | None) -> int:
+    """Tokens of the training: the config's own field comes first, then the entry's, then the whole context."""
+    inner = part.take("original_max_position_embeddings", None)
+    found = original or inner or rope.context
+    if type(found) is not int or found <= 1:
+        raise NotNative(f"config.json: original_max_position_embeddings = {found!r:.40}")
+    return found
+
+
+def _sharpness(factor: float, mscale: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

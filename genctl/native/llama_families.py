@@ -1,0 +1,310 @@
+"""LLaMA and the families that follow it: RMS norms, rotary positions, a gated MLP, tensors named alike.
+
+One function for each: config.json -> `Spec` and names. Defaults are those of transformers' configuration classes, for
+fields that older config.json files leave out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from genctl.native.config import Config, NotNative
+from genctl.native.names import Found, Names
+from genctl.native.spec import Spec
+
+_LLAMA_PARTS = {
+    "attn_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+_QK_NORM = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
+
+
+def llama_names(**changes: str | None) -> Names:
+    """Llama's names with some parts added, renamed, or (None) left out."""
+    parts = {name: theirs for name, theirs in {**_LLAMA_PARTS, **changes}.items() if theirs is not None}
+    return Names("model.", "embed_tokens", "layers.{}.", parts, "norm", ignored=("rotary_emb.inv_freq",))
+
+
+def sizes_of(c: Config, *, head_dim: int | None = None, kv_heads: bool = True) -> dict[str, Any]:
+    """The sizes that most families name alike."""
+    hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
+    dim = c.take("head_dim", head_dim)
+    shared = c.take("num_key_value_heads", None) if kv_heads else None
+    layers = c.size("num_hidden_layers")
+    return {
+        "vocab": c.size("vocab_size"),
+        "hidden": hidden,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": heads if shared is None else c.size("num_key_value_heads"),
+        "head_dim": hidden // heads if dim is None else c.size("head_dim", head_dim),
+        "inner": c.size("intermediate_size"),
+        "context": c.size("max_position_embeddings"),
+        "windows": (None,) * layers,
+    }
+
+
+def plain(c: Config, family: str, sizes: dict[str, Any], *, tied: bool = False, **more: Any) -> Spec:
+    """Llama and what follows it closely: RMS norm, rotary positions, a gated MLP. `more` is what differs."""
+    common: dict[str, Any] = {
+        "scaling": sizes["head_dim"] ** -0.5,
+        "activation": c.take("hidden_act", "silu"),
+        "tied": c.flag("tie_word_embeddings", tied),
+    }
+    if "rope" not in more:
+        more["rope"] = c.rope(sizes["head_dim"])
+    if "norm" not in more:
+        common["eps"] = c.number("rms_norm_eps", 1e-6)
+    return Spec(family, **{**sizes, **common, **more})
+
+
+def llama(c: Config) -> Found:
+    """LLaMA (Touvron et al. 2023, arXiv:2302.13971; Llama 3, arXiv:2407.21783)."""
+    bias = c.flag("attention_bias", False)
+    spec = plain(c, "llama", sizes_of(c), qkv_bias=bias, o_bias=bias, mlp_bias=c.flag("mlp_bias", False))
+    return spec, llama_names()
+
+
+def mistral(c: Config) -> Found:
+    """Mistral 7B (Jiang et al. 2023, arXiv:2310.06825): every layer looks back a window."""
+    sizes = sizes_of(c)
+    c.size("num_key_value_heads")  # transformers' default is not `num_attention_heads` here
+    sizes["windows"] = (c.window(4096),) * sizes["layers"]
+    return plain(c, "mistral", sizes), llama_names()
+
+
+def qwen2(c: Config) -> Found:
+    """Qwen2 and Qwen2.5 (Yang et al. 2024, arXiv:2407.10671): biases on queries, keys and values."""
+    sizes = sizes_of(c)
+    c.size("num_key_value_heads")
+    sizes["windows"] = _upper_windows(c, sizes["layers"])
+    return plain(c, "qwen2", sizes, qkv_bias=True), llama_names()
+
+
+def qwen3(c: Config) -> Found:
+    """Qwen3 (Yang et al. 2025, arXiv:2505.09388): queries and keys are normalised, head by head."""
+    sizes = sizes_of(c, head_dim=128)
+    c.size("num_key_value_heads")
+    sizes["windows"] = _upper_windows(c, sizes["layers"])
+    bias = c.flag("attention_bias", False)
+    return plain(c, "qwen3", sizes, qkv_bias=bias, o_bias=bias, qk_norm="head"), llama_names(**_QK_NORM)
+
+
+def _upper_windows(c: Config, layers: int) -> tuple[int | None, ...]:
+    """Qwen's windows: from layer `max_window_layers` on, if they are used at all."""
+    window, used = c.window(4096), c.flag("use_sliding_window", False)
+    first = c.take("max_window_layers", 28)
+    return c.windows(layers, window if used else None, lambda number: number >= first)
+
+
+def gemma(c: Config) -> Found:
+    """Gemma (Gemma Team 2024, arXiv:2403.08295)."""
+    sizes = sizes_of(c, head_dim=256)
+    c.size("num_key_value_heads")
+    act = c.take("hidden_act", "gelu_pytorch_tanh")
+    c.take("hidden_activation", None)  # not read: "gelu" here always meant its approximation by tanh
+    bias = c.flag("attention_bias", False)
+    spec = plain(
+        c,
+        "gemma",
+        sizes,
+        tied=True,
+        activation="gelu_pytorch_tanh" if act == "gelu" else act,
+        qkv_bias=bias,
+        o_bias=bias,
+        norm_from_one=True,
+        embed_scale=sizes["hidden"] ** 0.5,
+    )
+    return spec, llama_names()
+
+
+_SANDWICH = {  # a norm before and after each sublayer
+    "attn_out_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_out_norm": "post_feedforward_layernorm",
+}
+
+
+def gemma2(c: Config) -> Found:
+    """Gemma 2 (Gemma Team 2024, arXiv:2408.00118): every other layer has a window; scores and logits have soft caps."""
+    sizes = sizes_of(c, head_dim=256)
+    c.size("num_key_value_heads")
+    sizes["windows"] = c.windows(sizes["layers"], c.window(4096), lambda number: number % 2 == 0)
+    spec = _gemma(c, "gemma2", sizes, rope=c.rope(sizes["head_dim"]), softcap=50.0, final=30.0)
+    return spec, llama_names(**_SANDWICH)
+
+
+def gemma3_text(c: Config) -> Found:
+    """Gemma 3 (Gemma Team 2025, arXiv:2503.19786): five layers with a window to one without; two sets of angles."""
+    sizes = sizes_of(c, head_dim=256)
+    c.size("num_key_value_heads")
+    pattern = c.take("sliding_window_pattern", c.take("_sliding_window_pattern", 6))
+    if type(pattern) is not int or pattern < 1:
+        raise NotNative(f"config.json: sliding_window_pattern = {pattern!r:.40}")
+    sizes["windows"] = c.windows(sizes["layers"], c.window(4096), lambda number: (number + 1) % pattern != 0)
+    ropes = {"full_attention": {}, "sliding_attention": {}, **(c.take("rope_parameters", None) or {})}
+    if set(ropes) != {"full_attention", "sliding_attention"}:
+        raise NotNative("config.json: rope_parameters are not those of the two kinds of layers")
+    ropes["full_attention"] = {**(ropes["full_attention"] or {}), **(c.take("rope_scaling", None) or {})}
+    theta, local_theta = c.number("rope_theta", 1e6), c.number("rope_local_base_freq", 1e4)
+    rope = c.one_rope(ropes["full_attention"], sizes["head_dim"], theta=theta)
+    local = c.one_rope(ropes["sliding_attention"] or {}, sizes["head_dim"], theta=local_theta)
+    c.take("attn_logit_softcapping", None)  # not read: queries and keys are normalised instead
+    spec = _gemma(c, "gemma3_text", sizes, rope=rope, local_rope=local, final=None, qk_norm="head")
+    return spec, llama_names(**_SANDWICH, **_QK_NORM)
+
+
+def _gemma(c: Config, family: str, sizes: dict[str, Any], *, final: float | None, **more: Any) -> Spec:
+    """What Gemma 2 and 3 have in common."""
+    c.take("hidden_act", None)  # not read
+    bias = c.flag("attention_bias", False)
+    if "softcap" in more:
+        more["softcap"] = c.optional("attn_logit_softcapping", more["softcap"])
+    return plain(
+        c,
+        family,
+        sizes,
+        tied=True,
+        activation=c.take("hidden_activation", "gelu_pytorch_tanh"),
+        qkv_bias=bias,
+        o_bias=bias,
+        norm_from_one=True,
+        embed_scale=sizes["hidden"] ** 0.5,
+        scaling=c.number("query_pre_attn_scalar", 256) ** -0.5,
+        final_softcap=c.optional("final_logit_softcapping", final),
+        **more,
+    )
+
+
+def granite(c: Config) -> Found:
+    """Granite 3 (IBM 2024): Llama with four multipliers (muP, Yang et al. 2022, arXiv:2203.03466)."""
+    bias = c.flag("attention_bias", False)
+    spec = plain(
+        c,
+        "granite",
+        sizes_of(c),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=c.flag("mlp_bias", False),
+        scaling=c.number("attention_multiplier", 1.0),
+        embed_scale=c.number("embedding_multiplier", 1.0),
+        residual_scale=c.number("residual_multiplier", 1.0),
+        logits_scale=c.number("logits_scaling", 1.0),
+    )
+    return spec, llama_names()
+
+
+def olmo(c: Config) -> Found:
+    """OLMo (Groeneveld et al. 2024, arXiv:2402.00838): layer norms without weights."""
+    bias, clip = c.flag("attention_bias", False), c.optional("clip_qkv")
+    spec = plain(
+        c, "olmo", sizes_of(c), norm="layer", norm_weight=False, eps=1e-5, qkv_bias=bias, o_bias=bias, clip_qkv=clip
+    )
+    return spec, llama_names()
+
+
+def olmo2(c: Config) -> Found:
+    """OLMo 2 (OLMo Team 2024, arXiv:2501.00656): norms after each sublayer only, and over all queries and keys."""
+    bias = c.flag("attention_bias", False)
+    spec = plain(
+        c, "olmo2", sizes_of(c), qkv_bias=bias, o_bias=bias, qk_norm="whole", eps=c.number("rms_norm_eps", 1e-5)
+    )
+    after = {"attn_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"}
+    return spec, llama_names(attn_norm=None, mlp_norm=None, **after, **_QK_NORM)
+
+
+def stablelm(c: Config) -> Found:
+    """StableLM 2 (Bellagente et al. 2024, arXiv:2402.17834)."""
+    sizes = sizes_of(c)
+    c.size("num_key_value_heads")
+    c.only("head_dim", None, sizes["hidden"] // sizes["heads"])
+    parallel, each = c.flag("use_parallel_residual", False), c.flag("qk_layernorm", False)
+    spec = plain(
+        c,
+        "stablelm",
+        sizes,
+        norm="layer",
+        norm_bias=True,
+        eps=c.number("layer_norm_eps", 1e-5),
+        rope=c.rope(sizes["head_dim"], partial=c.number("partial_rotary_factor", 0.25)),
+        qkv_bias=c.flag("use_qkv_bias", False),
+        qk_norm="each" if each else "",
+        parallel=parallel,
+    )
+    norms = {"q_norm": "self_attn.q_layernorm.norms", "k_norm": "self_attn.k_layernorm.norms"} if each else {}
+    return spec, llama_names(**({"mlp_norm": None} if parallel else {}), **norms)
+
+
+def starcoder2(c: Config) -> Found:
+    """StarCoder 2 (Lozhkov et al. 2024, arXiv:2402.19173)."""
+    sizes = sizes_of(c)
+    c.size("num_key_value_heads")
+    sizes["windows"] = (c.window(),) * sizes["layers"]
+    bias = c.flag("use_bias", True)
+    spec = plain(
+        c,
+        "starcoder2",
+        sizes,
+        tied=True,
+        norm="layer",
+        norm_bias=True,
+        eps=c.number("norm_epsilon", 1e-5),
+        activation=c.take("hidden_act", "gelu_pytorch_tanh"),
+        gated=False,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bias,
+    )
+    return spec, llama_names(gate=None, up="mlp.c_fc", down="mlp.c_proj")
+
+
+def phi(c: Config) -> Found:
+    """Phi-1 to 2 (Li et al. 2023, arXiv:2309.05463): one norm, read by attention and MLP side by side."""
+    sizes = sizes_of(c)
+    normed = c.flag("qk_layernorm", False)
+    spec = plain(
+        c,
+        "phi",
+        sizes,
+        norm="layer",
+        norm_bias=True,
+        eps=c.number("layer_norm_eps", 1e-5),
+        rope=c.rope(sizes["head_dim"], partial=c.number("partial_rotary_factor", 0.5)),
+        activation=c.take("hidden_act", "gelu_new"),
+        gated=False,
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        qk_norm="head" if normed else "",
+        parallel=True,
+        head_bias=True,
+    )
+    norms = {"q_norm": "self_attn.q_layernorm", "k_norm": "self_attn.k_layernorm"} if normed else {}
+    names = llama_names(mlp_norm=None, gate=None, o="self_attn.dense", up="mlp.fc1", down="mlp.fc2", **norms)
+    return spec, replace(names, final="final_layernorm")
+
+
+def phi3(c: Config) -> Found:
+    """Phi-3 (Abdin et al. 2024, arXiv:2404.14219): Llama with joined matrices."""
+    sizes = sizes_of(c)
+    sizes["windows"] = (c.window(),) * sizes["layers"]
+    original = c.take("original_max_position_embeddings", 4096)
+    for name in ("rope_scaling", "rope_parameters"):
+        given = c.take(name, None)
+        kind = given.get("rope_type", given.get("type")) if isinstance(given, dict) else None
+        if kind in ("su", "yarn"):  # older names of longrope
+            given = {key: value for key, value in given.items() if key not in ("type", "rope_type")}
+            c.values = {**c.values, name: {**given, "rope_type": "longrope"}}
+    c.values = {**c.values, "original_max_position_embeddings": original}
+    rope = c.rope(sizes["head_dim"], partial=c.number("partial_rotary_factor", 1.0))
+    spec = plain(c, "phi3", sizes, rope=rope, qkv="joined", joined_gate=True, eps=c.number("rms_norm_eps", 1e-5))
+    joined = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
+    return spec, llama_names(q=None, k=None, v=None, gate=None, up=None, **joined)

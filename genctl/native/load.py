@@ -1,0 +1,213 @@
+"""A checkpoint's safetensors files -> a `Decoder`. Tensors stay mapped from the files; none is copied.
+
+Which tensors a spec needs, and their shapes, is known from the headers, before torch is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from genctl.native.config import NotNative
+from genctl.native.families import spec_of
+from genctl.native.spec import Spec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from genctl.native.decoder import Decoder, LayerWeights
+
+Shape = tuple[int, ...]
+Shapes = dict[str, Shape]  # of tensors, by their names in the files
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+_NORMS = ("attn_norm", "attn_out_norm", "attn_sum_norm", "mlp_norm", "mlp_out_norm", "mlp_sum_norm")
+
+
+class Plan:
+    """What a checkpoint holds for a spec: names and shapes. Raises NotNative where its files hold something else."""
+
+    def __init__(self, config: dict[str, Any], shapes: Shapes) -> None:
+        self.spec, self.names = spec_of(config)
+        self.prefix = self.names.prefix if any(name.startswith(self.names.prefix) for name in shapes) else ""
+        self.embed = f"{self.prefix}{self.names.embed}.weight"
+        self.head = next((head for head in self.names.heads if f"{head}.weight" in shapes), "")
+        if not self.head and not self.spec.tied:
+            raise NotNative(f"the weight files lack {self.names.heads[0]}.weight")
+        wanted = dict(self._wanted())
+        self.tensors = len(wanted)
+        for name, shape in wanted.items():
+            if shapes.get(name) != shape:
+                held = "nothing" if name not in shapes else str(list(shapes[name]))
+                raise NotNative(f"the weight files hold {held} as {name}, where config.json implies {list(shape)}")
+        self.unused = sorted(
+            name for name in shapes if name not in wanted and not name.endswith(self.names.ignored or ("\0",))
+        )
+
+    def _wanted(self) -> Iterator[tuple[str, Shape]]:
+        spec, names = self.spec, self.names
+        yield self.embed, (spec.vocab, spec.width)
+        if spec.learned is not None:
+            assert spec.context is not None
+            yield f"{self.prefix}{names.positions}.weight", (spec.context + spec.learned, spec.hidden)
+        if spec.embed_norm:
+            yield from _norm(f"{self.prefix}{names.embed_norm}", spec)
+        if spec.embed_size:
+            yield f"{self.prefix}{names.project_in}.weight", (spec.hidden, spec.width)
+            yield f"{self.prefix}{names.project_out}.weight", (spec.width, spec.hidden)
+        for number in range(spec.layers):
+            begin = self.prefix + names.layer.format(number)
+            for part, theirs in names.parts.items():
+                yield from _part(part, begin + theirs, spec, transposed=names.transposed)
+        if spec.final_norm:
+            yield from _norm(f"{self.prefix}{names.final}", spec)
+        if self.head:
+            yield f"{self.head}.weight", (spec.vocab, spec.width)
+        if spec.head_bias:
+            yield f"{self.head or names.heads[0]}.bias", (spec.vocab,)
+
+
+def matrix_shape(part: str, spec: Spec) -> tuple[Shape, bool] | None:
+    """[out, in] of a part of a layer that is a matrix, and whether it has a bias; None for a norm."""
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    shapes: dict[str, tuple[Shape, bool]] = {
+        "q": ((queries, spec.hidden), spec.qkv_bias),
+        "k": ((keys, spec.hidden), spec.qkv_bias),
+        "v": ((keys, spec.hidden), spec.qkv_bias),
+        "qkv": ((queries + 2 * keys, spec.hidden), spec.qkv_bias),
+        "o": ((spec.hidden, queries), spec.o_bias),
+        "gate": ((spec.inner, spec.hidden), spec.mlp_bias),
+        "up": ((spec.inner, spec.hidden), spec.mlp_bias),
+        "gate_up": ((2 * spec.inner, spec.hidden), spec.mlp_bias),
+        "down": ((spec.hidden, spec.inner), spec.mlp_bias),
+    }
+    return shapes.get(part)
+
+
+def _part(part: str, name: str, spec: Spec, *, transposed: bool) -> Iterator[tuple[str, Shape]]:
+    found = matrix_shape(part, spec)
+    if found is not None:
+        (out, into), bias = found
+        yield f"{name}.weight", (into, out) if transposed else (out, into)
+        if bias:
+            yield f"{name}.bias", (out,)
+    elif part in _NORMS:
+        yield from _norm(name, spec)
+    else:  # q_norm, k_norm
+        heads = spec.heads if part == "q_norm" else spec.kv_heads
+        if spec.qk_norm == "each":
+            yield from ((f"{name}.{head}.weight", (spec.head_dim,)) for head in range(heads))
+        else:
+            yield from _norm(name, spec, spec.head_dim if spec.qk_norm == "head" else heads * spec.head_dim)
+
+
+def _norm(name: str, spec: Spec, size: int | None = None) -> Iterator[tuple[str, Shape]]:
+    if spec.norm_weight:
+        yield f"{name}.weight", (size or spec.hidden,)
+        if spec.norm == "layer" and spec.norm_bias:
+            yield f"{name}.bias", (size or spec.hidden,)
+
+
+def load(
+    plan: Plan,
+    files: tuple[Path, ...],
+    *,
+    dtype: torch.dtype | None = None,
+    look: Callable[[str, Tensor], object] | None = None,
+) -> Decoder:
+    """Map the files and build the decoder. `dtype` is what to compute in: None for that of the embeddings.
+
+    `look` is given each tensor by its name in the files, and may raise.
+    """
+    from safetensors import safe_open
+
+    with ExitStack() as stack:
+        held: dict[str, Any] = {}
+        for path in files:
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            held.update(dict.fromkeys(file.keys(), file))
+
+        def get(name: str) -> Tensor:
+            tensor: Tensor = held[name].get_tensor(name)
+            if look is not None:
+                look(name, tensor)
+            return tensor
+
+        return build(plan, get, dtype=dtype)
+
+
+def build(plan: Plan, get: Callable[[str], Tensor], *, dtype: torch.dtype | None = None) -> Decoder:
+    """The decoder of a plan, whose tensors `get` gives by their names in the files."""
+    from genctl.native.decoder import Decoder
+
+    embed = get(plan.embed)
+    kind = embed.dtype if dtype is None else dtype
+
+    def converted(name: str) -> Tensor:
+        return (embed if name == plan.embed else get(name)).to(kind)
+
+    return Decoder(plan.spec, _Builder(plan, converted).weights())
+
+
+class _Builder:
+    def __init__(self, plan: Plan, get: Callable[[str], Tensor]) -> None:
+        self.plan, self.get = plan, get
+        self.spec, self.names, self.prefix = plan.spec, plan.names, plan.prefix
+
+    def weights(self) -> Any:
+        from genctl.native.decoder import Weights, same
+        from genctl.native.linear import Linear
+
+        spec, names, prefix, get = self.spec, self.names, self.prefix, self.get
+        embed = get(self.plan.embed)
+        head = get(f"{self.plan.head}.weight") if self.plan.head else embed
+        bias = get(f"{self.plan.head or names.heads[0]}.bias") if spec.head_bias else None
+        layers = [self.layer(prefix + names.layer.format(number)) for number in range(spec.layers)]
+        return Weights(
+            embed,
+            layers,
+            Linear(head, bias),
+            self.norm(prefix + names.final) if spec.final_norm else same,
+            get(f"{prefix}{names.positions}.weight") if spec.learned is not None else None,
+            self.norm(prefix + names.embed_norm) if spec.embed_norm else same,
+            Linear(get(f"{prefix}{names.project_in}.weight")) if spec.embed_size else same,
+            Linear(get(f"{prefix}{names.project_out}.weight")) if spec.embed_size else same,
+        )
+
+    def layer(self, begin: str) -> LayerWeights:
+        from genctl.native.decoder import LayerNorm, LayerWeights
+        from genctl.native.linear import Linear
+
+        parts: dict[str, Any] = {}
+        for part, theirs in self.names.parts.items():
+            name = begin + theirs
+            found = matrix_shape(part, self.spec)
+            if found is not None:
+                weight = self.get(f"{name}.weight")
+                weight = weight.t() if self.names.transposed else weight
+                parts[part] = Linear(weight, self.get(f"{name}.bias") if found[1] else None)
+            elif part not in _NORMS and self.spec.qk_norm == "each":
+                parts[part] = LayerNorm(self._heads(name, part), None, self.spec.eps)
+            else:
+                parts[part] = self.norm(name)
+        return LayerWeights(**parts)
+
+    def _heads(self, name: str, part: str) -> Tensor:
+        import torch
+
+        heads = self.spec.heads if part == "q_norm" else self.spec.kv_heads
+        return torch.stack([self.get(f"{name}.{head}.weight") for head in range(heads)])
+
+    def norm(self, name: str) -> Any:
+        from genctl.native.decoder import LayerNorm, RMSNorm
+
+        spec = self.spec
+        weight = self.get(f"{name}.weight") if spec.norm_weight else None
+        if spec.norm == "rms":
+            assert weight is not None
+            return RMSNorm(weight, spec.eps, from_one=spec.norm_from_one)
+        bias = self.get(f"{name}.bias") if spec.norm_bias and spec.norm_weight else None
+        return LayerNorm(weight, bias, spec.eps)

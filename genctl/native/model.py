@@ -1,0 +1,99 @@
+"""A native decoder with what its checkpoint says of itself: the part of transformers' models that genctl asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genctl.native.decoder import Decoder
+from genctl.native.spec import Spec
+
+
+class NativeConfig:
+    """config.json's fields as attributes; the sizes that several families name differently under their usual names."""
+
+    is_encoder_decoder = False
+
+    def __init__(self, fields: dict[str, Any], spec: Spec) -> None:
+        self.__dict__.update(fields)
+        self.model_type: str = spec.family
+        self.vocab_size, self.hidden_size, self.num_hidden_layers = spec.vocab, spec.hidden, spec.layers
+        self.num_attention_heads, self.num_key_value_heads, self.head_dim = spec.heads, spec.kv_heads, spec.head_dim
+        self.tie_word_embeddings = spec.tied
+        if spec.context is not None:
+            self.max_position_embeddings = spec.context
+
+    def get_text_config(self, decoder: bool = False) -> NativeConfig:
+        """Itself: there is no other part."""
+        return self
+
+
+class SpecialTokens:
+    """Which ids end, pad and begin a text: generation_config.json's word, or without that file config.json's."""
+
+    def __init__(self, config: dict[str, Any], generation: dict[str, Any] | None) -> None:
+        told = config if generation is None else generation
+        self.eos_token_id: int | list[int] | None = told.get("eos_token_id")
+        self.pad_token_id: int | None = told.get("pad_token_id")
+        self.bos_token_id: int | None = told.get("bos_token_id")
+        self.decoder_start_token_id: int | None = told.get("decoder_start_token_id")
+
+
+class NativeModel:
+    """A decoder, its configuration, its special tokens."""
+
+    def __init__(self, decoder: Decoder, config: NativeConfig, special: SpecialTokens, name: str = "") -> None:
+        self.decoder = decoder
+        self.config = config
+        self.generation_config = special
+        self.name = name or f"a native {decoder.spec.family} model"
+
+    @property
+    def spec(self) -> Spec:
+        return self.decoder.spec
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor once, with a name of ours."""
+        weights = self.decoder.weights
+        seen: set[int] = set()
+        parts: list[tuple[str, Any]] = [
+            ("embed", weights.embed),
+            ("positions", weights.positions),
+            ("embed_norm", weights.embed_norm),
+            ("project_in", weights.project_in),
+            ("project_out", weights.project_out),
+            ("final_norm", weights.final_norm),
+            ("head", weights.head),
+        ]
+        parts += [
+            (f"layers.{n}.{name}", part) for n, layer in enumerate(weights.layers) for name, part in vars(layer).items()
+        ]
+        for name, part in parts:
+            for end, tensor in (
+                ("", part),
+                (".weight", getattr(part, "weight", None)),
+                (".bias", getattr(part, "bias", None)),
+            ):
+                if isinstance(tensor, Tensor) and tensor.data_ptr() not in seen:
+                    seen.add(tensor.data_ptr())
+                    yield name + end, tensor
+
+    def get_input_embeddings(self) -> Any:
+        """Something whose `weight` are the embeddings, [V, E]."""
+        return SimpleNamespace(weight=self.decoder.weights.embed)
+
+    def bytes(self) -> int:
+        """What all tensors take, tied ones counted once."""
+        return sum(tensor.nbytes for _, tensor in self.named_tensors())

@@ -1,0 +1,34 @@
+"""What the tensors of a family are called in a checkpoint's files, and what a family's function returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from genctl.native.config import NotNative
+from genctl.native.spec import Spec
+
+
+@dataclass(frozen=True)
+class Names:
+    """The tensors of a family, without `.weight` and `.bias`."""
+
+    prefix: str  # of everything but the head; a checkpoint of the bare decoder is without it
+    embed: str
+    layer: str  # with {} for the number
+    parts: dict[str, str]  # our name for a part of a layer -> theirs (see `load.LAYER_PARTS`)
+    final: str
+    heads: tuple[str, ...] = ("lm_head",)  # what the head may be called
+    positions: str = ""
+    embed_norm: str = ""
+    project_in: str = ""
+    project_out: str = ""
+    transposed: bool = False  # matrices of the layers are [in, out]
+    ignored: tuple[str, ...] = ()  # endings of tensors that are there but mean nothing
+
+
+Found = tuple[Spec, Names]
+
+
+def whole_heads(hidden: int, heads: int) -> None:
+    if hidden % heads:
+        raise NotNative(f"{heads} heads do not divide {hidden} features")

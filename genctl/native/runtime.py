@@ -1,0 +1,150 @@
+"""A native model as the loop sees it (see `decode.runtime`): reading prompts, one step for many rows, its caches."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genctl.decode import cache as caches
+from genctl.decode.prefill import Reader
+from genctl.decode.runtime import ModelRuntime, Output, Passed
+from genctl.decode.sources import Sources
+from genctl.decode.types import Prefix, Source
+from genctl.errors import ModelError
+from genctl.native.decoder import Decoder
+from genctl.native.model import NativeModel
+
+
+def runtime_of(model: Any, *, compile: bool = False, record: bool = True) -> ModelRuntime:
+    """A loaded model as the loop sees it. `compile` and `record` concern transformers' models alone."""
+    if isinstance(model, NativeModel):
+        return NativeRuntime(model)
+    from genctl.decode.forward import Forward
+
+    return Forward(model, compile=compile, record=record)
+
+
+class NativeRuntime(Reader):
+    """A native decoder. `forwards` counts its passes."""
+
+    kind = "native"
+    is_encoder_decoder = False
+    supports_cache = reads_together = savable = True
+    together = pads = pads_sources = pads_behind = True
+    bound = math.inf
+    compiled = None
+
+    def __init__(self, model: NativeModel) -> None:
+        self.model = model
+        self.decoder = model.decoder
+        self.config = model.config
+        self.device, self.dtype, self.name = model.device, model.dtype, model.name
+        self.forwards = 0
+        self.watch: Callable[[Passed], None] | None = None
+        self.findings: list[str] = []
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the output distribution."""
+        return self.model.spec.vocab
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """The ids that end a text, as the checkpoint says."""
+        eos = self.model.generation_config.eos_token_id
+        return (eos,) if isinstance(eos, int) else tuple(eos or ())
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]:
+        """[..., H] -> logits [..., V]."""
+        return self.decoder.weights.head
+
+    @property
+    def recurrent(self) -> bool:
+        """Every layer keeps every token, or the newest of them."""
+        return False
+
+    def first_layers(self, count: int) -> NativeRuntime:
+        """The same model without the layers after `count`. It shares the weights."""
+        spec, weights = self.decoder.spec, self.decoder.weights
+        spec = replace(spec, layers=count, windows=spec.windows[:count])
+        part = Decoder(spec, replace(weights, layers=weights.layers[:count]))
+        config = copy.copy(self.config)
+        config.num_hidden_layers = count
+        return NativeRuntime(NativeModel(part, config, self.model.generation_config, self.model.name))
+
+    # -- caches --------------------------------------------------------------------------------------------------------
+
+    def new_cache(self, *, room: int = 0, whole: bool = False) -> caches.LayerCache:
+        """An empty cache with `room` for columns after the prefill; a `whole` one keeps what windows would drop."""
+        windows = self.model.spec.windows
+        return caches.LayerCache([None] * len(windows) if whole else windows, room)
+
+    def kept(self, cache: Any) -> Any:
+        """The cache as it is."""
+        return cache
+
+    def shares(self, prefix: Prefix) -> bool:
+        """Whether rows that continue a prompt may share its keys and values: not where scores are changed by hand."""
+        spec = self.model.spec
+        return self.device.type == "cpu" and spec.softcap is None and not spec.alibi
+
+    def groups(self, prefix: Prefix) -> bool:
+        """There is no encoder."""
+        return False
+
+    def encode(self, ids: Sequence[int]) -> Source:
+        """There is no encoder."""
+        raise ModelError(f"{self.name} has no encoder")
+
+    def wants_history(self, before: int) -> bool:
+        """A step needs the new tokens only."""
+        return False
+
+    def draft_room(self, length: int) -> float:
+        """Positions are those of a token's place, whatever follows."""
+        return math.inf
+
+    def in_one_piece(self, length: int) -> bool:
+        """Whether the angles of a text's positions depend on where it is cut (see `rope`)."""
+        rope = self.model.spec.rope
+        return rope is not None and rope.depends_on_length and length > (rope.original or rope.context)
+
+    # -- the pass ------------------------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        feed: Tensor,
+        cache: Any,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        sources: Sources | None = None,
+        first: bool = False,
+        keep: int = 0,
+        hidden: bool = False,
+        ahead: int | None = None,
+        history: Tensor | None = None,
+    ) -> Output:
+        """One pass, as `decode.runtime.ModelRuntime` says."""
+        past = 0 if cache is None else caches.length_of(cache)
+        if positions is None:
+            positions = torch.arange(past, past + feed.shape[1], device=feed.device)[None]
+        states: list[Tensor] | None = [] if hidden else None
+        layers = None if cache is None else cache.layers
+        logits = self.decoder(feed, positions, layers, mask=mask, past=past, keep=keep, states=states)
+        self.forwards += 1
+        if self.watch is not None:
+            inputs = {"input_ids": feed, "attention_mask": mask}
+            if not self.model.spec.alibi:  # the mask says it all
+                inputs["position_ids"] = positions
+            self.watch(Passed(inputs, cache, past, first))
+        if states is None:
+            return Output(logits.float(), cache)
+        return Output(logits.float(), cache, states[-1], tuple(states))

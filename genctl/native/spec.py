@@ -1,0 +1,106 @@
+"""What makes one decoder family differ from another, as values. No torch.
+
+`families` fills these from a checkpoint's config.json; `decoder` computes what they say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions (Su et al. 2021, arXiv:2104.09864): pairs of features turn by an angle that grows with position.
+
+    `kind` says how the angles are stretched for contexts longer than those of the training.
+    """
+
+    size: int  # features of a head that turn, the first ones; the rest stay
+    theta: float = 10000.0
+    interleaved: bool = False  # pairs are neighbours (GPT-J), not features half a head apart
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    attention_factor: float = 1.0  # cosines and sines are multiplied by it (yarn, longrope)
+    context: int = 0  # tokens of the training: dynamic
+    original: int = 0  # tokens of the training before it was extended: yarn, longrope, llama3
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()  # longrope, one for each pair
+    long_factor: tuple[float, ...] = ()
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the angle of a position depends on how long the text is."""
+        return self.kind in ("dynamic", "longrope")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One decoder. Sizes are counted in features unless something else is said."""
+
+    family: str
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int  # heads that keys and values have: fewer than `heads` where several query heads share one
+    head_dim: int
+    inner: int  # width of the MLP
+    context: int | None = None  # most tokens; None where nothing bounds them
+
+    # -- norms ---------------------------------------------------------------------------------------------------------
+    norm: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-6
+    norm_bias: bool = False  # layer norm: whether it has a bias
+    norm_weight: bool = True  # False: it only normalises (OLMo)
+    norm_from_one: bool = False  # the stored weight is the distance from 1 (Gemma)
+
+    # -- positions: one of these ---------------------------------------------------------------------------------------
+    rope: Rope | None = None
+    local_rope: Rope | None = None  # of the layers with a window, where they have their own (Gemma 3)
+    learned: int | None = None  # a table of positions, which begins this many rows late (OPT: 2)
+    alibi: Literal["", "bloom", "falcon"] = ""  # a bias that grows with the distance; Falcon rounds it to bfloat16
+
+    # -- attention -----------------------------------------------------------------------------------------------------
+    scaling: float = 1.0  # of the scores
+    scaling_by_layer: bool = False  # divided by the number of the layer, from 1 (GPT-2's option)
+    qkv: Literal["split", "joined", "grouped"] = "split"  # three matrices; one; one with q, k, v of each group in turn
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: Literal["", "head", "each", "whole"] = (
+        ""  # one norm for all heads; one for each head; over all heads at once
+    )
+    windows: tuple[int | None, ...] = ()  # for each layer, how many tokens it sees, itself included; None: all
+    softcap: float | None = None  # scores are bent below it: cap * tanh(score / cap) (Gemma 2)
+    clip_qkv: float | None = None  # queries, keys and values are cut off at it (OLMo)
+
+    # -- MLP -----------------------------------------------------------------------------------------------------------
+    activation: str = "silu"
+    gated: bool = True  # act(gate(x)) * up(x), else act(up(x))
+    joined_gate: bool = False  # gate and up are one matrix (Phi-3)
+    mlp_bias: bool = False
+
+    # -- the residual stream -------------------------------------------------------------------------------------------
+    parallel: bool = False  # attention and MLP read the same x (GPT-J, GPT-NeoX, Falcon)
+    residual_scale: float = 1.0  # what a sublayer adds is multiplied by it (Granite)
+    embed_scale: float = 1.0  # Gemma: sqrt(hidden)
+    embed_norm: bool = False  # BLOOM
+    embed_size: int = 0  # OPT-350m: embeddings are narrower, and projected; 0: as wide as `hidden`
+
+    # -- the head ------------------------------------------------------------------------------------------------------
+    tied: bool = False  # the head's matrix is the embeddings'
+    head_bias: bool = False
+    final_norm: bool = True
+    logits_scale: float = 1.0  # logits are divided by it (Granite)
+    final_softcap: float | None = None  # logits are bent below it (Gemma 2)
+
+    @property
+    def width(self) -> int:
+        """Features of the embeddings and of what the head reads."""
+        return self.embed_size or self.hidden

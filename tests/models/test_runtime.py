@@ -1,0 +1,143 @@
+"""Who computes a checkpoint: the native runtime for what it knows, transformers' classes for the rest; and which."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from genctl.errors import ModelError, UsageError
+from genctl.models import hub
+from genctl.native.model import NativeModel
+from genctl.params import Runtime
+from tests.tiny import checkpoint, tiny, tokenizer
+
+
+def native(folder: Path, *, trust: bool = False, **options: Any) -> bool:
+    loaded = hub.load(Runtime(model=str(folder), **options), trust_remote_code=trust)
+    assert loaded.runtime.startswith("native (" if isinstance(loaded.model, NativeModel) else "transformers (")
+    return isinstance(loaded.model, NativeModel)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+def test_auto_takes_what_is_known_and_equal(llama: Path, tmp_path: Path) -> None:
+    assert native(llama)
+    assert native(llama, pack=False)
+    assert native(llama, device="cpu", dtype="float32")
+    assert not native(llama, dtype="bfloat16")
+    assert not native(llama, trust=True)
+    assert not native(llama, runtime="transformers")
+    assert native(llama, dtype="bfloat16", runtime="native")
+    assert not native(checkpoint("mixtral", tmp_path))
+
+
+def changed(folder: Path, **fields: Any) -> Path:
+    checkpoint("llama", folder)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, **fields}))
+    return folder
+
+
+def test_a_field_that_is_not_known_is_transformers(tmp_path: Path) -> None:
+    folder = changed(tmp_path, attention_twice=True)
+    assert not native(folder)
+    with pytest.raises(ModelError, match=r"--runtime native: config\.json: attention_twice"):
+        native(folder, runtime="native")
+
+
+def test_native_and_what_only_transformers_does_contradict_each_other(llama: Path) -> None:
+    for options in ({"quantize": "int8"}, {"compile": True}, {"device_map": "auto"}):
+        with pytest.raises(UsageError, match="--runtime native"):
+            native(llama, runtime="native", **options)
+
+
+def test_damaged_weights_are_named_as_they_are_in_the_file(tmp_path: Path) -> None:
+    model = tiny("llama", seed=71)
+    model.model.layers[1].mlp.up_proj.weight.data[0, 0] = torch.nan
+    model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"tensor model\.layers\.1\.mlp\.up_proj\.weight holds 1 NaN"):
+        native(tmp_path)
+
+
+def test_special_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+    folder = checkpoint("gpt2", tmp_path, eos=[2, 5])
+    ours = hub.load(Runtime(model=str(folder))).model.generation_config
+    theirs = hub.load(Runtime(model=str(folder), runtime="transformers")).model.generation_config
+    for name in ("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id"):
+        assert getattr(ours, name) == getattr(theirs, name)
+
+
+RUN = (
+    "import sys; from genctl.cli.app import run; status = run(sys.argv[1:]);"
+    "found = sorted(name for name in sys.modules if name.split('.')[0] == 'transformers');"
+    "print(found[:3], file=sys.stderr); sys.exit(status or bool(found))"
+)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--num-beams", "3"],
+        ["--do-sample", "--top-p", "0.9", "--min-p", "0.01", "--repetition-penalty", "1.2", "--seed", "1"],
+        ["--penalty-alpha", "0.6", "--top-k", "4"],
+        ["--chat"],
+        ["--cache", "quantized", "--stop-strings", "the"],
+        ["--prompt-lookup-num-tokens", "3"],
+    ],
+    ids=lambda options: " ".join(options[:2]) or "greedy",
+)
+def test_a_native_run_imports_no_transformers(options: list[str]) -> None:
+    arguments = ["run", "-m", "builtin:stories", "-n", "6", "Once upon a time", *options]
+    done = subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_a_local_folder_imports_no_transformers_either(llama: Path) -> None:
+    arguments = ["run", "-m", str(llama), "-n", "6", "the cat"]
+    done = subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "genctl", "run", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+
+def test_the_check_names_the_largest_difference() -> None:
+    done = run("Once upon a time", "-n", "2", "--check-runtime")
+    assert done.returncode == 0, done.stderr
+    assert "check: largest difference of logits to transformers: " in done.stderr
+    assert "prompt of 5 tokens and 16 steps" in done.stderr
+    done = run("Once upon a time", "-n", "2", "--check-runtime", "--runtime", "transformers")
+    assert done.returncode == 2
+    assert "--check-runtime compares the native runtime" in done.stderr
+
+
+def test_a_native_run_may_need_transformers_later(llama: Path, tmp_path: Path) -> None:
+    done = run("Once upon a time", "-n", "4", "--do-sample", "--typical-p", "0.9")
+    assert done.returncode == 0, done.stderr
+    assistant = checkpoint("mixtral", tmp_path)
+    done = run("the cat", "-m", str(llama), "--assistant-model", str(assistant), "-n", "4", "-v")
+    assert done.returncode == 0, done.stderr
+    assert "note: runtime: native (llama)" in done.stderr
+
+
+def test_events_say_who_computed(llama: Path, tmp_path: Path) -> None:
+    for runtime in ("native", "transformers"):
+        events = tmp_path / f"{runtime}.jsonl"
+        done = run("the cat", "-m", str(llama), "-n", "2", "--runtime", runtime, "--events", str(events))
+        assert done.returncode == 0, done.stderr
+        told: list[dict[str, Any]] = [json.loads(line) for line in events.read_text().splitlines()]
+        assert any(f'"runtime": "{runtime}"' in json.dumps(event) for event in told)

@@ -1,0 +1,94 @@
+"""What is not known is not native: a field, a kind of rope, a tensor that is missing or has another shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from genctl.native.config import NotNative
+from genctl.native.families import spec_of
+from genctl.native.load import Plan
+from tests.native.variations import VARIATIONS, model
+
+
+def config(name: str = "llama", **changes: Any) -> dict[str, Any]:
+    made = {key: value for key, value in model(name).config.to_dict().items() if value is not None}
+    return {**made, **changes}
+
+
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_every_variation_is_known(name: str) -> None:
+    spec, _ = spec_of(config(name))
+    assert spec.family == VARIATIONS[name][0]
+
+
+@pytest.mark.parametrize("name", sorted({family for family, _ in VARIATIONS.values()}))
+def test_a_field_that_nobody_knows_is_named(name: str) -> None:
+    with pytest.raises(NotNative, match="attend_twice = True"):
+        spec_of(config(name, attend_twice=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "word"),
+    [
+        ("llama", {"model_type": "mamba"}, "mamba"),
+        ("llama", {"model_type": ["llama"]}, "llama"),
+        ("llama", {"hidden_act": "xielu"}, "xielu"),
+        ("llama", {"hidden_act": ["silu"]}, "silu"),
+        ("llama", {"rope_parameters": {"rope_type": "proportional"}}, "proportional"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": "four"}}, "factor"),
+        ("llama", {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2]}}, "mrope_section"),
+        ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "4 of 8"),
+        ("llama", {"rope_parameters": [1]}, "rope_parameters"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
+        ("llama", {"num_key_value_heads": 3}, "3"),
+        ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ("llama", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types"),
+        ("qwen2", {"layer_types": ["linear_attention"] * 2}, "layer_types"),
+        ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "sliding_window"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": "many", "layer_types": None}, "another type"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "another type"),
+        ("gpt2", {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection"),
+        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn"),
+        ("gptj", {"rotary_dim": 5}, "rotary_dim"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_with_its_name(name: str, changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(NotNative, match=word):
+        spec_of(config(name, **changes))
+
+
+def shapes(name: str) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(tensor.shape) for key, tensor in model(name).state_dict().items()}
+
+
+def test_a_bare_decoder_has_no_prefix() -> None:
+    bare = {key.removeprefix("transformer."): shape for key, shape in shapes("gpt2, tied").items()}
+    assert Plan(config("gpt2, tied"), bare).prefix == ""
+
+
+def test_a_missing_tensor_and_another_shape_are_named() -> None:
+    held = shapes("llama")
+    name = "model.layers.1.mlp.up_proj.weight"
+    with pytest.raises(NotNative, match=name):
+        Plan(config(), {key: shape for key, shape in held.items() if key != name})
+    with pytest.raises(NotNative, match=r"\[1, 2\]"):
+        Plan(config(), {**held, name: (1, 2)})
+
+
+def test_a_head_of_its_own_is_read_even_where_it_could_be_tied() -> None:
+    assert Plan(config("llama", tie_word_embeddings=True), shapes("llama")).head == "lm_head"
+    without = {key: shape for key, shape in shapes("llama").items() if not key.startswith("lm_head")}
+    assert Plan(config("llama", tie_word_embeddings=True), without).head == ""
+    with pytest.raises(NotNative, match="lm_head"):
+        Plan(config("llama"), without)
+
+
+def test_tensors_that_are_not_used_are_told() -> None:
+    held = {**shapes("gpt2"), "transformer.h.0.attn.bias": (1,), "transformer.h.0.extra": (1,)}
+    assert Plan(config("gpt2"), held).unused == ["transformer.h.0.extra"]
