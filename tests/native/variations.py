@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.tiny import BOS, CONTEXT, EOS, HEADS, HIDDEN, INNER, LAYERS, PAD, VOCABULARY, WINDOW, _sharpen
+from tests.tiny import BOS, CONTEXT, EOS, HEADS, HIDDEN, INNER, LAYERS, PAD, VOCABULARY, WINDOW, sharpen
 
 _IDS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
 _BASE = {
@@ -224,7 +224,7 @@ def made(family: str, changes: str, seed: int = 0) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = getattr(transformers, _CLASSES.get(stem, f"{stem}ForCausalLM"))(config)
-        _sharpen(model)
+        sharpen(model)
         for name, weight in model.named_parameters():
             if weight.ndim < 2 and weight.requires_grad:  # norms and biases that are not what they begin as
                 weight.data += torch.randn_like(weight) * 0.1
