@@ -180,7 +180,8 @@ def test_where_it_cannot_be_done_the_import_is_a_whole_one(tmp_path: Path) -> No
         "lean._DYNAMO, before = 'torch._dynamo', lean._unmarked\n"
         "def broken(*_, **__): raise RuntimeError('a torch that does not bear it')\n"
         "lean._unmarked = broken\n"
-        "told = [type(hub.load(Runtime(model=sys.argv[1], runtime='transformers')).model).__name__, 'torch._dynamo' in sys.modules]",
+        "model = hub.load(Runtime(model=sys.argv[1], runtime='transformers')).model\n"
+        "told = [type(model).__name__, 'torch._dynamo' in sys.modules]",
         str(checkpoint("llama", tmp_path)),
     )
     assert told == ["LlamaForCausalLM", True]
