@@ -34,7 +34,7 @@ class Model:
 
     @property
     def model(self) -> Any:
-        """The transformers model."""
+        """The model that computes: `genctl.native`'s, or transformers' where it does (`runtime="transformers"`)."""
         return self._session.loaded.model
 
     def stream(

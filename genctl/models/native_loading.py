@@ -36,13 +36,21 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
     try:
         _options(runtime, trust_remote_code)
         made = _plan(checkpoint)
-        if runtime.runtime == "auto" and dtype_of(runtime, checkpoint) != "float32":
-            raise NotNative(f"{dtype_of(runtime, checkpoint)} weights run faster there")
+        if runtime.runtime == "auto":
+            _proved(made, dtype_of(runtime, checkpoint))
     except NotNative as reason:
         if runtime.runtime == "native":
             raise ModelError(f"--runtime native: {reason}", hint="--runtime auto falls back to transformers") from None
         return None, str(reason)
     return made, ""
+
+
+def _proved(made: Plan, dtype: str) -> None:
+    """Raises NotNative for what the native runtime computes, but `auto` does not choose it for."""
+    if dtype != "float32":
+        raise NotNative(f"{dtype} weights run faster there")
+    if made.spec.family == "falcon" and 1 < made.spec.kv_heads < made.spec.heads:
+        raise NotNative("its cache has a head for each query there, and what is planned and saved follows that")
 
 
 def _options(runtime: Runtime, trust_remote_code: bool) -> None:

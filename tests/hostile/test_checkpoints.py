@@ -227,7 +227,10 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "an end that the model does not have": (edit(GENERATION, eos_token_id=300), "eos_token_id is 300, but"),
     "an end below zero": (edit(GENERATION, eos_token_id=[-5]), "eos_token_id is -5, but"),
     "words of ids that nobody has": (edit(GENERATION, bad_words_ids=[[-1]]), "-1 is not one of the 300 ids"),
-    "a watermark of nobody": (edit(GENERATION, watermarking_config={"keys": [BIG]}), "cannot be loaded"),
+    "a watermark of nobody": (
+        edit(GENERATION, watermarking_config={"keys": [BIG]}),
+        "watermarking_config|cannot be loaded",
+    ),
     "an end that is a word": (edit(GENERATION, eos_token_id="end"), "eos_token_id is 'end'|cannot be loaded"),
     # -- tokenizer ---------------------------------------------------------------------------------------------------
     "no tokenizer": (all_of(remove(TOKENIZER), remove(TOKENIZER_CONFIG)), "has no tokenizer"),

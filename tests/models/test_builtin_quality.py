@@ -18,7 +18,7 @@ OPENINGS = ("Once upon a time", "One day", "The little fox", "Mia was", "In a sm
 
 @pytest.fixture(scope="module")
 def stories() -> genctl.Model:
-    return genctl.load("builtin:stories")
+    return genctl.load("builtin:stories", runtime="transformers")
 
 
 @pytest.fixture(scope="module")
