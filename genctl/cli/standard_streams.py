@@ -10,11 +10,12 @@ from __future__ import annotations
 import io
 import os
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TextIO
+    from collections.abc import Iterator
+    from typing import TextIO
 
 
 def mend() -> None:
@@ -53,16 +54,37 @@ def _fill(descriptor: int, mode: int) -> None:
 def _diagnostics(before: TextIO | None) -> TextIO:
     """Standard error on which a write never fails: who closed it, or has no room for it, wants results all the same."""
     encoding = "utf-8" if before is None else before.encoding
-    return io.TextIOWrapper(
-        io.BufferedWriter(_Lossy(2, "w", closefd=False)), encoding, "backslashreplace", line_buffering=True
-    )
+    raw = io.FileIO(2, "w", closefd=False)
+    return _Diagnostics(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True)
 
 
-class _Lossy(io.FileIO):
-    def write(self, data: Any, /) -> int:
-        size = memoryview(data).nbytes
-        try:
-            written = super().write(data)
-        except OSError:
-            return size
-        return size if written is None else written  # None: a pipe that must not be waited for is full
+class _Diagnostics(io.TextIOWrapper):
+    """Where one write fails, this one and those that follow go nowhere.
+
+    Failures are caught up here and not in the raw stream: a signal that is answered between its write and its return
+    would have the buffer write the same once more.
+    """
+
+    def write(self, text: str, /) -> int:
+        """Write, or do not."""
+        with _unheard():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or do not."""
+        with _unheard():
+            super().flush()
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    try:
+        yield
+    except BlockingIOError:  # a full pipe that must not be waited for: what fits into the buffer is written later
+        pass
+    except OSError:
+        with suppress(OSError):
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, 2)
+            os.close(devnull)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from genctl.decode.forward import Forward
+from tests.cli.tool import genctl
 from tests.zoo import recipes
 from tests.zoo.__main__ import table
 from tests.zoo.compare import CASES, PROMPTS, compare, quiet
@@ -95,3 +96,10 @@ def test_every_type_in_the_tables_of_transformers_is_known() -> None:
     assert {*recipes.NOT_TEXT} <= NAMED
     assert {*REFUSED, *KNOWN_DIFFERENT} <= {*recipes.NAMES}
     assert not {*REFUSED} & {*KNOWN_DIFFERENT}
+
+
+def test_verbose_says_what_was_found_out_about_an_architecture(tmp_path: Path) -> None:
+    recipes.make("causal/bart", tmp_path)
+    arguments = ("run", "-m", str(tmp_path), "-n", "3", "the cat sat", "once upon a time there was a girl")
+    assert "note: padding changes what BartForCausalLM says" in genctl(*arguments, "-v").err
+    assert "padding" not in genctl(*arguments).err
