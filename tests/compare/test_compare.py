@@ -11,7 +11,7 @@ import pytest
 
 from genctl.cli.interrupt import Interrupt
 from genctl.decode.forward import Forward
-from genctl.decode.runtime import ModelRuntime
+from genctl.native.runtime import NativeRuntime
 from tests.cli.tool import genctl
 
 FIVE: dict[str, dict[str, Any]] = {
@@ -40,19 +40,18 @@ def sets(knobs: dict[str, Any]) -> list[str]:
 def passes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often the model was asked, and how often it was given a prompt."""
     counted = {"forwards": 0, "prefills": 0}
-    call, prefill = Forward.__call__, Forward.prefill
-
-    def counting_call(self: ModelRuntime, *args: Any, **given: Any) -> Any:
-        counted["forwards"] += 1
-        return call(self, *args, **given)
-
-    def counting_prefill(self: ModelRuntime, *args: Any, **given: Any) -> Any:
-        counted["prefills"] += 1
-        return prefill(self, *args, **given)
-
-    monkeypatch.setattr(Forward, "__call__", counting_call)
-    monkeypatch.setattr(Forward, "prefill", counting_prefill)
+    for kind in (Forward, NativeRuntime):
+        for method, name in (("__call__", "forwards"), ("prefill", "prefills")):
+            monkeypatch.setattr(kind, method, _counting(getattr(kind, method), counted, name))
     return counted
+
+
+def _counting(method: Any, counted: dict[str, int], name: str) -> Any:
+    def call(self: Any, *args: Any, **given: Any) -> Any:
+        counted[name] += 1
+        return method(self, *args, **given)
+
+    return call
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
@@ -430,14 +429,14 @@ def test_a_shortage_of_memory_is_said_and_changes_nothing_else(gpt2: Path, monke
         "jsonl",
     )
     wanted = genctl(*arguments)
-    call = Forward.__call__
+    call = NativeRuntime.__call__
 
-    def small(self: ModelRuntime, feed: Any, cache: Any, **given: Any) -> Any:
+    def small(self: NativeRuntime, feed: Any, cache: Any, **given: Any) -> Any:
         if len(feed) > 4:
             raise MemoryError
         return call(self, feed, cache, **given)
 
-    monkeypatch.setattr(Forward, "__call__", small)
+    monkeypatch.setattr(NativeRuntime, "__call__", small)
     done = genctl(*arguments)
     assert done.status == 0
     assert "note: not enough memory for 6 lanes at once, going on with 3\n" in done.err

@@ -29,7 +29,7 @@ def measured(session: Session, *prompts: str, steps: int = STEPS, **knobs: Any) 
 
 
 def open_folder(folder: Path) -> Session:
-    return Session.load(Runtime(model=str(folder)))
+    return Session.load(Runtime(model=str(folder), runtime="transformers"))  # whose modules have hooks
 
 
 class Hooks:
@@ -237,3 +237,14 @@ def test_half_precision_halves_the_bytes(tmp_path: Path) -> None:
     half = measured(Session.load(Runtime(model=str(folder), dtype="bfloat16")), PROMPT).passes[-1]
     assert {layer["dtype"] for layer in half["layers"]} == {"bfloat16"}
     assert half["total_bytes"] * 2 == full["total_bytes"]
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "mistral", "gemma2", "llama", "bloom", "falcon", "gptj"])
+def test_a_native_cache_is_told_as_that_of_transformers(arch: str, tmp_path: Path) -> None:
+    folder = str(checkpoint(arch, tmp_path))
+    for knobs in ({}, {"num_beams": 3}, {"cache_implementation": "static"}, {"cache_implementation": "quantized"}):
+        both = [
+            measured(Session.load(Runtime(model=folder, runtime=kind)), PROMPT, PROMPT * 3, **knobs)
+            for kind in ("native", "transformers")
+        ]
+        assert both[0].passes == both[1].passes
