@@ -341,8 +341,8 @@ class Runtime:
         False, "run the steps through torch.compile, and as CUDA graphs on a GPU: worth it for long runs there", MODEL
     )
     runtime: Literal["auto", "native", "transformers"] = knob(
-        "auto",
-        "who computes: genctl's own forward pass where it knows the architecture, or transformers' classes",
+        "transformers",
+        "who computes: transformers' classes, or genctl's own forward pass, with auto where it knows the checkpoint",
         MODEL,
     )
     seed: Annotated[int, Ge(0), Lt(2**64)] | None = knob(

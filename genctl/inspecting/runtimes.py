@@ -42,7 +42,8 @@ def compare(session: Session, request: Request, *, steps: int = STEPS) -> Compar
     ours = session.forward
     if ours.kind != "native":
         raise UsageError(
-            f"--check-runtime compares the native runtime with transformers' classes, which run {ours.name}"
+            f"--check-runtime compares the native runtime with transformers' classes, which run {ours.name}",
+            hint="add --runtime auto",
         )
     lane = session.planner.plan(request, Report()).lane
     runtime = replace(session.planner.runtime, runtime="transformers", pack=False)

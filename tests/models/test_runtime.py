@@ -19,9 +19,15 @@ from tests.tiny import checkpoint, tiny, tokenizer
 
 
 def native(folder: Path, *, trust: bool = False, **options: Any) -> bool:
-    loaded = hub.load(Runtime(model=str(folder), **options), trust_remote_code=trust)
+    loaded = hub.load(Runtime(**{"model": str(folder), "runtime": "auto", **options}), trust_remote_code=trust)
     assert loaded.runtime.startswith("native (" if isinstance(loaded.model, NativeModel) else "transformers (")
     return isinstance(loaded.model, NativeModel)
+
+
+@pytest.fixture(autouse=True)
+def auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is run here runs natively where it can."""
+    monkeypatch.setenv("GENCTL_RUNTIME", "auto")
 
 
 @pytest.fixture(scope="module")
