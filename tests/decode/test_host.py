@@ -41,7 +41,9 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def case() -> Case:
-    return Case("gpt2")
+    made = Case("gpt2")
+    made.forward = Forward(made.model)  # whose passes are counted
+    return made
 
 
 @pytest.fixture
