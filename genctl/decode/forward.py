@@ -402,7 +402,7 @@ class Forward:
         return self.rope.room(length)
 
     def wants_history(self, before: int) -> bool:
-        """Whether a pass that goes on with texts of `before` tokens has to be given the whole of them."""
+        """Whether a pass that continues texts of `before` tokens needs `history`, the whole texts."""
         return self.reads_history or self.rope.may_read_again(before)
 
     def _again(self, history: Tensor, cache: Cache, *, keep: int, hidden: bool) -> Output:

@@ -235,10 +235,12 @@ class Run:
         """Raises ModelError where the cache cannot take back what the strategy will put on trial."""
         strategy, cache = self.lane.strategy, self.prefix.cache
         if getattr(strategy, "drafts", False) and cache is not None and not caches.croppable(cache):
-            name = self.forward.name
+            layers = caches.self_part(cache).layers
+            recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
+            what = "recurrent states" if recurrent else "states that cannot be cut back"
             raise ModelError(
-                f"{strategy.kind} decoding takes back tokens that it tried; {name} cannot, it keeps recurrent states: "
-                "use_cache = false reads everything again instead"
+                f"{strategy.kind} decoding takes back tokens that it tried; {self.forward.name} cannot, "
+                f"it keeps {what}: use_cache = false reads everything again instead"
             )
 
     def _process(self, scores: Tensor) -> Tensor:

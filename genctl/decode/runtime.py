@@ -203,7 +203,7 @@ class ModelRuntime(Protocol):
         ...
 
     def wants_history(self, before: int) -> bool:
-        """Whether a pass that goes on with texts of `before` tokens has to be given the whole of them."""
+        """Whether a pass that continues texts of `before` tokens needs `history`, the whole texts."""
         ...
 
     def draft_room(self, length: int) -> float:
