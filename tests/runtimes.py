@@ -10,10 +10,10 @@ from typing import Any
 
 from genctl.decode.forward import Forward
 from genctl.decode.runtime import ModelRuntime
+from genctl.native.checkpoint import model_of, plan_of
 from genctl.native.config import NotNative
-from genctl.native.load import Plan, build
-from genctl.native.model import NativeConfig, NativeModel, SpecialTokens
-from genctl.native.runtime import NativeRuntime
+from genctl.native.model import SpecialTokens
+from genctl.native.runtime import NativeRuntime, runtime_of
 
 
 def forward(model: Any) -> ModelRuntime:
@@ -30,7 +30,8 @@ def native(model: Any) -> NativeRuntime:
     """`model` on the native runtime. Raises NotNative for what it does not know."""
     tensors = model.state_dict()
     config = model.config.to_dict()
-    plan = Plan(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    plan = plan_of(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     special = SpecialTokens(config, model.generation_config.to_dict())
-    decoder = build(plan, tensors.__getitem__)
-    return NativeRuntime(NativeModel(decoder, NativeConfig(config, plan.spec), special, type(model).__name__))
+    made = runtime_of(model_of(plan, tensors.__getitem__, config, special, name=type(model).__name__))
+    assert isinstance(made, NativeRuntime)
+    return made

@@ -35,6 +35,18 @@ class LayerCache:
         return int(self.layers[0].get_seq_length()) if self.layers else 0
 
 
+class SourcedCache:
+    """The cache of a native encoder-decoder: that of its own text, and that of its source, which never grows."""
+
+    def __init__(self, self_attention_cache: LayerCache, cross_attention_cache: LayerCache) -> None:
+        self.self_attention_cache = self_attention_cache
+        self.cross_attention_cache = cross_attention_cache
+
+    def get_seq_length(self) -> int:
+        """Columns stored of its own text."""
+        return self.self_attention_cache.get_seq_length()
+
+
 def new_cache(config: Any, *, encoder_decoder: bool = False, room: int = 0, whole: bool = False) -> Cache:
     """An empty cache for a transformers model of this config; `room` is how many columns come after the prefill.
 

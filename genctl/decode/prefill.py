@@ -11,11 +11,12 @@ from torch import Tensor
 
 from genctl.decode import cache as caches
 from genctl.decode.runtime import Output
+from genctl.decode.sources import Sources, join_sources
 from genctl.decode.types import Prefix, Source
 
 
 class Reader:
-    """Reading for a decoder-only runtime whose caches can be cut back at any token."""
+    """Reading for a runtime whose caches can be cut back at any token, with a source for an encoder-decoder."""
 
     device: torch.device
 
@@ -26,6 +27,7 @@ class Reader:
         *,
         mask: Tensor | None = None,
         positions: Tensor | None = None,
+        sources: Sources | None = None,
         keep: int = 0,
         hidden: bool = False,
         first: bool = False,
@@ -53,8 +55,9 @@ class Reader:
         """Read a prompt, alone: batch 1, no padding. A `whole` cache can be resumed at any of its tokens."""
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
         cache = self.new_cache(whole=whole) if use_cache else None
-        output = self(tokens, cache, keep=0 if hidden else 1, hidden=hidden, first=True)
-        return _prefix(tokens, output, output.hidden)
+        sources = None if source is None else Sources(source.states, None, None)
+        output = self(tokens, cache, sources=sources, keep=0 if hidden else 1, hidden=hidden, first=True)
+        return _prefix(tokens, output, output.hidden, source)
 
     def prefill_together(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
         """Read prompts in one pass, padded on the left; each prefix holds its own row, without the padding."""
@@ -85,31 +88,38 @@ class Reader:
         known = saved.tokens[0].tolist()
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, ids, strict=False)))
         kept = min(same, len(ids) - 1)
-        if kept == 0 or (hidden and saved.hidden is None) or self.in_one_piece(max(len(known), len(ids))):
+        if source is not saved.source or (kept == 0 and source is None):
+            return None, 0
+        if (hidden and saved.hidden is None) or self.in_one_piece(max(len(known), len(ids))):
             return None, 0
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
         row = torch.zeros(1, dtype=torch.long, device=self.device)
-        cache = caches.select(saved.cache, row, room=len(ids) - kept)
+        cache = caches.select(caches.self_part(saved.cache), row, room=len(ids) - kept)
         caches.crop(cache, len(known) - kept)
-        output = self(tokens[:, kept:], cache, keep=0 if hidden else 1, hidden=hidden)
-        output.cache = caches.narrowed(cache, self.new_cache())
+        sources = None if source is None else Sources(source.states, None, saved.cache.cross_attention_cache)
+        feed, keep = tokens[:, kept:], 0 if hidden else 1
+        output = self(feed, cache, sources=sources, first=kept == 0, keep=keep, hidden=hidden)
+        output.cache = caches.narrowed(output.cache, self.new_cache())
         seen = None
         if saved.hidden is not None and output.hidden is not None:
             seen = torch.cat([saved.hidden[:, :kept], output.hidden], 1)
-        return _prefix(tokens, output, seen), kept
+        return _prefix(tokens, output, seen, source), kept
 
     def reread(self, tokens: Tensor, prefix: Prefix) -> Any:
         """The cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
-        cache = self.new_cache()
+        cache = caches.self_part(self.new_cache())
+        sources = None
+        if prefix.source is not None:
+            sources = join_sources([prefix.source], [prefix.cache.cross_attention_cache], [len(tokens)])
         length = tokens.shape[1]
         ends = [length] if not self.in_one_piece(length) else [int(prefix.tokens.shape[1]), length]
         at = 0
         for end in ends:  # where it matters, what was one piece is one again
-            self(tokens[:, at:end], cache, keep=1, first=at == 0)
+            self(tokens[:, at:end], cache, sources=sources, keep=1, first=at == 0)
             at = end
         return cache
 
 
-def _prefix(tokens: Tensor, output: Output, hidden: Tensor | None) -> Prefix:
+def _prefix(tokens: Tensor, output: Output, hidden: Tensor | None, source: Source | None) -> Prefix:
     layers = None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers)
-    return Prefix(tokens, output.cache, output.logits[:, -1], hidden, layers)
+    return Prefix(tokens, output.cache, output.logits[:, -1], hidden, layers, source)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from genctl.native.load import Plan
+    from genctl.native.checkpoint import AnyPlan
     from genctl.native.model import NativeConfig, NativeModel
 
 _STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -157,7 +157,7 @@ def load(
 
 
 def _native(
-    plan: Plan, runtime: Runtime, place: Place, checkpoint: check.Checkpoint, on_event: OnEvent | None
+    plan: AnyPlan, runtime: Runtime, place: Place, checkpoint: check.Checkpoint, on_event: OnEvent | None
 ) -> Loaded:
     size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
     model, notes = native_loading.load(plan, runtime, checkpoint, layout.looker(size), on_event)
@@ -167,7 +167,7 @@ def _native(
         config=model.config,
         name=runtime.model,
         path=place.folder,
-        is_encoder_decoder=False,
+        is_encoder_decoder=model.config.is_encoder_decoder,
         generation=checkpoint.generation,
         notes=(*place.notes, *notes),
         checkpoint=checkpoint,

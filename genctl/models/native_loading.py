@@ -14,8 +14,8 @@ from genctl.events import Loading
 from genctl.models.check import Checkpoint
 from genctl.models.progress import OnEvent
 from genctl.models.weights import few
+from genctl.native.checkpoint import CLASSES, AnyPlan, is_encoder_decoder, plan_of, read
 from genctl.native.config import NotNative
-from genctl.native.families import CLASSES
 from genctl.native.load import DTYPES, Plan
 from genctl.params import Runtime
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from genctl.native.model import NativeModel
 
 
-def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -> tuple[Plan | None, str]:
+def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -> tuple[AnyPlan | None, str]:
     """How the native runtime would hold this checkpoint; or None, and why transformers' classes run it.
 
     Raises ModelError or UsageError where it was asked for by name and cannot. torch is not imported.
@@ -45,11 +45,11 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
     return made, ""
 
 
-def _proved(made: Plan, dtype: str) -> None:
+def _proved(made: AnyPlan, dtype: str) -> None:
     """Raises NotNative for what the native runtime computes, but `auto` does not choose it for."""
     if dtype != "float32":
         raise NotNative(f"{dtype} weights run faster there")
-    if made.spec.family == "falcon" and 1 < made.spec.kv_heads < made.spec.heads:
+    if isinstance(made, Plan) and made.spec.family == "falcon" and 1 < made.spec.kv_heads < made.spec.heads:
         raise NotNative("its cache has a head for each query there, and what is planned and saved follows that")
 
 
@@ -68,25 +68,28 @@ def _options(runtime: Runtime, trust_remote_code: bool) -> None:
             raise NotNative(flag)
 
 
-def _plan(checkpoint: Checkpoint) -> Plan:
+def _plan(checkpoint: Checkpoint) -> AnyPlan:
     if checkpoint.weights.pickled:
         raise NotNative("its weights are pickled")
     for name, tensor in checkpoint.weights.tensors.items():
         if tensor.dtype not in DTYPES:
             raise NotNative(f"tensor {name:.80} holds {tensor.dtype} numbers")
-    config = checkpoint.config
+    config, of_sources = checkpoint.config, is_encoder_decoder(checkpoint.config)
+    if of_sources and "decoder_start_token_id" not in {**config, **checkpoint.generation}:
+        raise NotNative("config.json has no decoder_start_token_id")
     if not (checkpoint.folder / "generation_config.json").is_file():
-        lacking = [name for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name not in config]
+        wanted = ["eos_token_id", "pad_token_id", "decoder_start_token_id" if of_sources else "bos_token_id"]
+        lacking = [name for name in wanted if name not in config]
         if lacking:  # transformers has defaults of its own for each architecture
             raise NotNative(f"config.json has no {lacking[0]}")
     known = CLASSES.get(checkpoint.model_type)
     names = config.get("architectures") or [known]
     if known is not None and (not isinstance(names, list) or known not in names):
         raise NotNative(f"config.json: architectures = {names!r:.80}")
-    made = Plan(config, {name: tensor.shape for name, tensor in checkpoint.weights.tensors.items()})
+    made = plan_of(config, {name: tensor.shape for name, tensor in checkpoint.weights.tensors.items()})
     if made.unused:  # whether that is an error is found out there
         raise NotNative(f"the weight files hold tensors that it does not read: {few(made.unused)}")
-    if made.spec.rope is not None and made.spec.rope.depends_on_length:
+    if isinstance(made, Plan) and made.spec.rope is not None and made.spec.rope.depends_on_length:
         raise NotNative("its positions depend on the length of a text")
     return made
 
@@ -111,7 +114,7 @@ def device_reason(runtime: Runtime, device: torch.device) -> str:
 
 
 def load(
-    made: Plan,
+    made: AnyPlan,
     runtime: Runtime,
     checkpoint: Checkpoint,
     look: Callable[[str, Tensor], None] | None,
@@ -120,8 +123,7 @@ def load(
     """Map the weights; the model, and what to tell of it. `look` is given each tensor, and may raise."""
     import torch
 
-    from genctl.native.load import load as read
-    from genctl.native.model import NativeConfig, NativeModel, SpecialTokens
+    from genctl.native.model import SpecialTokens
 
     done = 0
 
@@ -134,10 +136,10 @@ def load(
             on_event(Loading(runtime.model, done, made.tensors, "tensors"))
 
     dtype = getattr(torch, dtype_of(runtime, checkpoint))
-    decoder = read(made, checkpoint.weights.files, dtype=dtype, look=seen)
     file = checkpoint.folder / "generation_config.json"
     special = SpecialTokens(checkpoint.config, checkpoint.generation if file.is_file() else None)
-    model = NativeModel(decoder, NativeConfig(checkpoint.config, made.spec), special, CLASSES[made.spec.family])
+    name, files = CLASSES[made.spec.family], checkpoint.weights.files
+    model = read(made, files, checkpoint.config, special, dtype=dtype, look=seen, name=name)
     notes = []
     if made.unused:
         notes.append(f"{len(made.unused)} tensors in the weight files are not used: {few(made.unused)}")

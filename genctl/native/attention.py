@@ -87,6 +87,26 @@ def attention(
     return mixed.transpose(1, 2).flatten(2)
 
 
+def across(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, *, scaling: float) -> Tensor:
+    """Attention that looks both ways: at all of a source.
+
+    query [N, H, F, D], key and value [P, H, S, D] -> [N, F, H·D]. N / P rows in turn look at one row: they are further
+    queries on it, so that no key is repeated. `seen` is None, a mask bool [N, 1, 1, S], the same for all rows of a
+    source, or a bias [1, H, F, S] where N = P.
+    """
+    if len(key) > 1 and key.stride(0) == 0:  # a view of one row, which all rows look at
+        key, value = key[:1], value[:1]
+    rows, heads, fed, size = query.shape
+    each = rows // len(key)
+    if each > 1:
+        query = query.view(-1, each, heads, fed, size).transpose(1, 2).reshape(-1, heads, each * fed, size)
+        seen = None if seen is None else seen[::each]
+    mixed = F.scaled_dot_product_attention(query, key, value, seen, scale=scaling)  # [P, H, N / P · F, D]
+    if each > 1:
+        mixed = mixed.view(-1, heads, each, fed, size).transpose(1, 2).reshape(rows, heads, fed, size)
+    return mixed.transpose(1, 2).flatten(2)
+
+
 def _fused(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, scaling: float, *, fed: int) -> Tensor:
     """softmax(q kᵀ · scaling) v by torch's kernel. [N, H, F, D]"""
     rows, heads, _, size = query.shape

@@ -6,7 +6,7 @@ Which tensors a spec needs, and their shapes, is known from the headers, before 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +122,15 @@ def load(
 
     `look` is given each tensor by its name in the files, and may raise.
     """
+    with tensors(files, look) as get:
+        return build(plan, get, dtype=dtype)
+
+
+@contextmanager
+def tensors(
+    files: tuple[Path, ...], look: Callable[[str, Tensor], object] | None = None
+) -> Iterator[Callable[[str], Tensor]]:
+    """A function that maps a tensor of the files by its name. `look` is given each one, and may raise."""
     from safetensors import safe_open
 
     with ExitStack() as stack:
@@ -136,7 +145,7 @@ def load(
                 look(name, tensor)
             return tensor
 
-        return build(plan, get, dtype=dtype)
+        yield get
 
 
 def build(plan: Plan, get: Callable[[str], Tensor], *, dtype: torch.dtype | None = None) -> Decoder:

@@ -24,7 +24,12 @@ from genctl.native.model import NativeModel
 def runtime_of(model: Any, *, compile: bool = False, record: bool = True) -> ModelRuntime:
     """A loaded model as the loop sees it. `compile` and `record` concern transformers' models alone."""
     if isinstance(model, NativeModel):
-        return NativeRuntime(model)
+        if not model.config.is_encoder_decoder:
+            return NativeRuntime(model)
+        from genctl.native.seq2seq_runtime import Seq2SeqModel, Seq2SeqRuntime
+
+        assert isinstance(model, Seq2SeqModel)
+        return Seq2SeqRuntime(model)
     from genctl.decode.forward import Forward
 
     return Forward(model, compile=compile, record=record)

@@ -1,0 +1,70 @@
+"""Of what kind a native checkpoint is: a decoder (`load`) or an encoder-decoder (`seq2seq_load`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from genctl.native import families, load, seq2seq_families, seq2seq_load
+from genctl.native.load import Plan, Shapes
+from genctl.native.seq2seq_load import Seq2SeqPlan
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from genctl.native.model import NativeModel, SpecialTokens
+
+AnyPlan: TypeAlias = Plan | Seq2SeqPlan
+
+CLASSES: dict[str, str] = {**families.CLASSES, **seq2seq_families.CLASSES}  # of their language models, by `model_type`
+
+
+def is_encoder_decoder(config: dict[str, Any]) -> bool:
+    """Whether a config.json is that of a family in `seq2seq_families`."""
+    family = config.get("model_type")
+    return isinstance(family, str) and family in seq2seq_families.FAMILIES
+
+
+def plan_of(config: dict[str, Any], shapes: Shapes) -> AnyPlan:
+    """What a checkpoint with this config.json holds. Raises NotNative with the reason where it is not native."""
+    return Seq2SeqPlan(config, shapes) if is_encoder_decoder(config) else Plan(config, shapes)
+
+
+def model_of(
+    plan: AnyPlan,
+    get: Callable[[str], Tensor],
+    config: dict[str, Any],
+    special: SpecialTokens,
+    *,
+    dtype: torch.dtype | None = None,
+    name: str = "",
+) -> NativeModel:
+    """The model of a plan, whose tensors `get` gives by their names in the files."""
+    from genctl.native.model import NativeConfig, NativeModel
+
+    if isinstance(plan, Plan):
+        return NativeModel(load.build(plan, get, dtype=dtype), NativeConfig(config, plan.spec), special, name)
+    from genctl.native.seq2seq_model import Seq2SeqConfig, Seq2SeqModel
+
+    network = seq2seq_load.build(plan, get, dtype=dtype)
+    return Seq2SeqModel(network, Seq2SeqConfig(config, plan.spec), special, name)
+
+
+def read(
+    plan: AnyPlan,
+    files: tuple[Path, ...],
+    config: dict[str, Any],
+    special: SpecialTokens,
+    *,
+    dtype: torch.dtype | None = None,
+    look: Callable[[str, Tensor], object] | None = None,
+    name: str = "",
+) -> NativeModel:
+    """Map the files and build the model. `dtype` is what to compute in: None for that of the embeddings.
+
+    `look` is given each tensor by its name in the files, and may raise.
+    """
+    with load.tensors(files, look) as get:
+        return model_of(plan, get, config, special, dtype=dtype, name=name)

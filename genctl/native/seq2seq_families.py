@@ -1,0 +1,231 @@
+"""Encoder-decoder families: config.json -> `Seq2SeqSpec`, and what their tensors are called.
+
+Defaults are those of transformers' configuration classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from genctl.native.config import Config, NotNative
+from genctl.native.families import ACTIVATIONS
+from genctl.native.names import whole_heads
+from genctl.native.seq2seq_spec import Relative, Seq2SeqSpec, Side
+
+# Fields that change nothing in a forward pass: of training, and what generation_config.json says today.
+_HARMLESS = (
+    "dropout_rate", "initializer_factor", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop",
+    "classif_dropout", "_num_labels", "replacing_rate", "student_encoder_layers", "student_decoder_layers",
+    "output_past", "extra_pos_embeddings", "n_positions", "save_step", "max_length", "min_length", "num_beams",
+    "num_beam_groups", "num_return_sequences", "length_penalty", "repetition_penalty", "diversity_penalty",
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "early_stopping", "do_sample", "temperature", "top_k",
+    "top_p", "typical_p", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "remove_invalid_values",
+    "exponential_decay_length_penalty", "output_scores", "return_dict_in_generate", "forced_bos_token_id",
+    "forced_eos_token_id", "force_bos_token_to_be_generated",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seq2SeqNames:
+    """The tensors of a family, without `.weight` and `.bias`. Those of a side follow "encoder." or "decoder."."""
+
+    prefix: str  # of everything but the head; a checkpoint of the bare model is without it
+    layer: str  # with {} for the number
+    encoder: dict[str, str]  # our name for a part of a layer -> theirs
+    decoder: dict[str, str]
+    final: str
+    positions: str = "embed_positions"
+    embed_norm: str = "layernorm_embedding"
+    relative: str = ""  # the table of distances
+    ignored: tuple[str, ...] = ()  # endings of tensors that are there but mean nothing
+
+
+Found = tuple[Seq2SeqSpec, Seq2SeqNames]
+
+
+def t5(c: Config) -> Found:
+    """T5 (Raffel et al. 2020, arXiv:1910.10683). Version 1.1 and Flan-T5 have a gate and do not scale the head."""
+    tied = c.take("tie_word_embeddings", None)
+    # transformers reads the older field as the newer one, and ties whatever the files do not hold
+    return _t5(c, "t5", "relu", scaled_head=c.flag("scale_decoder_outputs", tied is not False))
+
+
+def mt5(c: Config) -> Found:
+    """mT5 (Xue et al. 2021, arXiv:2010.11934): T5 1.1 for many languages."""
+    c.take("tie_word_embeddings", None)
+    return _t5(c, "mt5", "gated-gelu", scaled_head=False)
+
+
+def _t5(c: Config, family: str, feed_forward: str, *, scaled_head: bool) -> Found:
+    _of_both(c)
+    hidden, heads = c.either("d_model", "hidden_size"), c.either("num_heads", "num_attention_heads")
+    head_dim, layers = c.either("d_kv", "head_dim"), c.either("num_layers", "num_hidden_layers")
+    decoder_layers = layers if c.take("num_decoder_layers", None) is None else c.size("num_decoder_layers")
+    gated, activation = _feed_forward(c.take("feed_forward_proj", feed_forward))
+    c.only("is_gated_act", gated)
+    c.only("dense_act_fn", activation)
+    buckets, farthest = c.size("relative_attention_num_buckets", 32), c.size("relative_attention_max_distance", 128)
+    if buckets < 4 or buckets % 2 or farthest <= buckets // 2:
+        raise NotNative(f"config.json: {buckets} buckets for distances up to {farthest}")
+    vocab, inner = c.size("vocab_size"), c.size("d_ff")
+    spec = Seq2SeqSpec(
+        family,
+        hidden,
+        Side(vocab, layers, heads, head_dim, inner),
+        Side(vocab, decoder_layers, heads, head_dim, inner),
+        norm="rms",
+        norm_first=True,
+        eps=c.number("layer_norm_epsilon", 1e-6),
+        relative=Relative(buckets, farthest),
+        scaled=False,
+        activation=activation,
+        gated=gated,
+        head_scale=hidden**-0.5 if scaled_head else 1.0,
+    )
+    attention = {part: f"layer.0.SelfAttention.{part}" for part in "qkvo"} | {"attn_norm": "layer.0.layer_norm"}
+    cross = {f"cross_{part}": f"layer.1.EncDecAttention.{part}" for part in "qkvo"}
+    names = Seq2SeqNames(
+        "",
+        "block.{}.",
+        attention | _t5_mlp("layer.1", gated),
+        attention | cross | {"cross_norm": "layer.1.layer_norm"} | _t5_mlp("layer.2", gated),
+        "final_layer_norm",
+        relative="block.0.layer.0.SelfAttention.relative_attention_bias",
+        ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+    )
+    return spec, names
+
+
+def _feed_forward(kind: Any) -> tuple[bool, str]:
+    """Whether there is a gate, and the activation: "relu", "gated-silu", …"""
+    if not isinstance(kind, str) or kind.count("-") > 1 or ("-" in kind and not kind.startswith("gated-")):
+        raise NotNative(f"config.json: feed_forward_proj = {kind!r:.40}")
+    if kind == "gated-gelu":  # what was meant when the name was given
+        return True, "gelu_new"
+    return "-" in kind, kind.removeprefix("gated-")
+
+
+def _t5_mlp(layer: str, gated: bool) -> dict[str, str]:
+    first = {"gate": "wi_0", "up": "wi_1"} if gated else {"up": "wi"}
+    parts = {part: f"{layer}.DenseReluDense.{theirs}" for part, theirs in {**first, "down": "wo"}.items()}
+    return parts | {"mlp_norm": f"{layer}.layer_norm"}
+
+
+def bart(c: Config) -> Found:
+    """BART (Lewis et al. 2020, arXiv:1910.13461): the transformer of 2017 with learned positions."""
+    return _bart(c, "bart", norm_first=False, embed_norm=True, learned=2)
+
+
+def mbart(c: Config) -> Found:
+    """mBART (Liu et al. 2020, arXiv:2001.08210): BART with its norms moved to the front."""
+    return _bart(c, "mbart", norm_first=True, embed_norm=True, learned=2)
+
+
+def marian(c: Config) -> Found:
+    """Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344): translation, with positions as sines."""
+    return _bart(c, "marian", norm_first=False, embed_norm=False, learned=None)
+
+
+def pegasus(c: Config) -> Found:
+    """Pegasus (Zhang et al. 2020, arXiv:1912.08777): summaries, with positions as sines."""
+    return _bart(c, "pegasus", norm_first=True, embed_norm=False, learned=None)
+
+
+def _bart(c: Config, family: str, *, norm_first: bool, embed_norm: bool, learned: int | None) -> Found:
+    _of_both(c)
+    # transformers does not read these any more: the family says it
+    c.only("normalize_before", norm_first)
+    c.only("add_final_layer_norm", norm_first)
+    c.only("normalize_embedding", embed_norm)
+    c.only("static_position_embeddings", learned is None)
+    c.only("add_bias_logits", False)
+    hidden, vocab = c.either("d_model", "hidden_size"), c.size("vocab_size")
+    shared = c.flag("share_encoder_decoder_embeddings", True) if family == "marian" else True
+    own = family == "marian" and c.take("decoder_vocab_size", None) is not None
+    target = c.size("decoder_vocab_size") if own else vocab
+    if shared and target != vocab:
+        raise NotNative(f"config.json: one matrix for vocabularies of {vocab} and {target}")
+    # transformers takes these names for the encoder's
+    layers, heads = (
+        c.either("encoder_layers", "num_hidden_layers"),
+        c.either("encoder_attention_heads", "num_attention_heads"),
+    )
+    decoder_heads = c.size("decoder_attention_heads")
+    whole_heads(hidden, heads)
+    whole_heads(hidden, decoder_heads)
+    spec = Seq2SeqSpec(
+        family,
+        hidden,
+        Side(vocab, layers, heads, hidden // heads, c.size("encoder_ffn_dim")),
+        Side(target, c.size("decoder_layers"), decoder_heads, hidden // decoder_heads, c.size("decoder_ffn_dim")),
+        norm="layer",
+        norm_first=norm_first,
+        eps=1e-5,
+        embed_norm=embed_norm,
+        final_norm=norm_first,
+        learned=learned,
+        sinusoidal=learned is None,
+        context=c.size("max_position_embeddings"),
+        bias=True,
+        activation=c.take("activation_function", "gelu"),
+        embed_scale=math.sqrt(hidden) if c.flag("scale_embedding", False) else 1.0,
+        shared=shared,
+        tied=c.flag("tie_word_embeddings", True),
+    )
+    attention = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
+    encoder = {part: f"self_attn.{theirs}" for part, theirs in attention.items()}
+    encoder |= {"attn_norm": "self_attn_layer_norm", "up": "fc1", "down": "fc2", "mlp_norm": "final_layer_norm"}
+    cross = {f"cross_{part}": f"encoder_attn.{theirs}" for part, theirs in attention.items()}
+    names = Seq2SeqNames(
+        "model.",
+        "layers.{}.",
+        encoder,
+        encoder | cross | {"cross_norm": "encoder_attn_layer_norm"},
+        "layer_norm",
+        ignored=("encoder.version", "decoder.version"),
+    )
+    return spec, names
+
+
+def _of_both(c: Config) -> None:
+    c.only("is_encoder_decoder", True)
+    c.only("is_decoder", False)
+    for name in _HARMLESS:
+        c.take(name, None)
+
+
+FAMILIES: dict[str, Callable[[Config], Found]] = {
+    "t5": t5,
+    "mt5": mt5,
+    "bart": bart,
+    "mbart": mbart,
+    "marian": marian,
+    "pegasus": pegasus,
+}
+
+# What config.json calls their language models.
+CLASSES: dict[str, str] = {
+    "t5": "T5ForConditionalGeneration",
+    "mt5": "MT5ForConditionalGeneration",
+    "bart": "BartForConditionalGeneration",
+    "mbart": "MBartForConditionalGeneration",
+    "marian": "MarianMTModel",
+    "pegasus": "PegasusForConditionalGeneration",
+}
+
+
+def spec_of(config: dict[str, Any]) -> Found:
+    """The spec of a checkpoint with this config.json, and its tensors' names. Raises NotNative with the reason."""
+    family = config["model_type"]
+    reader = Config(config)
+    try:
+        spec, names = FAMILIES[family](reader)
+    except (TypeError, ValueError, ArithmeticError) as error:  # config.json is what a stranger wrote
+        raise NotNative(f"config.json has a field of another type than {family} has: {error}") from error
+    reader.rest()
+    if not isinstance(spec.activation, str) or spec.activation not in ACTIVATIONS:
+        raise NotNative(f"config.json: activation {spec.activation!r:.40} is not known to the native runtime")
+    return spec, names

@@ -1,0 +1,217 @@
+"""The tensors of an encoder-decoder's checkpoint: which ones its spec needs, and the model that they make.
+
+The three embeddings and the head may be one matrix, of which a file holds any copies: what it lacks is `shared`, and
+where it lacks that too, the one that it holds (as transformers ties them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from genctl.native.config import NotNative
+from genctl.native.load import Shape, Shapes
+from genctl.native.seq2seq_families import spec_of
+from genctl.native.seq2seq_spec import Side
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from genctl.native.encoder_decoder import EncoderDecoder, LayerWeights, SideWeights
+
+SideName = Literal["encoder", "decoder"]
+SIDES: tuple[SideName, ...] = ("encoder", "decoder")
+HEAD = "lm_head.weight"
+_NORMS = ("attn_norm", "cross_norm", "mlp_norm")
+
+
+class Seq2SeqPlan:
+    """What a checkpoint holds for a spec: names and shapes. Raises NotNative where its files hold something else."""
+
+    def __init__(self, config: dict[str, Any], shapes: Shapes) -> None:
+        self.spec, self.names = spec_of(config)
+        self.prefix = self.names.prefix if any(name.startswith(self.names.prefix) for name in shapes) else ""
+        self.embed, held = self._matrices(shapes)  # "encoder", "decoder", "head" -> the name of its matrix
+        logits = (f"{self.prefix}final_logits_bias", "final_logits_bias")
+        self.head_bias = next((name for name in logits if name in shapes), "") if self.spec.bias else ""
+        self.position_tables = {side: self._positions(side, shapes) for side in SIDES}
+        wanted = dict(self._wanted())
+        self.tensors = len(wanted)
+        for name, shape in wanted.items():
+            if shapes.get(name) != shape:
+                found = "nothing" if name not in shapes else str(list(shapes[name]))
+                raise NotNative(f"the weight files hold {found} as {name}, where config.json implies {list(shape)}")
+        self.unused = sorted(
+            name
+            for name in shapes
+            if name not in wanted and name not in held and not name.endswith(self.names.ignored or ("\0",))
+        )
+
+    def _matrices(self, shapes: Shapes) -> tuple[dict[str, str], list[str]]:
+        """Where the embeddings of each side and the head are; and all names of such matrices in the files."""
+        spec = self.spec
+        shared = f"{self.prefix}shared.weight"
+        theirs = {side: f"{self.prefix}{side}.embed_tokens.weight" for side in SIDES}
+        own = {"encoder": theirs["encoder"], "decoder": theirs["decoder"], "head": HEAD}
+        held = [name for name in (shared, *own.values()) if name in shapes]
+        missing = [part for part, name in own.items() if name not in shapes]
+        fallback = {}
+        if spec.tied and not spec.shared:  # two vocabularies: the head has the decoder's
+            pair = {"decoder": HEAD, "head": own["decoder"]}
+            fallback = {part: name for part, name in pair.items() if name in shapes}
+        elif spec.tied:
+            if shared not in held and missing and len(held) > 1:
+                raise NotNative(f"the weight files hold no {shared}, and several matrices that could be it")
+            fallback = dict.fromkeys(own, held[0]) if held else {}
+        for part in missing:
+            if part not in fallback:
+                raise NotNative(f"the weight files lack {own[part] if spec.shared is False else shared}")
+            own[part] = fallback[part]
+        return own, held
+
+    def _positions(self, side: SideName, shapes: Shapes) -> str:
+        """The table of positions; "" where there is none, or none in the files, so that it is computed."""
+        name = f"{self.prefix}{side}.{self.names.positions}.weight"
+        return name if self.spec.learned is not None or (self.spec.sinusoidal and name in shapes) else ""
+
+    def _wanted(self) -> Iterator[tuple[str, Shape]]:
+        spec, names = self.spec, self.names
+        yield self.embed["encoder"], (spec.encoder.vocab, spec.hidden)
+        yield self.embed["decoder"], (spec.decoder.vocab, spec.hidden)
+        yield self.embed["head"], (spec.decoder.vocab, spec.hidden)
+        if self.head_bias:
+            yield self.head_bias, (1, spec.decoder.vocab)
+        for side in SIDES:
+            begin, sizes = f"{self.prefix}{side}.", self.side(side)
+            if self.position_tables[side]:
+                assert spec.context is not None
+                yield self.position_tables[side], (spec.context + (spec.learned or 0), spec.hidden)
+            if spec.relative is not None:
+                yield f"{begin}{names.relative}.weight", (spec.relative.buckets, sizes.heads)
+            if spec.embed_norm:
+                yield from self._norm(begin + names.embed_norm)
+            if spec.final_norm:
+                yield from self._norm(begin + names.final)
+            for number in range(sizes.layers):
+                for part, theirs in self.parts(side).items():
+                    yield from self._part(part, begin + names.layer.format(number) + theirs, sizes)
+
+    def side(self, side: SideName) -> Side:
+        return self.spec.encoder if side == "encoder" else self.spec.decoder
+
+    def parts(self, side: SideName) -> dict[str, str]:
+        """Our names for the parts of a layer -> theirs."""
+        return self.names.encoder if side == "encoder" else self.names.decoder
+
+    def _part(self, part: str, name: str, sizes: Side) -> Iterator[tuple[str, Shape]]:
+        if part in _NORMS:
+            yield from self._norm(name)
+            return
+        hidden, attended = self.spec.hidden, sizes.heads * sizes.head_dim
+        shapes = {"o": (hidden, attended), "up": (sizes.inner, hidden), "down": (hidden, sizes.inner)}
+        shape = shapes.get({"gate": "up"}.get(part, part.removeprefix("cross_")), (attended, hidden))
+        yield f"{name}.weight", shape
+        if self.spec.bias:
+            yield f"{name}.bias", shape[:1]
+
+    def _norm(self, name: str) -> Iterator[tuple[str, Shape]]:
+        yield f"{name}.weight", (self.spec.hidden,)
+        if self.spec.norm == "layer":
+            yield f"{name}.bias", (self.spec.hidden,)
+
+
+def build(plan: Seq2SeqPlan, get: Callable[[str], Tensor], *, dtype: torch.dtype | None = None) -> EncoderDecoder:
+    """The model of a plan, whose tensors `get` gives by their names in the files."""
+    from genctl.native.encoder_decoder import EncoderDecoder, Seq2SeqWeights
+
+    read: dict[str, Tensor] = {}  # matrices that have several uses
+
+    def converted(name: str) -> Tensor:
+        if name not in plan.embed.values():
+            return get(name).to(kind)
+        if name not in read:
+            read[name] = get(name).to(kind)
+        return read[name]
+
+    first = get(plan.embed["decoder"])
+    kind = first.dtype if dtype is None else dtype
+    read[plan.embed["decoder"]] = first.to(kind)
+    builder = _Builder(plan, converted)
+    weights = Seq2SeqWeights(builder.side("encoder"), builder.side("decoder"), builder.head())
+    return EncoderDecoder(plan.spec, weights)
+
+
+class _Builder:
+    def __init__(self, plan: Seq2SeqPlan, get: Callable[[str], Tensor]) -> None:
+        self.plan, self.get = plan, get
+        self.spec, self.names = plan.spec, plan.names
+
+    def linear(self, name: str, bias: str = "") -> Any:
+        """The product with a matrix: every one is made here."""
+        from genctl.native.linear import Linear
+
+        return Linear(self.get(name), self.get(bias).flatten() if bias else None)
+
+    def head(self) -> Any:
+        return self.linear(self.plan.embed["head"], self.plan.head_bias)
+
+    def side(self, side: SideName) -> SideWeights:
+        from genctl.native.decoder import same
+        from genctl.native.encoder_decoder import SideWeights, sinusoids
+
+        spec, names, begin = self.spec, self.names, f"{self.plan.prefix}{side}."
+        embed = self.get(self.plan.embed[side])
+        positions = None
+        if self.plan.position_tables[side]:
+            positions = self.get(self.plan.position_tables[side])
+        elif spec.sinusoidal:
+            assert spec.context is not None
+            positions = sinusoids(spec.context, spec.hidden).to(embed)
+        return SideWeights(
+            embed,
+            [self.layer(side, begin + names.layer.format(number)) for number in range(self.plan.side(side).layers)],
+            positions,
+            self.get(f"{begin}{names.relative}.weight") if spec.relative is not None else None,
+            self.norm(begin + names.embed_norm) if spec.embed_norm else same,
+            self.norm(begin + names.final) if spec.final_norm else same,
+        )
+
+    def layer(self, side: SideName, begin: str) -> LayerWeights:
+        from genctl.native.encoder_decoder import CrossWeights, Joined, LayerWeights
+
+        parts = {part: begin + theirs for part, theirs in self.plan.parts(side).items()}
+
+        def product(part: str) -> Any:
+            return self.linear(f"{parts[part]}.weight", f"{parts[part]}.bias" if self.spec.bias else "")
+
+        def norms(part: str, at: str) -> dict[str, Any]:
+            """Before the sublayer, or behind the sum."""
+            return {at if self.spec.norm_first else at.replace("norm", "sum_norm"): self.norm(parts[part])}
+
+        cross = None
+        if side == "decoder":
+            cross = CrossWeights(
+                product("cross_q"),
+                Joined(product("cross_k"), product("cross_v")),
+                product("cross_o"),
+                **norms("cross_norm", "norm"),
+            )
+        return LayerWeights(
+            Joined(product("q"), product("k"), product("v")),
+            product("o"),
+            product("up"),
+            product("down"),
+            product("gate") if "gate" in parts else None,
+            cross,
+            **norms("attn_norm", "attn_norm"),
+            **norms("mlp_norm", "mlp_norm"),
+        )
+
+    def norm(self, name: str) -> Any:
+        from genctl.native.decoder import LayerNorm, RMSNorm
+
+        weight = self.get(f"{name}.weight")
+        if self.spec.norm == "rms":
+            return RMSNorm(weight, self.spec.eps)
+        return LayerNorm(weight, self.get(f"{name}.bias"), self.spec.eps)

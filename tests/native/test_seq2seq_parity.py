@@ -1,0 +1,135 @@
+"""Every family of encoder-decoders and every variation of its config: the same numbers as transformers, step by step."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from genctl.decode import cache as caches
+from genctl.native.encoder_decoder import EncoderDecoder
+from genctl.native.load import tensors
+from genctl.native.seq2seq_load import Seq2SeqPlan, build
+from tests.native.seq2seq_variations import VARIATIONS, model
+
+CLOSE = 1e-5  # of the largest number
+STEPS = 6
+SOURCES = [torch.randint(3, 280, (length,), generator=torch.Generator().manual_seed(length)) for length in (5, 13, 27)]
+PROMPTS = [torch.randint(3, 280, (length,), generator=torch.Generator().manual_seed(length)) for length in (1, 4, 19)]
+
+pytestmark = pytest.mark.parametrize("name", VARIATIONS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("native")
+
+
+@cache
+def native(name: str, folder: Path) -> EncoderDecoder:
+    place = folder / name.replace(" ", "_")
+    model(name).save_pretrained(place)
+    path = place / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    plan = Seq2SeqPlan(json.loads((place / "config.json").read_text()), shapes)
+    assert plan.unused == []
+    with tensors((path,)) as get:
+        return build(plan, get)
+
+
+def empty(decoder: EncoderDecoder) -> tuple[caches.LayerCache, caches.LayerCache]:
+    layers = [None] * decoder.spec.decoder.layers
+    return caches.LayerCache(layers), caches.LayerCache(layers)
+
+
+def told(name: str, source: torch.Tensor, prompt: torch.Tensor) -> list[torch.Tensor]:
+    """transformers' logits for a prompt and STEPS greedy steps after it, each [F, V]."""
+    theirs, feed, said, cache = model(name), prompt[None], [], None
+    with torch.no_grad():
+        states = theirs.get_encoder()(source[None])
+        for _ in range(STEPS + 1):
+            output = theirs(encoder_outputs=states, decoder_input_ids=feed, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            said.append(output.logits[0])
+            feed = output.logits[0, -1:].argmax(-1, keepdim=True)
+    return said
+
+
+def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The largest difference of two tensors, in parts of their largest number."""
+    assert ours.shape == theirs.shape
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=len)
+def test_a_source_has_the_states_of_transformers(name: str, source: torch.Tensor, folder: Path) -> None:
+    with torch.no_grad():
+        wanted = model(name).get_encoder()(source[None]).last_hidden_state
+    assert distance(native(name, folder).encode(source[None]), wanted) < CLOSE
+
+
+@pytest.mark.parametrize("case", range(3))
+def test_prompt_and_steps_have_the_logits_of_transformers(name: str, case: int, folder: Path) -> None:
+    network, source, feed, past = native(name, folder), SOURCES[case], PROMPTS[case][None], 0
+    own, cross = empty(network)
+    states = network.encode(source[None])
+    for wanted in told(name, source, PROMPTS[case]):
+        positions = torch.arange(past, past + feed.shape[1])[None]
+        logits = network(feed, positions, states, own.layers, cross.layers, past=past)
+        assert distance(logits[0], wanted) < CLOSE
+        past += feed.shape[1]
+        feed = logits[:, -1].argmax(-1, keepdim=True)
+        states = states * torch.nan  # keys and values of the source are computed once
+
+
+def test_padded_rows_have_the_logits_of_each_row_alone(name: str, folder: Path) -> None:
+    """Texts are padded on the left, sources on the right; two rows share each source."""
+    network, past = native(name, folder), 0
+    longest, farthest = max(map(len, PROMPTS)), max(map(len, SOURCES))
+    pads = torch.tensor([longest - len(prompt) for prompt in PROMPTS for _ in range(2)])[:, None]
+    feed = torch.stack([torch.nn.functional.pad(p, (longest - len(p), 0)) for p in PROMPTS for _ in range(2)])
+    states, cross = torch.zeros(3, farthest, 32), empty(network)[1]
+    source_mask = torch.zeros(6, farthest, dtype=torch.long)
+    for row, source in enumerate(SOURCES):
+        states[row, : len(source)] = network.encode(source[None])[0]
+        source_mask[2 * row : 2 * row + 2, : len(source)] = 1
+    wanted = [told(name, source, prompt) for source, prompt in zip(SOURCES, PROMPTS, strict=True)]
+    own, _ = empty(network)
+    for step in range(STEPS + 1):
+        columns = torch.arange(past, past + feed.shape[1])[None]
+        mask = (torch.arange(past + feed.shape[1])[None] >= pads).long()
+        positions = (columns - pads).clamp(min=0)
+        logits = network(
+            feed, positions, states, own.layers, cross.layers, mask=mask, source_mask=source_mask, past=past, keep=1
+        )
+        assert cross.layers[0].content()[0].shape[0] == 3
+        for row in range(6):
+            assert distance(logits[row, -1], wanted[row // 2][step][-1]) < CLOSE
+        past += feed.shape[1]
+        feed = logits[:, -1].argmax(-1, keepdim=True)
+
+
+def test_hidden_states_are_those_of_transformers(name: str, folder: Path) -> None:
+    network, theirs, source, prompt = native(name, folder), model(name), SOURCES[1][None], PROMPTS[1][None]
+    states: list[torch.Tensor] = []
+    own, cross = empty(network)
+    positions = torch.arange(prompt.shape[1])[None]
+    network(prompt, positions, network.encode(source), own.layers, cross.layers, states=states)
+    with torch.no_grad():
+        wanted = theirs(source, decoder_input_ids=prompt, output_hidden_states=True).decoder_hidden_states
+    assert len(states) == len(wanted)
+    for ours, other in zip(states, wanted, strict=True):
+        assert distance(ours, other) < CLOSE
+
+
+def test_without_a_cache_a_text_has_the_same_logits(name: str, folder: Path) -> None:
+    network, source, prompt = native(name, folder), SOURCES[2][None], PROMPTS[2][None]
+    with torch.no_grad():
+        wanted = model(name)(source, decoder_input_ids=prompt, use_cache=False).logits
+    logits = network(prompt, torch.arange(prompt.shape[1])[None], network.encode(source))
+    assert distance(logits, wanted) < CLOSE
