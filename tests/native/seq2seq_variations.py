@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of every encoder-decoder family of the native runtime, and of every variation of its config."""
+"""Tiny random checkpoints of every native encoder-decoder family, and of every variation of its config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every family of encoder-decoders and every variation of its config: the same numbers as transformers, step by step."""
+"""Every encoder-decoder family and every variation of its config: the numbers of transformers, step by step."""
 
 from __future__ import annotations
 

@@ -1,0 +1,104 @@
+"""Encoder-decoders through the whole loop: the tokens of `generate()`, alone, together, with beams, in each cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, EncoderDecoderCache
+
+from genctl import events
+from genctl.decode.loop import decode
+from genctl.decode.types import Lane
+from genctl.strategies.beam import Beam
+from genctl.strategies.sample import Sample
+from tests import runtimes
+from tests.native.seq2seq_variations import FAMILIES, VARIATIONS, model
+from tests.tiny import EOS
+
+SOURCES = [
+    tuple(torch.randint(3, 280, (length,), generator=torch.Generator().manual_seed(length)).tolist())
+    for length in (6, 17, 11)
+]
+NEW = 12
+
+
+def start(name: str) -> tuple[int, ...]:
+    return (int(model(name).config.decoder_start_token_id),)
+
+
+def generated(name: str, source: tuple[int, ...], **options: Any) -> list[list[int]]:
+    ids = torch.tensor([source])
+    given = {"do_sample": False, "max_new_tokens": NEW, "attention_mask": torch.ones_like(ids), **options}
+    # generate() counts the encoder's layers for the cache of T5's decoder
+    given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    found = []
+    for row in model(name).generate(ids, **given)[:, 1:].tolist():
+        found.append(row[: row.index(EOS) + 1] if EOS in row else row)
+    return found
+
+
+def ours(name: str, lanes: list[Lane], width: int) -> dict[str, list[list[int]]]:
+    told = list(decode(runtimes.native(model(name)), lanes, width=width))
+    failed = [event for event in told if isinstance(event, events.Failed)]
+    assert not failed, failed
+    return {e.lane: [list(h.tokens) for h in e.hypotheses] for e in told if isinstance(e, events.Finished)}
+
+
+def lanes(name: str, make: Any = Sample, **fields: Any) -> list[Lane]:
+    return [
+        Lane(str(n), start(name), make(), NEW, eos=(EOS,), source=source, **fields) for n, source in enumerate(SOURCES)
+    ]
+
+
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_greedy_alone_and_together(name: str) -> None:
+    wanted = {str(n): generated(name, source) for n, source in enumerate(SOURCES)}
+    assert ours(name, lanes(name), 1) == wanted
+    assert ours(name, lanes(name), 3) == wanted
+
+
+@pytest.mark.parametrize("penalty", [0.4, 2.0])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_beams_alone_and_together(name: str, penalty: float) -> None:
+    wanted = {
+        str(n): generated(name, source, num_beams=4, num_return_sequences=4, length_penalty=penalty)
+        for n, source in enumerate(SOURCES)
+    }
+    made = lanes(name, lambda: Beam(4, length_penalty=penalty), returned=4)
+    assert ours(name, made, 1) == wanted
+    assert ours(name, lanes(name, lambda: Beam(4, length_penalty=penalty), returned=4), 12) == wanted
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_samples(name: str) -> None:
+    torch.manual_seed(5)
+    wanted = generated(name, SOURCES[1], do_sample=True, top_k=0, num_return_sequences=3)
+    lane = Lane("0", start(name), Sample(True, 3), NEW, eos=(EOS,), source=SOURCES[1], returned=3, seed=5)
+    assert ours(name, [lane], 3)["0"] == wanted
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_forms_of_cache(name: str) -> None:
+    wanted = {str(n): generated(name, source) for n, source in enumerate(SOURCES)}
+    assert ours(name, lanes(name, cache="static"), 3) == wanted
+    assert ours(name, lanes(name, cache="offloaded"), 2) == wanted
+    assert ours(name, lanes(name, use_cache=False), 2) == wanted
+    rounded = ours(name, lanes(name, cache="quantized"), 3)
+    assert rounded == ours(name, lanes(name, cache="quantized"), 1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_lane_that_joins_later_is_padded(name: str) -> None:
+    """Texts of two lengths share a pass, whatever positions the family has."""
+    first = [Lane("0", start(name), Sample(), 3, eos=(), source=SOURCES[0])]
+    rest = [Lane(str(n), start(name), Sample(), NEW, eos=(), source=SOURCES[n]) for n in (1, 2)]
+    runtime = runtimes.native(model(name))
+    told = list(decode(runtime, [*first, *rest], width=2))
+    found = {e.lane: list(e.hypotheses[0].tokens) for e in told if isinstance(e, events.Finished)}
+    for lane in rest:
+        assert lane.source is not None
+        wanted = model(name).generate(torch.tensor([lane.source]), max_new_tokens=NEW, eos_token_id=-1, do_sample=False)
+        assert found[lane.name] == wanted[0, 1:].tolist()
+    assert runtime.forwards < 3 + NEW + 3  # they shared passes
