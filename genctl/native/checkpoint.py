@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from genctl.native.linear import Products
     from genctl.native.model import NativeModel, SpecialTokens
 
 AnyPlan: TypeAlias = Plan | Seq2SeqPlan
@@ -39,16 +40,18 @@ def model_of(
     special: SpecialTokens,
     *,
     dtype: torch.dtype | None = None,
+    products: Products | None = None,
     name: str = "",
 ) -> NativeModel:
     """The model of a plan, whose tensors `get` gives by their names in the files."""
     from genctl.native.model import NativeConfig, NativeModel
 
     if isinstance(plan, Plan):
-        return NativeModel(load.build(plan, get, dtype=dtype), NativeConfig(config, plan.spec), special, name)
+        decoder = load.build(plan, get, dtype=dtype, products=products)
+        return NativeModel(decoder, NativeConfig(config, plan.spec), special, name)
     from genctl.native.seq2seq_model import Seq2SeqConfig, Seq2SeqModel
 
-    network = seq2seq_load.build(plan, get, dtype=dtype)
+    network = seq2seq_load.build(plan, get, dtype=dtype, products=products)
     return Seq2SeqModel(network, Seq2SeqConfig(config, plan.spec), special, name)
 
 
@@ -60,11 +63,12 @@ def read(
     *,
     dtype: torch.dtype | None = None,
     look: Callable[[str, Tensor], object] | None = None,
+    products: Products | None = None,
     name: str = "",
 ) -> NativeModel:
     """Map the files and build the model. `dtype` is what to compute in: None for that of the embeddings.
 
-    `look` is given each tensor by its name in the files, and may raise.
+    `look` is given each tensor by its name in the files, and may raise. `products` says how matrices are held.
     """
     with load.tensors(files, look) as get:
-        return model_of(plan, get, config, special, dtype=dtype, name=name)
+        return model_of(plan, get, config, special, dtype=dtype, products=products, name=name)

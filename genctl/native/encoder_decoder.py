@@ -30,19 +30,8 @@ from torch import Tensor
 
 from genctl.native.attention import Sight, across, attention
 from genctl.native.decoder import ACTIVATIONS, Map, same
-from genctl.native.linear import Linear
+from genctl.native.linear import Joined, Linear
 from genctl.native.seq2seq_spec import Relative, Seq2SeqSpec, Side
-
-
-class Joined:
-    """Matrices that read the same, as one: q, k and v of a text, k and v of a source."""
-
-    def __init__(self, *parts: Linear) -> None:
-        self.parts = parts
-
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x [..., in] -> for each part [..., out]."""
-        return tuple([part(x) for part in self.parts])
 
 
 @dataclass
@@ -62,9 +51,8 @@ class LayerWeights:
 
     qkv: Joined  # E -> H·D three times
     o: Linear  # H·D -> E
-    up: Linear  # E -> I
+    up: Joined  # E -> I, with a gate E -> I and I
     down: Linear  # I -> E
-    gate: Linear | None = None  # E -> I
     cross: CrossWeights | None = None  # of a decoder
     attn_norm: Map = same  # of what attention reads
     attn_sum_norm: Map = same  # of the sum with what it adds
@@ -203,9 +191,10 @@ class EncoderDecoder:
 
     def _mlp(self, h: Tensor, w: LayerWeights) -> Tensor:
         """h [N, F, E] -> what the MLP adds, [N, F, E]."""
-        if w.gate is not None:  # gated linear units (Shazeer 2020, arXiv:2002.05202)
-            return w.down(self.activation(w.gate(h)) * w.up(h))
-        return w.down(self.activation(w.up(h)))
+        if not self.spec.gated:
+            return w.down(self.activation(w.up(h)[0]))
+        gate, up = w.up(h)  # gated linear units (Shazeer 2020, arXiv:2002.05202)
+        return w.down(self.activation(gate) * up)
 
 
 def _heads(x: Tensor, side: Side) -> Tensor:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from genctl.native.encoder_decoder import EncoderDecoder, LayerWeights, SideWeights
+    from genctl.native.linear import Linear, Products
 
 SideName = Literal["encoder", "decoder"]
 SIDES: tuple[SideName, ...] = ("encoder", "decoder")
@@ -121,9 +122,16 @@ class Seq2SeqPlan:
             yield f"{name}.bias", (self.spec.hidden,)
 
 
-def build(plan: Seq2SeqPlan, get: Callable[[str], Tensor], *, dtype: torch.dtype | None = None) -> EncoderDecoder:
+def build(
+    plan: Seq2SeqPlan,
+    get: Callable[[str], Tensor],
+    *,
+    dtype: torch.dtype | None = None,
+    products: Products | None = None,
+) -> EncoderDecoder:
     """The model of a plan, whose tensors `get` gives by their names in the files."""
     from genctl.native.encoder_decoder import EncoderDecoder, Seq2SeqWeights
+    from genctl.native.linear import Products
 
     read: dict[str, Tensor] = {}  # matrices that have several uses
 
@@ -137,24 +145,19 @@ def build(plan: Seq2SeqPlan, get: Callable[[str], Tensor], *, dtype: torch.dtype
     first = get(plan.embed["decoder"])
     kind = first.dtype if dtype is None else dtype
     read[plan.embed["decoder"]] = first.to(kind)
-    builder = _Builder(plan, converted)
+    builder = _Builder(plan, converted, products or Products())
     weights = Seq2SeqWeights(builder.side("encoder"), builder.side("decoder"), builder.head())
     return EncoderDecoder(plan.spec, weights)
 
 
 class _Builder:
-    def __init__(self, plan: Seq2SeqPlan, get: Callable[[str], Tensor]) -> None:
-        self.plan, self.get = plan, get
+    def __init__(self, plan: Seq2SeqPlan, get: Callable[[str], Tensor], products: Products) -> None:
+        self.plan, self.get, self.products = plan, get, products
         self.spec, self.names = plan.spec, plan.names
 
-    def linear(self, name: str, bias: str = "") -> Any:
-        """The product with a matrix: every one is made here."""
-        from genctl.native.linear import Linear
-
-        return Linear(self.get(name), self.get(bias).flatten() if bias else None)
-
-    def head(self) -> Any:
-        return self.linear(self.plan.embed["head"], self.plan.head_bias)
+    def head(self) -> Linear:
+        bias = self.plan.head_bias
+        return self.products.head(self.get(self.plan.embed["head"]), self.get(bias)[0] if bias else None)
 
     def side(self, side: SideName) -> SideWeights:
         from genctl.native.decoder import same
@@ -178,31 +181,31 @@ class _Builder:
         )
 
     def layer(self, side: SideName, begin: str) -> LayerWeights:
-        from genctl.native.encoder_decoder import CrossWeights, Joined, LayerWeights
+        from genctl.native.encoder_decoder import CrossWeights, LayerWeights
 
         parts = {part: begin + theirs for part, theirs in self.plan.parts(side).items()}
 
-        def product(part: str) -> Any:
-            return self.linear(f"{parts[part]}.weight", f"{parts[part]}.bias" if self.spec.bias else "")
+        def matrix(part: str) -> tuple[Tensor, Tensor | None]:
+            """Weight [out, in] and bias."""
+            return self.get(f"{parts[part]}.weight"), self.get(f"{parts[part]}.bias") if self.spec.bias else None
 
         def norms(part: str, at: str) -> dict[str, Any]:
             """Before the sublayer, or behind the sum."""
             return {at if self.spec.norm_first else at.replace("norm", "sum_norm"): self.norm(parts[part])}
 
-        cross = None
+        linear, joined, cross = self.products.linear, self.products.joined, None
         if side == "decoder":
             cross = CrossWeights(
-                product("cross_q"),
-                Joined(product("cross_k"), product("cross_v")),
-                product("cross_o"),
+                linear(*matrix("cross_q")),
+                joined(matrix("cross_k"), matrix("cross_v")),
+                linear(*matrix("cross_o")),
                 **norms("cross_norm", "norm"),
             )
         return LayerWeights(
-            Joined(product("q"), product("k"), product("v")),
-            product("o"),
-            product("up"),
-            product("down"),
-            product("gate") if "gate" in parts else None,
+            joined(*map(matrix, "qkv")),
+            linear(*matrix("o")),
+            joined(*(matrix(part) for part in ("gate", "up") if part in parts)),
+            linear(*matrix("down")),
             cross,
             **norms("attn_norm", "attn_norm"),
             **norms("mlp_norm", "mlp_norm"),

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from genctl.native.encoder_decoder import EncoderDecoder
+from genctl.native.linear import Joined, Linear
 from genctl.native.model import NativeConfig, NativeModel, SpecialTokens
 from genctl.native.seq2seq_spec import Seq2SeqSpec
 
@@ -43,9 +44,18 @@ class Seq2SeqModel(NativeModel):
         """Every tensor once, with a name of ours."""
         seen: set[int] = set()
         for name, tensor in _tensors("", self.network.weights):
-            if tensor.data_ptr() not in seen:
-                seen.add(tensor.data_ptr())
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
                 yield name, tensor
+
+    def products(self) -> Iterator[Linear | Joined]:
+        """Every matrix product, the head's last."""
+        weights = self.network.weights
+        for layer in (*weights.encoder.layers, *weights.decoder.layers):
+            yield from (layer.qkv, layer.o, layer.up, layer.down)
+            if layer.cross is not None:
+                yield from (layer.cross.q, layer.cross.kv, layer.cross.o)
+        yield weights.head
 
     def get_input_embeddings(self) -> Any:
         """Something whose `weight` are the embeddings of a source, [V, E]."""
@@ -56,6 +66,8 @@ def _tensors(name: str, part: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(part, Tensor):
         yield name, part
         return
-    inner = list(enumerate(part)) if isinstance(part, (list, tuple)) else list(getattr(part, "__dict__", {}).items())
+    if hasattr(part, "tensors"):
+        part = part.tensors()
+    inner = enumerate(part) if isinstance(part, (list, tuple)) else getattr(part, "__dict__", {}).items()
     for key, value in inner:
         yield from _tensors(f"{name}.{key}".lstrip("."), value)
