@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from genctl.decode.runtime import ModelRuntime
+from genctl.decode.sources import Sources
 from genctl.errors import UsageError
 from genctl.models import hub
 from genctl.session import Report, Request, Session
@@ -25,12 +26,14 @@ class Comparison:
     prompt: int  # tokens
     steps: int
     close: bool
+    source: int = 0  # tokens that an encoder read
 
     def __str__(self) -> str:
         share = self.difference / self.largest
+        read = f"a source of {self.source} tokens" if self.source else f"a prompt of {self.prompt} tokens"
         return (
             f"largest difference of logits to transformers: {self.difference:.1e} ({share:.1e} of the largest logit), "
-            f"over a prompt of {self.prompt} tokens and {self.steps} steps"
+            f"over {read} and {self.steps} steps"
         )
 
 
@@ -56,12 +59,15 @@ def compare(session: Session, request: Request, *, steps: int = STEPS) -> Compar
     count = steps if context is None else max(0, min(steps, context - len(lane.tokens)))
     both: tuple[ModelRuntime, ModelRuntime] = (ours, theirs)
     held = [forward.new_cache() for forward in both]
+    sources: list[Sources | None] = [None, None]
+    if lane.source is not None:
+        sources = [Sources(forward.encode(lane.source).states, None, None) for forward in both]
     difference = largest = 0.0
     for step in range(count + 1):
-        pair = zip(both, held, strict=True)
-        mine, wanted = (forward(feed, cache, first=step == 0).logits for forward, cache in pair)
+        pair = zip(both, held, sources, strict=True)
+        mine, wanted = (forward(feed, cache, sources=read, first=step == 0).logits for forward, cache, read in pair)
         difference = max(difference, float((mine - wanted).abs().max()))
         largest = max(largest, float(wanted.abs().max()))
         feed = wanted[:, -1].argmax(-1, keepdim=True)
     close = difference <= CLOSE.get(ours.dtype, 1e-4) * largest
-    return Comparison(difference, largest, len(lane.tokens), count, close)
+    return Comparison(difference, largest, len(lane.tokens), count, close, len(lane.source or ()))

@@ -110,6 +110,27 @@ def test_a_native_run_imports_no_transformers(options: list[str]) -> None:
     assert done.stdout
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--num-beams", "4", "--length-penalty", "0.5", "--num-return-sequences", "2"],
+        ["--do-sample", "--top-p", "0.9", "--seed", "1"],
+        ["--penalty-alpha", "0.6", "--top-k", "4"],
+        ["--cache", "static"],
+        ["--cache", "quantized"],
+        ["--no-use-cache"],
+    ],
+    ids=lambda options: " ".join(options[:2]) or "greedy",
+)
+def test_a_native_encoder_decoder_imports_no_transformers(options: list[str]) -> None:
+    arguments = ["run", "-m", "builtin:numbers", "12345", *options]
+    done = subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    if "--do-sample" not in options:
+        assert done.stdout.splitlines()[0] == "twelve thousand three hundred forty five"
+
+
 def test_a_local_folder_imports_no_transformers_either(llama: Path) -> None:
     arguments = ["run", "-m", str(llama), "-n", "6", "the cat"]
     done = subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=False)
@@ -126,6 +147,9 @@ def test_the_check_names_the_largest_difference() -> None:
     assert done.returncode == 0, done.stderr
     assert "check: largest difference of logits to transformers: " in done.stderr
     assert "prompt of 5 tokens and 16 steps" in done.stderr
+    done = run("12345", "-m", "builtin:numbers", "-n", "2", "--check-runtime")
+    assert done.returncode == 0, done.stderr
+    assert "of the largest logit), over a source of 7 tokens and 16 steps" in done.stderr
     done = run("Once upon a time", "-n", "2", "--check-runtime", "--runtime", "transformers")
     assert done.returncode == 2
     assert "--check-runtime compares the native runtime" in done.stderr

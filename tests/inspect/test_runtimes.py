@@ -1,0 +1,30 @@
+"""`--check-runtime` sees what differs: a native model of which one number is changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from genctl.inspecting.runtimes import compare
+from genctl.native.decoder import RMSNorm
+from genctl.native.model import NativeModel
+from genctl.native.seq2seq_model import Seq2SeqModel
+from genctl.params import Runtime
+from genctl.session import Request, Session
+
+
+@pytest.mark.parametrize(("name", "prompt"), [("stories", "Once upon a time"), ("numbers", "12345")])
+def test_a_changed_number_is_seen(name: str, prompt: str) -> None:
+    session = Session.load(Runtime(model=f"builtin:{name}", runtime="native"))
+    request = Request("0", session.resolve([]), 1, prompt)
+    plain = compare(session, request)
+    assert plain.close
+    assert plain.difference < 1e-5 * plain.largest
+    model = session.loaded.model
+    assert isinstance(model, NativeModel)
+    weights = model.network.weights.decoder if isinstance(model, Seq2SeqModel) else model.decoder.weights
+    assert isinstance(weights.final_norm, RMSNorm)
+    weights.final_norm.weight = weights.final_norm.weight * 1.01
+    changed = compare(session, request)
+    assert not changed.close
+    assert changed.difference > 1e-3 * plain.largest
+    assert (changed.source > 0) == (name == "numbers")
