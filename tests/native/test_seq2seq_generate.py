@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
 from genctl import events
+from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
+from genctl.strategies.contrastive import Contrastive
 from genctl.strategies.sample import Sample
 from tests import runtimes
 from tests.native.seq2seq_variations import FAMILIES, VARIATIONS, model
@@ -102,3 +105,71 @@ def test_a_lane_that_joins_later_is_padded(name: str) -> None:
         wanted = model(name).generate(torch.tensor([lane.source]), max_new_tokens=NEW, eos_token_id=-1, do_sample=False)
         assert found[lane.name] == wanted[0, 1:].tolist()
     assert runtime.forwards < 3 + NEW + 3  # they shared passes
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_resuming_and_rereading_give_the_tokens_of_one_reading(name: str) -> None:
+    """A prompt that goes on where a saved one ends; rows that are read again; hidden states by position."""
+    runtime = runtimes.native(model(name))
+    source = runtime.encode(SOURCES[1])
+    text = (*start(name), 7, 9, 11, 30, 12)
+    saved = runtime.prefill(text[:4], source, hidden=True, whole=True)
+    whole = runtime.prefill(text, source, hidden=True)
+    prefix, reused = runtime.resume(saved, text, source, hidden=True)
+    assert reused == 4
+    assert prefix is not None
+    assert prefix.hidden is not None
+    assert torch.allclose(prefix.logits, whole.logits, atol=1e-4)
+    assert torch.allclose(prefix.hidden, whole.hidden, atol=1e-4)
+    assert runtime.resume(saved, text, runtime.encode(SOURCES[1]), hidden=True) == (None, 0)
+    other, reused = runtime.resume(saved, (5, *text[1:]), source, hidden=True)
+    assert reused == 0
+    assert other is not None
+    assert not torch.allclose(other.logits, whole.logits, atol=1e-2)
+    rows = torch.tensor([[*text, 41], [*text, 42]])
+    again = runtime.reread(rows, prefix)
+    for row in range(2):
+        alone = runtime.prefill(rows[row].tolist(), source)
+        for ours_, wanted in zip(again.layers, alone.cache.self_attention_cache.layers, strict=True):
+            assert torch.allclose(ours_.content()[0][row], wanted.content()[0][0], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_beams_of_two_sources_hold_each_source_once(name: str) -> None:
+    runtime = runtimes.native(model(name))
+    shapes = set()
+    plain = runtime.network.__class__._source
+
+    def seen(self: Any, source: Any, w: Any, layer: Any) -> Any:
+        keys, values = plain(self, source, w, layer)
+        shapes.add((int(source.shape[0]), 1 if keys.stride(0) == 0 else int(keys.shape[0])))
+        return keys, values
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime.network.__class__, "_source", seen)
+        list(decode(runtime, lanes(name, lambda: Beam(4), returned=1)[:2], width=8))
+        list(decode(runtime, lanes(name, lambda: Beam(4), returned=1)[:1], width=4))
+    assert shapes == {(1, 1), (4, 1), (8, 2)}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_contrastive_search_reads_hidden_states(name: str) -> None:
+    """The same tokens as on transformers' classes, which give the hidden states."""
+    made = [Lane("0", start(name), Contrastive(4, 0.6), NEW, eos=(EOS,), source=SOURCES[1])]
+    told = list(decode(Forward(model(name)), made))
+    wanted = [list(h.tokens) for e in told if isinstance(e, events.Finished) for h in e.hypotheses]
+    assert ours(name, made, 1)["0"] == wanted
+
+
+def test_bfloat16_is_as_near_as_transformers() -> None:
+    source = torch.tensor([SOURCES[1]])
+    for name in FAMILIES:
+        feed = torch.tensor([[*start(name), 7, 9]])
+        half = copy.deepcopy(model(name)).bfloat16()
+        network = runtimes.native(half).network
+        with torch.no_grad():
+            exact = model(name)(source, decoder_input_ids=feed).logits
+            theirs = half(source, decoder_input_ids=feed).logits.float()
+        mine = network(feed, torch.arange(3)[None], network.encode(source)).float()
+        assert network.dtype == torch.bfloat16
+        assert (mine - exact).abs().max() < 2 * (theirs - exact).abs().max()

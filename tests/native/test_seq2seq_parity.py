@@ -11,7 +11,9 @@ import torch
 from safetensors import safe_open
 
 from genctl.decode import cache as caches
+from genctl.native import kernels
 from genctl.native.encoder_decoder import EncoderDecoder
+from genctl.native.linear import Packed
 from genctl.native.load import tensors
 from genctl.native.seq2seq_load import Seq2SeqPlan, build
 from tests.native.seq2seq_variations import VARIATIONS, model
@@ -85,6 +87,21 @@ def test_prompt_and_steps_have_the_logits_of_transformers(name: str, case: int, 
         past += feed.shape[1]
         feed = logits[:, -1].argmax(-1, keepdim=True)
         states = states * torch.nan  # keys and values of the source are computed once
+
+
+def test_padded_rows_of_packed_matrices(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large matrices are packed where several rows share a pass, and q, k and v are then one product."""
+    monkeypatch.setattr("genctl.native.linear.SMALL", 0)
+    native.cache_clear()
+    try:
+        test_padded_rows_have_the_logits_of_each_row_alone(name, folder)
+        layer = native(name, folder).weights.decoder.layers[0]
+        assert layer.cross is not None
+        if kernels.has_onednn(torch.float32):
+            assert isinstance(layer.qkv.one, Packed)
+            assert isinstance(layer.cross.kv.one, Packed)
+    finally:
+        native.cache_clear()
 
 
 def test_padded_rows_have_the_logits_of_each_row_alone(name: str, folder: Path) -> None:
