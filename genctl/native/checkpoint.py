@@ -70,5 +70,6 @@ def read(
 
     `look` is given each tensor by its name in the files, and may raise. `products` says how matrices are held.
     """
-    with load.tensors(files, look) as get:
-        return model_of(plan, get, config, special, dtype=dtype, products=products, name=name)
+    from genctl.native.files import mapped
+
+    return model_of(plan, mapped(files, look), config, special, dtype=dtype, products=products, name=name)

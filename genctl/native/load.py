@@ -6,7 +6,6 @@ Which tensors a spec needs, and their shapes, is known from the headers, before 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,30 +123,9 @@ def load(
 
     `look` is given each tensor by its name in the files, and may raise. `products` says how matrices are held.
     """
-    with tensors(files, look) as get:
-        return build(plan, get, dtype=dtype, products=products)
+    from genctl.native.files import mapped
 
-
-@contextmanager
-def tensors(
-    files: tuple[Path, ...], look: Callable[[str, Tensor], object] | None = None
-) -> Iterator[Callable[[str], Tensor]]:
-    """A function that maps a tensor of the files by its name. `look` is given each one, and may raise."""
-    from safetensors import safe_open
-
-    with ExitStack() as stack:
-        held: dict[str, Any] = {}
-        for path in files:
-            file = stack.enter_context(safe_open(path, framework="pt"))
-            held.update(dict.fromkeys(file.keys(), file))
-
-        def get(name: str) -> Tensor:
-            tensor: Tensor = held[name].get_tensor(name)
-            if look is not None:
-                look(name, tensor)
-            return tensor
-
-        yield get
+    return build(plan, mapped(files, look), dtype=dtype, products=products)
 
 
 def build(

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from genctl.decode import cache as caches
 from genctl.native import kernels
 from genctl.native.encoder_decoder import EncoderDecoder
+from genctl.native.files import mapped
 from genctl.native.linear import Packed
-from genctl.native.load import tensors
 from genctl.native.seq2seq_load import Seq2SeqPlan, build
 from tests.native.seq2seq_variations import VARIATIONS, model
 
@@ -40,8 +40,7 @@ def native(name: str, folder: Path) -> EncoderDecoder:
         shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
     plan = Seq2SeqPlan(json.loads((place / "config.json").read_text()), shapes)
     assert plan.unused == []
-    with tensors((path,)) as get:
-        return build(plan, get)
+    return build(plan, mapped([path]))
 
 
 def empty(decoder: EncoderDecoder) -> tuple[caches.LayerCache, caches.LayerCache]:
