@@ -26,7 +26,8 @@ def runtime_of(model: Any, *, compile: bool = False, record: bool = True) -> Mod
     if isinstance(model, NativeModel):
         if not model.config.is_encoder_decoder:
             return NativeRuntime(model)
-        from genctl.native.seq2seq_runtime import Seq2SeqModel, Seq2SeqRuntime
+        from genctl.native.seq2seq_model import Seq2SeqModel
+        from genctl.native.seq2seq_runtime import Seq2SeqRuntime
 
         assert isinstance(model, Seq2SeqModel)
         return Seq2SeqRuntime(model)

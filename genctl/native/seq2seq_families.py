@@ -28,6 +28,9 @@ _HARMLESS = (
 )  # fmt: skip
 
 
+FARTHEST = 1 << 16  # the largest distance with a bias of its own: a table has one for each
+
+
 @dataclass(frozen=True)
 class Seq2SeqNames:
     """The tensors of a family, without `.weight` and `.bias`. Those of a side follow "encoder." or "decoder."."""
@@ -68,7 +71,7 @@ def _t5(c: Config, family: str, feed_forward: str, *, scaled_head: bool) -> Foun
     c.only("is_gated_act", gated)
     c.only("dense_act_fn", activation)
     buckets, farthest = c.size("relative_attention_num_buckets", 32), c.size("relative_attention_max_distance", 128)
-    if buckets < 4 or buckets % 2 or farthest <= buckets // 2:
+    if buckets < 4 or buckets % 2 or not buckets // 2 < farthest <= FARTHEST:
         raise NotNative(f"config.json: {buckets} buckets for distances up to {farthest}")
     vocab, inner = c.size("vocab_size"), c.size("d_ff")
     spec = Seq2SeqSpec(

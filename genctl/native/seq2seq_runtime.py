@@ -16,8 +16,6 @@ from genctl.errors import ModelError
 from genctl.native.runtime import NativeRuntime
 from genctl.native.seq2seq_model import Seq2SeqModel
 
-__all__ = ["Seq2SeqModel", "Seq2SeqRuntime"]
-
 
 class Seq2SeqRuntime(NativeRuntime):
     """A native encoder-decoder. `forwards` counts the decoder's passes."""

@@ -55,6 +55,7 @@ def test_a_field_that_nobody_knows_is_named(name: str) -> None:
         ("t5", {"scale_decoder_outputs": "yes"}, "scale_decoder_outputs"),
         ("t5", {"relative_attention_num_buckets": 2}, "buckets"),
         ("t5", {"relative_attention_max_distance": 6}, "buckets"),
+        ("t5", {"relative_attention_max_distance": 10**12}, "buckets"),
         ("mt5", {"num_decoder_layers": -1}, "num_decoder_layers"),
         ("bart", {"num_hidden_layers": 3}, "disagree"),
         ("bart", {"normalize_before": True}, "normalize_before"),
