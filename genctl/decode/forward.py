@@ -21,12 +21,10 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from genctl.decode import cache as caches
 from genctl.decode import host, own_states
-from genctl.decode.abilities import CACHE_DIFFERS, DECODERS, ENCODER_DECODERS, FINDINGS, RELATIVE_DECODERS, Probe
+from genctl.decode.abilities import CACHE_DIFFERS, DECODERS, DENSE, ENCODER_DECODERS, FINDINGS, RELATIVE_DECODERS, Probe
 from genctl.decode.layers import GrowingLayer, StaticLayer
 from genctl.decode.length_rope import READ_AGAIN, LengthRope
 from genctl.decode.patched import attending
-from genctl.decode.recorded import KNOWN, Recorder, recordable
-from genctl.decode.recording import Fed
 from genctl.decode.runtime import Output, Passed
 from genctl.decode.shared import share
 from genctl.decode.shortage import is_shortage
@@ -49,15 +47,14 @@ class EncoderOutput(BaseModelOutput):  # type: ignore[misc]  # transformers is u
 class Forward:
     """A model as the loop sees it. `forwards` counts the passes through the decoder, `findings` says what it cannot do.
 
-    With `compile` its steps go through torch.compile (see `compiled`). Raises ModelError where they cannot. With
-    `record` they run from a record where that gives the same (see `recorded`).
+    With `compile` its steps go through torch.compile (see `compiled`). Raises ModelError where they cannot.
     """
 
     kind = "transformers"
     reads_history = False  # whether its input preparation looks at the whole text
     rope = LengthRope()
 
-    def __init__(self, model: Any, *, compile: bool = False, record: bool = True) -> None:
+    def __init__(self, model: Any, *, compile: bool = False) -> None:
         self.model = model
         self.config = model.config
         self.device = model.device if model.device.type != "meta" else torch.device("cpu")
@@ -90,8 +87,6 @@ class Forward:
             from genctl.decode.compiled import Compiled
 
             self.compiled = Compiled(model, frozenset(accepted), self.device)
-        usual = record and not compile and not self.prepares
-        self.recorder = Recorder(model) if usual and recordable(model) else None
 
     @property
     def vocab_size(self) -> int:
@@ -302,14 +297,13 @@ class Forward:
         first: bool = False,
         keep: int = 0,
         hidden: bool = False,
-        ahead: int | None = None,
         history: Tensor | None = None,
     ) -> Output:
         """One pass. feed int64 [N, F]; mask int64 [N, T+F], None without padding; positions int64 [N, F].
 
         `keep` limits the logits to the last positions; 0 keeps all. With a cache, what is fed is appended to it.
-        `ahead` is how many steps may follow at most, where that is known. `history` int64 [N, T+F] is the whole text,
-        for models that read it (`reads_history`). Raises ModelError where the model's own code fails.
+        `history` int64 [N, T+F] is the whole text, for models that read it (`reads_history`). Raises ModelError where
+        the model's own code fails.
         """
         if len(feed) > 1 and not self._probing and not self.together:
             return self._apart(feed, mask, sources, keep=keep, hidden=hidden)
@@ -352,21 +346,12 @@ class Forward:
             inputs["output_hidden_states"] = True
         before = 0 if self.watch is None or cache is None else caches.length_of(cache)
         output: Any = None
-        logits: Any = None
+        logits: Tensor
         grouped = sources is not None and sources.grouped
         with torch.no_grad():
             if self.compiled is not None and not first and self.compiled.takes(feed, cache, hidden=hidden):
                 logits = self.compiled.step(feed, cache, mask, positions, self._eager(inputs))
-            elif self.recorder is not None and not (hidden or grouped or self.watch is not None):
-                if first or feed.shape[1] > 1:
-                    self.recorder.begin()
-                elif isinstance(cache, Cache):
-                    if positions is None:
-                        positions = torch.full((1, 1), caches.length_of(cache), device=feed.device)
-                    encoded = (None, None) if sources is None else (sources.states, sources.mask)
-                    fed = Fed(feed, cache, mask, positions, *encoded)
-                    logits = self.recorder.step(fed, ahead, self._eager(inputs))
-            if logits is None:
+            else:
                 if self.module_states is not None:
                     self.module_states.put(None if first else cache)
                 with attending(cache, grouped=grouped):
@@ -448,7 +433,7 @@ class Forward:
 
         transformers would look whether anything is hidden, and the host would wait for that in every step.
         """
-        usual = self._sdpa and self.config.model_type in KNOWN
+        usual = self._sdpa and self.config.model_type in DENSE
         if feed.shape[1] > 1 or host.near(mask) or not usual or not isinstance(cache, Cache):
             return mask
         full = all(type(layer) in (GrowingLayer, StaticLayer) for layer in caches.self_part(cache).layers)

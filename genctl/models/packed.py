@@ -6,7 +6,6 @@ The layer stays the module that it was: only its class and its weight change, so
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -68,13 +67,6 @@ class PackedLayer(nn.Module):
     def held_bytes(self) -> int:
         """What stands for the weight takes."""
         raise NotImplementedError
-
-    @staticmethod
-    def scripted(layers: Sequence[PackedLayer]) -> Any:
-        """What `layers`, all of one class, compute, in TorchScript: called with the input and a layer's place."""
-        from genctl.models.scripted import scripted
-
-        return scripted(layers)
 
     def unpack(self) -> None:
         """Become the plain layer again."""

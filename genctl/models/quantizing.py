@@ -42,7 +42,7 @@ class Int8Layer(PackedLayer):
 
 
 def product(rows: Tensor, numbers: Tensor, scales: Tensor, few: int, at_once: int) -> Tensor:
-    """rows bf16 [N, in] -> bf16 [N, out]. Written for TorchScript too."""
+    """rows bf16 [N, in] -> bf16 [N, out]."""
     if 0 < rows.shape[0] <= few:
         return torch._weight_int8pack_mm(rows, numbers, scales)
     # for many rows: the numbers are turned back to float32, a slice at a time
