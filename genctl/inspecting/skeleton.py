@@ -19,8 +19,8 @@ from genctl.decode.describe import CROSS, describe
 from genctl.decode.forward import Forward
 from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, hub, layout, lean, packing, quantizing, resolve, weights
-from genctl.models.attempts import guarded
+from genctl.models import architecture, check, hub, layout, packing, quantizing, resolve, weights
+from genctl.models.guarded import guarded
 from genctl.models.progress import quiet
 from genctl.params import Runtime
 
@@ -259,7 +259,6 @@ def _dtype(runtime: Runtime, config: Any, checkpoint: check.Checkpoint, notes: l
 
 
 def _made(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    lean.whole()
     # both kinds of code look at no number: the usual ones ask what a mask holds, and which experts are chosen
     plain = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
     with torch.device("meta"):
