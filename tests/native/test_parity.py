@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def told(name: str, prompt: torch.Tensor) -> list[torch.Tensor]:
     """transformers' logits for a prompt and STEPS greedy steps, each [V]; and the tokens."""
     from transformers import DynamicCache
 
-    theirs = model(name)
+    theirs = deepcopy(model(name))  # dynamic frequencies stay in a module as its last pass left them
     cache, feed, said = DynamicCache(config=theirs.config), prompt[None], []
     with torch.no_grad():
         for _ in range(STEPS + 1):
