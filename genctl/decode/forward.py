@@ -92,6 +92,8 @@ class Forward:
     def vocab_size(self) -> int:
         """Entries of the output distribution."""
         head = self.model.get_output_embeddings()
+        if isinstance(outputs := getattr(head, "out_features", None), int):
+            return outputs
         weight = getattr(head, "weight", None)
         if weight is not None and weight.numel():
             return int(weight.shape[0])
