@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from genctl.native.decoder import Decoder
+from genctl.native.linear import Joined, Linear
 from genctl.native.spec import Spec
 
 
@@ -86,6 +87,12 @@ class NativeModel:
                 if isinstance(tensor, Tensor) and id(tensor) not in seen:
                     seen.add(id(tensor))
                     yield f"{name}.{number}", tensor
+
+    def products(self) -> Iterator[Linear | Joined]:
+        """Every matrix product, the head's last."""
+        for layer in self.decoder.weights.layers:
+            yield from (layer.qkv, layer.o, layer.up, layer.down)
+        yield self.decoder.weights.head
 
     def get_input_embeddings(self) -> Any:
         """Something whose `weight` are the embeddings, [V, E]."""

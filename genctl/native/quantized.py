@@ -19,7 +19,7 @@ from genctl.native.kernels import GROUP
 
 FEW = 12  # rows up to which torch's kernel for 8-bit weights is faster than a product with numbers turned back
 AT_ONCE = 1 << 20  # numbers quantised at a time: they stay in the processor's cache
-ROUNDS = 3  # least-squares rounds for each group of 4-bit numbers
+ROUNDS = 2  # least-squares rounds for each group of 4-bit numbers
 
 
 def int8_codes(weight: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -35,7 +35,7 @@ def int8_codes(weight: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tens
             scale = torch.where(short, torch.nextafter(scale, torch.full_like(scale, torch.inf)), scale)
         scales[begin : begin + step] = scale
         divisor = torch.where(scale == 0, 1, scale.float())[:, None]
-        codes[begin : begin + step] = rows.div_(divisor).round_().clamp_(-127, 127).to(torch.int8)
+        codes[begin : begin + step] = (rows / divisor).round_().clamp_(-127, 127).to(torch.int8)
     return codes, scales
 
 
