@@ -296,7 +296,7 @@ def test_loading_packs_by_default_and_says_so(tmp_path: Path) -> None:
 
 
 def test_int8_says_what_it_takes() -> None:
-    (note,) = load(Runtime(quantize="int8")).notes
+    (note,) = load(Runtime(quantize="int8", runtime="transformers")).notes
     assert note == "21 linear layers with weights in int8, 8 left (small); all weights 1.9 MB, 3.7 MB as read"
 
 
