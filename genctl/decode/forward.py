@@ -24,9 +24,7 @@ from genctl.decode import host, own_states
 from genctl.decode.abilities import CACHE_DIFFERS, DECODERS, DENSE, ENCODER_DECODERS, FINDINGS, RELATIVE_DECODERS, Probe
 from genctl.decode.layers import GrowingLayer, StaticLayer
 from genctl.decode.length_rope import READ_AGAIN, LengthRope
-from genctl.decode.patched import attending
 from genctl.decode.runtime import Output, Passed
-from genctl.decode.shared import share
 from genctl.decode.shortage import is_shortage
 from genctl.decode.sources import Sources, join_sources
 from genctl.decode.types import Prefix, Source
@@ -79,8 +77,6 @@ class Forward:
         self.findings: list[str] = []
         self.forwards = 0
         self._probing = False
-        self._shares: bool | None = None
-        self._groups: bool | None = None
         self.watch: Callable[[Passed], None] | None = None
         self.compiled: Compiled | None = None
         if compile:
@@ -349,15 +345,13 @@ class Forward:
         before = 0 if self.watch is None or cache is None else caches.length_of(cache)
         output: Any = None
         logits: Tensor
-        grouped = sources is not None and sources.grouped
         with torch.no_grad():
             if self.compiled is not None and not first and self.compiled.takes(feed, cache, hidden=hidden):
                 logits = self.compiled.step(feed, cache, mask, positions, self._eager(inputs))
             else:
                 if self.module_states is not None:
                     self.module_states.put(None if first else cache)
-                with attending(cache, grouped=grouped):
-                    output = self._run(self.model, **inputs)
+                output = self._run(self.model, **inputs)
                 logits = output.logits
                 if self.module_states is not None:
                     self.module_states.take(cache)
@@ -445,8 +439,7 @@ class Forward:
         """The same step by the model itself, on whatever cache it is given: logits [N, 1, V]."""
 
         def step(cache: Cache) -> Tensor:
-            with attending(cache):
-                logits: Tensor = self.model(**{**inputs, self.cache_name: cache}, return_dict=True).logits
+            logits: Tensor = self.model(**{**inputs, self.cache_name: cache}, return_dict=True).logits
             return logits
 
         return step
@@ -469,54 +462,17 @@ class Forward:
         return kept(cache)
 
     def shares(self, prefix: Prefix) -> bool:
-        """Whether rows that continue a prompt may share its keys and values (see `shared`).
-
-        Tried once with a pass of its own, because a model that computes attention by itself would not see them.
-        """
-        if self._shares is None:
-            usual = self._attends and self.compiled is None  # compiled steps see plain buffers
-            self._shares = usual and not self.is_encoder_decoder and self._tries(prefix)
-        return self._shares
+        """Every row has a copy of its prompt's keys and values: the attention is transformers'."""
+        return False
 
     def groups(self, prefix: Prefix) -> bool:
-        """Whether several rows may attend to one row of an encoder's (see `shared`). Tried once."""
-        if self._groups is None:
-            self._groups = self._attends and self.is_encoder_decoder and self._tries(prefix)
-        return self._groups
-
-    @property
-    def _attends(self) -> bool:
-        return self.device.type == "cpu" and self._sdpa
+        """Every row has a row of the encoder's keys and values."""
+        return False
 
     @property
     def _sdpa(self) -> bool:
         config = self.config.get_text_config(decoder=True)
         return getattr(config, "_attn_implementation", "") == "sdpa"
-
-    def _tries(self, prefix: Prefix) -> bool:
-        feed, source = prefix.tokens[:, -1:], prefix.source
-        row = torch.zeros(1 if source is None else 2, dtype=torch.long, device=self.device)
-        plain = caches.select(caches.self_part(prefix.cache), row)
-        if source is None:
-            cache = share(prefix.cache, 1, 1)
-            inputs = {"input_ids": feed, "use_cache": True}
-        else:
-            own, cross = caches.select(caches.self_part(prefix.cache), row), prefix.cache.cross_attention_cache
-            cache = EncoderDecoderCache(own, cross)
-            sources = join_sources([source], [cross], [2])
-            plain = EncoderDecoderCache(plain, sources.cross)
-            inputs = {"decoder_input_ids": feed.expand(2, -1), "use_cache": True}
-            inputs["encoder_outputs"] = EncoderOutput(last_hidden_state=sources.states)
-        try:
-            with torch.no_grad(), attending(cache, grouped=source is not None) as attention:
-                found = self.model(**inputs, **{self.cache_name: cache}, return_dict=True).logits[:, -1]
-            if attention is None or attention.reached != attention.wanted or self.trusted:
-                return attention is not None and attention.reached == attention.wanted
-            with torch.no_grad():
-                wanted = self.model(**inputs, **{self.cache_name: plain}, return_dict=True).logits[:, -1]
-        except (RuntimeError, ValueError, IndexError, TypeError):
-            return False
-        return Probe(self).alike(found.float(), wanted.float())
 
     def _prepare(self, feed: Tensor, inputs: dict[str, Any], first: bool) -> dict[str, Any]:
         """Let an architecture that overrides input preparation have its say."""

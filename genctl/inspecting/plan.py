@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "genctl/1"
 CROSS, STATE, WINDOW, STATIC = "cross-attention", "recurrent state", "sliding window", "static"
-SHARED = 64  # columns of a prompt from which on its rows keep it once (`decode.shared`)
+SHARED = 64  # columns of a prompt from which on its rows keep it once (`decode.shared`), in the native runtime
 
 _MEMORY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,12})?)\s*([a-zA-Z]*)")
 _UNITS: dict[str, int] = {"": 1, "b": 1, "bytes": 1} | {
@@ -319,7 +319,7 @@ def _notes(generation: Generation, parts: Sequence[Part], size: Size, form: str)
     shares = size.rows > size.batch and size.length > SHARED and any(part.kind == "full" for part in parts)
     if shares and size.source == 0:
         said.append(
-            f"on the CPU rows that share a prompt of {SHARED} tokens or more keep it once, so a run may need less"
+            f"the native runtime keeps a prompt of {SHARED} tokens or more once for all its rows: a run may need less"
         )
     if form == "offloaded":
         said.append("with --cache offloaded the layers that grow lie in the CPU's memory while others compute")
