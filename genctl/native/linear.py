@@ -107,6 +107,8 @@ class Float16:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., I] -> [..., O]."""
+        if not x.numel():
+            return x.new_empty(*x.shape[:-1], self.size)
         y = kernels.float16(x.reshape(-1, x.shape[-1]).float(), self.packed)
         return y.to(self.dtype).view(*x.shape[:-1], self.size)
 
