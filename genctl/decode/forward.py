@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,9 +23,10 @@ from genctl.decode import host, own_states
 from genctl.decode.abilities import CACHE_DIFFERS, DECODERS, DENSE, ENCODER_DECODERS, FINDINGS, RELATIVE_DECODERS, Probe
 from genctl.decode.layers import GrowingLayer, StaticLayer
 from genctl.decode.length_rope import READ_AGAIN, LengthRope
+from genctl.decode.prefill import Reader
 from genctl.decode.runtime import Output, Passed
 from genctl.decode.shortage import is_shortage
-from genctl.decode.sources import Sources, join_sources
+from genctl.decode.sources import Sources
 from genctl.decode.types import Prefix, Source
 from genctl.errors import GenctlError, ModelError
 
@@ -42,7 +42,7 @@ class EncoderOutput(BaseModelOutput):  # type: ignore[misc]  # transformers is u
     router_probs: tuple[Tensor, ...] | None = None
 
 
-class Forward:
+class Forward(Reader):
     """A model as the loop sees it. `forwards` counts the passes through the decoder, `findings` says what it cannot do.
 
     With `compile` its steps go through torch.compile (see `compiled`). Raises ModelError where they cannot.
@@ -186,31 +186,6 @@ class Forward:
             output = self._run(encoder, input_ids=tokens, attention_mask=torch.ones_like(tokens))
         return Source(tokens, output.last_hidden_state)
 
-    def prefill(
-        self,
-        ids: Sequence[int],
-        source: Source | None,
-        *,
-        use_cache: bool = True,
-        hidden: bool = False,
-        whole: bool = False,
-    ) -> Prefix:
-        """Read a prompt, alone: batch 1, no padding. A `whole` cache can be resumed at any of its tokens."""
-        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
-        cache = self.new_cache(whole=whole) if use_cache and self.supports_cache else None
-        sources = None
-        if source is not None:
-            sources = Sources(source.states, None, None)
-        output = self(tokens, cache, sources=sources, first=True, keep=0 if hidden else 1, hidden=hidden)
-        return Prefix(
-            tokens,
-            output.cache if whole else self.kept(output.cache),
-            output.logits[:, -1],
-            output.hidden,
-            None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers),
-            source,
-        )
-
     @cached_property
     def reads_padded(self) -> bool:
         """Whether the cache is one that padding leaves no trace in: columns that can be dropped, no states."""
@@ -223,66 +198,6 @@ class Forward:
     def reads_together(self) -> bool:
         """Whether several prompts may be read in one pass."""
         return self.reads_padded and self.pads
-
-    def prefill_together(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
-        """Read prompts in one pass, padded on the left; each prefix holds its own row, without the padding."""
-        longest = max(map(len, prompts))
-        pads = [longest - len(ids) for ids in prompts]
-        tokens = torch.tensor([[0] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)])
-        tokens = tokens.to(self.device)
-        mask = None
-        positions = torch.arange(longest, device=self.device)[None]
-        if any(pads):
-            before = torch.tensor(pads, device=self.device)[:, None]
-            mask, positions = (positions >= before).long(), (positions - before).clamp(min=0)
-        output = self(tokens, caches.new_cache(self.config), mask=mask, positions=positions, first=True, keep=1)
-        found = []
-        for row, pad in enumerate(pads):
-            cache = self.kept(caches.select(output.cache, torch.tensor([row], device=self.device), drop=pad))
-            found.append(Prefix(tokens[row : row + 1, pad:], cache, output.logits[row : row + 1, -1], None, None, None))
-        return found
-
-    def resume(
-        self, saved: Prefix, ids: Sequence[int], source: Source | None, *, hidden: bool = False
-    ) -> tuple[Prefix | None, int]:
-        """A prompt that begins as `saved` does (a prefix made `whole`): only the rest is read.
-
-        Returns the prefix and how many tokens were not read again; (None, 0) where nothing can be reused. The last
-        token is always read: it says what follows. Recurrent states cannot forget, so they serve only prompts that go
-        on where the saved one ends.
-        """
-        known = int(saved.tokens.shape[1])
-        same = sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(saved.tokens[0].tolist(), ids, strict=False))
-        )
-        kept = min(same, len(ids) - 1)
-        single = not caches.croppable(saved.cache)
-        if (single and kept < known) or (hidden and saved.hidden is None):
-            return None, 0
-        if source is not saved.source or (kept == 0 and source is None):
-            return None, 0
-        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
-        row = torch.zeros(1, dtype=torch.long, device=self.device)
-        cache = caches.select(caches.self_part(saved.cache), row, room=len(ids) - kept)
-        caches.crop(cache, known - kept)
-        sources = None
-        if (
-            self.rope.may_read_again(kept) and len(ids) > self.rope.bound
-        ):  # what was saved was read with other frequencies
-            return None, 0
-        if source is not None:
-            sources = Sources(source.states, None, saved.cache.cross_attention_cache)
-        parts = [tokens[:, kept:]] if not single else [tokens[:, at : at + 1] for at in range(kept, len(ids))]
-        states = [] if saved.hidden is None else [saved.hidden[:, :kept]]
-        for feed in parts:
-            output = self(feed, cache, sources=sources, first=kept == 0, keep=0 if hidden else 1, hidden=hidden)
-            cache = output.cache
-            if output.hidden is not None:
-                states.append(output.hidden)
-        cache = self.kept(caches.narrowed(cache, self.new_cache()))
-        layers = None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers)
-        seen = torch.cat(states, 1) if hidden else None
-        return Prefix(tokens, cache, output.logits[:, -1], seen, layers, source), kept
 
     def __call__(
         self,
@@ -382,6 +297,10 @@ class Forward:
         """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""
         return self.rope.room(length)
 
+    def in_one_piece(self, length: int) -> bool:
+        """Whether the angles of a text's positions depend on its length, and so on where it is cut."""
+        return length > self.bound
+
     def wants_history(self, before: int) -> bool:
         """Whether a pass that continues texts of `before` tokens needs `history`, the whole texts."""
         return self.reads_history or self.rope.may_read_again(before)
@@ -443,15 +362,6 @@ class Forward:
             return logits
 
         return step
-
-    def reread(self, tokens: Tensor, prefix: Prefix) -> Cache:
-        """The self-attention cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
-        cache = caches.self_part(self.new_cache())
-        sources = None
-        if prefix.source is not None:
-            sources = join_sources([prefix.source], [prefix.cache.cross_attention_cache], [len(tokens)])
-        self(tokens, cache, sources=sources, first=True, keep=1, history=tokens)
-        return self.kept(cache)
 
     def kept(self, cache: Any) -> Any:
         """A cache, or None, in the form that the steps to come want, in place."""

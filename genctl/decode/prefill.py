@@ -11,13 +11,19 @@ from torch import Tensor
 
 from genctl.decode import cache as caches
 from genctl.decode.runtime import Output
+from genctl.decode.sources import Sources, join_sources
 from genctl.decode.types import Prefix, Source
 
 
 class Reader:
-    """Reading for a decoder-only runtime whose caches can be cut back at any token."""
+    """Reading for a runtime, with a source for an encoder-decoder."""
 
     device: torch.device
+
+    @property
+    def supports_cache(self) -> bool:
+        """See `runtime.ModelRuntime`."""
+        raise NotImplementedError
 
     def __call__(
         self,
@@ -26,9 +32,11 @@ class Reader:
         *,
         mask: Tensor | None = None,
         positions: Tensor | None = None,
+        sources: Sources | None = None,
         keep: int = 0,
         hidden: bool = False,
         first: bool = False,
+        history: Tensor | None = None,
     ) -> Output:
         """See `runtime.ModelRuntime`."""
         raise NotImplementedError
@@ -36,6 +44,10 @@ class Reader:
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Any:
         """See `runtime.ModelRuntime`."""
         raise NotImplementedError
+
+    def kept(self, cache: Any) -> Any:
+        """See `runtime.ModelRuntime`."""
+        return cache
 
     def in_one_piece(self, length: int) -> bool:
         """Whether a text of `length` tokens comes out otherwise if it is read in pieces."""
@@ -52,9 +64,12 @@ class Reader:
     ) -> Prefix:
         """Read a prompt, alone: batch 1, no padding. A `whole` cache can be resumed at any of its tokens."""
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
-        cache = self.new_cache(whole=whole) if use_cache else None
-        output = self(tokens, cache, keep=0 if hidden else 1, hidden=hidden, first=True)
-        return _prefix(tokens, output, output.hidden)
+        cache = self.new_cache(whole=whole) if use_cache and self.supports_cache else None
+        sources = None if source is None else Sources(source.states, None, None)
+        output = self(tokens, cache, sources=sources, keep=0 if hidden else 1, hidden=hidden, first=True)
+        if not whole:
+            output.cache = self.kept(output.cache)
+        return _prefix(tokens, output, output.hidden, source)
 
     def prefill_together(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
         """Read prompts in one pass, padded on the left; each prefix holds its own row, without the padding."""
@@ -70,7 +85,7 @@ class Reader:
         output = self(tokens, self.new_cache(), mask=mask, positions=positions, keep=1, first=True)
         found = []
         for row, pad in enumerate(pads):
-            cache = caches.select(output.cache, torch.tensor([row], device=self.device), drop=pad)
+            cache = self.kept(caches.select(output.cache, torch.tensor([row], device=self.device), drop=pad))
             found.append(Prefix(tokens[row : row + 1, pad:], cache, output.logits[row : row + 1, -1], None, None, None))
         return found
 
@@ -80,36 +95,47 @@ class Reader:
         """A prompt that begins as `saved` does (a prefix made `whole`): only the rest is read.
 
         Returns the prefix and how many tokens were not read again; (None, 0) where nothing can be reused. The last
-        token is always read: it says what follows.
+        token is always read: it says what follows. Recurrent states cannot forget, so they serve only prompts that go
+        on where the saved one ends.
         """
         known = saved.tokens[0].tolist()
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, ids, strict=False)))
         kept = min(same, len(ids) - 1)
-        if kept == 0 or (hidden and saved.hidden is None) or self.in_one_piece(max(len(known), len(ids))):
+        forgets = caches.croppable(saved.cache)
+        if source is not saved.source or (kept == 0 and source is None) or (kept < len(known) and not forgets):
+            return None, 0
+        if (hidden and saved.hidden is None) or self.in_one_piece(max(len(known), len(ids))):
             return None, 0
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
         row = torch.zeros(1, dtype=torch.long, device=self.device)
-        cache = caches.select(saved.cache, row, room=len(ids) - kept)
+        cache = caches.select(caches.self_part(saved.cache), row, room=len(ids) - kept)
         caches.crop(cache, len(known) - kept)
-        output = self(tokens[:, kept:], cache, keep=0 if hidden else 1, hidden=hidden)
-        output.cache = caches.narrowed(cache, self.new_cache())
-        seen = None
-        if saved.hidden is not None and output.hidden is not None:
-            seen = torch.cat([saved.hidden[:, :kept], output.hidden], 1)
-        return _prefix(tokens, output, seen), kept
+        sources = None if source is None else Sources(source.states, None, saved.cache.cross_attention_cache)
+        seen = [] if saved.hidden is None else [saved.hidden[:, :kept]]
+        # a recurrent state takes up what follows it token by token
+        for feed in [tokens[:, kept:]] if forgets else torch.split(tokens[:, kept:], 1, 1):
+            output = self(feed, cache, sources=sources, first=kept == 0, keep=0 if hidden else 1, hidden=hidden)
+            cache = output.cache
+            if output.hidden is not None:
+                seen.append(output.hidden)
+        output.cache = self.kept(caches.narrowed(cache, self.new_cache()))
+        return _prefix(tokens, output, torch.cat(seen, 1) if hidden else None, source), kept
 
     def reread(self, tokens: Tensor, prefix: Prefix) -> Any:
         """The cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
-        cache = self.new_cache()
+        cache = caches.self_part(self.new_cache())
+        sources = None
+        if prefix.source is not None:
+            sources = join_sources([prefix.source], [prefix.cache.cross_attention_cache], [len(tokens)])
         length = tokens.shape[1]
         ends = [length] if not self.in_one_piece(length) else [int(prefix.tokens.shape[1]), length]
         at = 0
         for end in ends:  # where it matters, what was one piece is one again
-            self(tokens[:, at:end], cache, keep=1, first=at == 0)
+            self(tokens[:, at:end], cache, sources=sources, keep=1, first=at == 0, history=tokens[:, :end])
             at = end
-        return cache
+        return self.kept(cache)
 
 
-def _prefix(tokens: Tensor, output: Output, hidden: Tensor | None) -> Prefix:
+def _prefix(tokens: Tensor, output: Output, hidden: Tensor | None, source: Source | None) -> Prefix:
     layers = None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers)
-    return Prefix(tokens, output.cache, output.logits[:, -1], hidden, layers)
+    return Prefix(tokens, output.cache, output.logits[:, -1], hidden, layers, source)
