@@ -1,4 +1,4 @@
-"""How a model is asked: prefill, one step for many rows, and what each architecture wants to be given.
+"""transformers' models as the loop sees them: one pass for many rows, and what each architecture wants to be given.
 
 transformers' own `prepare_inputs_for_generation` is called where an architecture overrides it; elsewhere the few
 inputs that every model shares are passed directly, which costs nothing per step.

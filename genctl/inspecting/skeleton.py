@@ -126,7 +126,7 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
         for parameter in module._parameters.values():
             if parameter is not None:
                 users[id(parameter)] = users.get(id(parameter), 0) + 1
-        if packing.is_linear(module) and _packs(module, places[id(module)], runtime):
+        if packing.is_linear(module) and _packs(model, module, places[id(module)], runtime):
             packed.append(module)
     extra = 0
     for module in packed:
@@ -140,8 +140,8 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     return int(sum(size for key, size in held.items() if users.get(key, 1)) + extra)
 
 
-def _packs(module: nn.Module, places: Sequence[packing.Place], runtime: Runtime) -> bool:
-    if packing.unfit(module, places, runtime.quantize):
+def _packs(model: nn.Module, module: nn.Module, names: Sequence[str], runtime: Runtime) -> bool:
+    if packing.unfit(model, names, runtime.quantize):
         return False
     assert isinstance(module.weight, torch.Tensor)
     return packing.product_for(module.weight.dtype, runtime.quantize) is not None

@@ -31,7 +31,6 @@ _AT_ONCE = 1 << 22  # numbers looked at together
 _READ = re.compile(r"\bself(?:\.\w+)*\.(\w+)\.weight\b")
 
 Look = Callable[[str, Tensor], None]
-Place = tuple[nn.Module, str]  # a parent, and the name that it has for a child
 
 
 class PackedLinear(nn.Module):
@@ -78,22 +77,23 @@ def pack(
     """
     report = Report()
     seen: set[int] = set()
-    parameters = (weight for module in model.modules() for weight in module._parameters.values() if weight is not None)
+    parameters = [weight for module in model.modules() for weight in module.parameters(recurse=False)]
     users = Counter(weight.data_ptr() for weight in parameters if weight.device.type == "cpu")  # tied ones: several
+    del parameters
     mapped, places = pages.mapped_files(), places_of(model)
     for name in [name for name, _ in model.named_modules()]:  # names, because a list of modules would keep them
         module = model.get_submodule(name)
-        for key, parameter in module._parameters.items():
-            if parameter is not None and look is not None and id(parameter) not in seen:
+        for key, parameter in module.named_parameters(recurse=False):
+            if look is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
                 look(f"{name}.{key}" if name else key, parameter)
         if not is_linear(module):
             continue
-        why = unfit(module, places[id(module)], quantize, smallest) or _impossible(module, quantize)
+        why = unfit(model, places[id(module)], quantize, smallest) or _impossible(module, quantize)
         if why:
             report.left[why] += 1
         else:
-            _replace(module, places[id(module)], quantize, users, mapped)
+            _replace(model, places[id(module)], quantize, users, mapped)
             report.packed += 1
     return report
 
@@ -108,12 +108,11 @@ def weights_bytes(model: nn.Module) -> int:
     )
 
 
-def places_of(model: nn.Module) -> dict[int, list[Place]]:
-    """Where each module stands, by its id: modules that are shared have several places, `model` itself has none."""
-    places: dict[int, list[Place]] = defaultdict(list)
-    for parent in model.modules():
-        for key, child in parent._modules.items():
-            places[id(child)].append((parent, key))
+def places_of(model: nn.Module) -> dict[int, list[str]]:
+    """The names of each module, by its id: one that is shared has several."""
+    places: dict[int, list[str]] = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        places[id(module)].append(name)
     return places
 
 
@@ -122,12 +121,13 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, (nn.Linear, Conv1D))
 
 
-def unfit(module: nn.Module, places: Sequence[Place], quantize: str | None, smallest: int | None = None) -> str:
-    """Why a linear layer stays as it is, on any machine; "" if nothing stands against packing it."""
+def unfit(model: nn.Module, names: Sequence[str], quantize: str | None, smallest: int | None = None) -> str:
+    """Why the linear layer with these names stays as it is, on any machine; "" if nothing stands against packing it."""
+    module = model.get_submodule(names[0])
     kind = type(module)
     # Falcon writes the product out; it is the same one
     falcon = kind.__name__ == "FalconLinear" and kind.__module__.startswith("transformers.")
-    if not places or not (kind in (nn.Linear, Conv1D) or falcon):
+    if module is model or not (kind in (nn.Linear, Conv1D) or falcon):
         return "of another class"
     replaced = "forward" in module.__dict__ or hasattr(module, "_hf_hook")
     if replaced or module._forward_hooks or module._forward_pre_hooks:
@@ -141,7 +141,7 @@ def unfit(module: nn.Module, places: Sequence[Place], quantize: str | None, smal
         return "small"
     if isinstance(bias, Tensor) and bias.dtype != weight.dtype:
         return "of mixed types"
-    if any(_reads(parent, key) for parent, key in places):
+    if any(_reads(model, name) for name in names):
         return "whose weights the model reads by itself"
     if quantize is None:
         return ""
@@ -160,12 +160,13 @@ def product_for(dtype: torch.dtype, quantize: str | None) -> Make | None:
     return Float16 if dtype in (torch.bfloat16, torch.float16) and kernels.has_float16() else None
 
 
-def _reads(parent: nn.Module, key: str) -> bool:
-    """Whether the code of a module's classes reads a child's weight past it, as Mamba does: `self.dt_proj.weight @ x`.
+def _reads(model: nn.Module, name: str) -> bool:
+    """Whether the code of the module around a layer reads its weight past it, as Mamba's: `self.dt_proj.weight @ x`.
 
     Found in the text of their files, where a weight that is only asked for its dtype counts too.
     """
-    return any(key in _weights_read(base.__module__) for base in type(parent).__mro__)
+    around, _, key = name.rpartition(".")
+    return any(key in _weights_read(base.__module__) for base in type(model.get_submodule(around)).__mro__)
 
 
 @cache
@@ -195,21 +196,19 @@ def _impossible(module: nn.Module, quantize: str | None) -> str:
 
 
 def _replace(
-    module: nn.Module,
-    places: Sequence[Place],
-    quantize: str | None,
-    users: Counter[int],
-    mapped: list[tuple[int, int]],
+    model: nn.Module, names: Sequence[str], quantize: str | None, users: Counter[int], mapped: list[tuple[int, int]]
 ) -> None:
-    original, bias = module._parameters["weight"], module._parameters.get("bias")
-    assert original is not None
+    module = model.get_submodule(names[0])
+    original, bias = module.weight, module.bias
+    assert isinstance(original, Tensor)
+    assert bias is None or isinstance(bias, nn.Parameter)
     weight = original.detach().t() if type(module) is Conv1D else original.detach()  # [in, out] there
     make = product_for(weight.dtype, quantize)
     assert make is not None
     new = PackedLinear(make(weight, None if bias is None else bias.detach()), weight.shape, bias)
     new.train(module.training)
-    for parent, key in places:
-        setattr(parent, key, new)
+    for name in names:
+        model.set_submodule(name, new)
     if users[original.data_ptr()] == 1:
         pages.release(original.detach(), mapped)
     users[original.data_ptr()] -= 1
