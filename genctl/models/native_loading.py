@@ -144,7 +144,11 @@ def load(
     special = SpecialTokens(checkpoint.config, checkpoint.generation if file.is_file() else None)
     model = NativeModel(decoder, NativeConfig(checkpoint.config, made.spec), special, CLASSES[made.spec.family])
     held = Counter(product.form for product in model.products())
-    notes = ["linear layers: " + ", ".join(f"{count} {form}" for form, count in sorted(held.items()))]
+    notes = []
+    if set(held) != {"plain"}:
+        how = "" if runtime.quantize is None else f" with weights in {runtime.quantize}"
+        forms = ", ".join(f"{count} {form}" for form, count in sorted(held.items()))
+        notes.append(f"{held.total()} linear layers{how} ({forms})")
     if runtime.quantize is not None:
         size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
         notes[0] += f"; all weights {model.bytes() / 1e6:,.1f} MB, {size / 1e6:,.1f} MB as read"

@@ -6,7 +6,6 @@ Which tensors a spec needs, and their shapes, is known from the headers, before 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,21 +123,9 @@ def load(
 
     `look` is given each tensor by its name in the files, and may raise. `products` says how matrices are held.
     """
-    from safetensors import safe_open
+    from genctl.native.files import mapped
 
-    with ExitStack() as stack:
-        held: dict[str, Any] = {}
-        for path in files:
-            file = stack.enter_context(safe_open(path, framework="pt"))
-            held.update(dict.fromkeys(file.keys(), file))
-
-        def get(name: str) -> Tensor:
-            tensor: Tensor = held[name].get_tensor(name)
-            if look is not None:
-                look(name, tensor)
-            return tensor
-
-        return build(plan, get, dtype=dtype, products=products)
+    return build(plan, mapped(files, look), dtype=dtype, products=products)
 
 
 def build(

@@ -39,10 +39,11 @@ def test_auto_takes_what_is_known_and_equal(llama: Path, tmp_path: Path) -> None
     assert native(llama)
     assert native(llama, pack=False)
     assert native(llama, device="cpu", dtype="float32")
-    assert not native(llama, dtype="bfloat16")
+    assert native(llama, dtype="bfloat16")
+    assert native(llama, dtype="float16")
+    assert native(llama, quantize="int8")
     assert not native(llama, trust=True)
     assert not native(llama, runtime="transformers")
-    assert native(llama, dtype="bfloat16", runtime="native")
     assert not native(checkpoint("mixtral", tmp_path))
 
 
@@ -61,7 +62,7 @@ def test_a_field_that_is_not_known_is_transformers(tmp_path: Path) -> None:
 
 
 def test_native_and_what_only_transformers_does_contradict_each_other(llama: Path) -> None:
-    for options in ({"quantize": "int8"}, {"compile": True}, {"device_map": "auto"}):
+    for options in ({"compile": True}, {"device_map": "auto"}):
         with pytest.raises(UsageError, match="--runtime native"):
             native(llama, runtime="native", **options)
 

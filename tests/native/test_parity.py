@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ def told(name: str, prompt: torch.Tensor) -> list[torch.Tensor]:
     """transformers' logits for a prompt and STEPS greedy steps, each [V]; and the tokens."""
     from transformers import DynamicCache
 
-    theirs = deepcopy(model(name))  # dynamic frequencies stay in a module as its last pass left them
+    theirs = model(name)
     cache, feed, said = DynamicCache(config=theirs.config), prompt[None], []
     with torch.no_grad():
         for _ in range(STEPS + 1):
