@@ -92,7 +92,7 @@ class Planner:
             runtime = replace(self.runtime, model=name, revision=None, compile=False)
             # two vocabularies can only be told apart by their tokenizers
             loaded = hub.load(runtime, **self.flags, need_tokenizer=self.loaded.tokenizer is not None)
-            self.companions[name] = loaded, runtime_of(loaded.model, record=runtime.pack)
+            self.companions[name] = loaded, runtime_of(loaded.model)
         return self.companions[name]
 
     # -- requests ------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class Session:
         from genctl.planning import Planner
 
         self.loaded = loaded
-        self.forward = runtime_of(loaded.model, compile=runtime.compile, record=runtime.pack)
+        self.forward = runtime_of(loaded.model, compile=runtime.compile)
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
         self.saved = self._saved(runtime.prompt_cache)
 

@@ -49,6 +49,12 @@ umt5
 DECODERS, ENCODER_DECODERS = frozenset(_DECODERS.split()), frozenset(_ENCODER_DECODERS.split())
 # With a cache these say something else than without, in transformers too. `generate()` uses it, and so do we.
 CACHE_DIFFERS = frozenset({"cpmant", "fsmt", "prophetnet"})
+# Models whose attention goes through transformers' table of attention functions: a mask may come as they want it.
+_DENSE = """
+bart gemma gemma3_text gpt2 gpt_neox granite llama marian mbart mistral mt5 olmo olmo2 opt pegasus phi qwen2 qwen3
+stablelm starcoder2 t5
+"""
+DENSE = frozenset(_DENSE.split())
 # Encoder-decoders whose decoder has relative positions only: its rows may be padded.
 RELATIVE_DECODERS = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
 

@@ -263,7 +263,6 @@ class Batch:
             keep=keep,
             hidden=hidden,
             first=self.cache is None,
-            ahead=max(run.lane.max_new_tokens - run.pending.rows.written for run in self.runs),
             history=self._everything() if self.cache is not None and forward.wants_history(start) else None,
         )
         if self.cache is not None:

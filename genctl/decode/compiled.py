@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,7 +23,6 @@ from transformers.generation.utils import GenerationMixin
 
 from genctl.decode import cache as caches
 from genctl.decode.layers import GrowingLayer, SlottedLayer
-from genctl.decode.recorded import alike, calm
 from genctl.errors import ModelError
 
 VARIANTS = 64  # compilations that one process may hold; each model needs two
@@ -183,6 +184,25 @@ def kept(cache: Cache) -> Cache:
                 new.hold(*layer.content())
             cache.layers[number] = new
     return cache
+
+
+def alike(found: Tensor, wanted: Tensor, within: float) -> bool:
+    """Whether logits differ by at most `within` of the largest of them, or of 1."""
+    if found.shape != wanted.shape:
+        return False
+    if torch.equal(found, wanted):  # infinite ones too
+        return True
+    largest = wanted.float().abs().amax().clamp(min=1.0)
+    difference = (found.float() - wanted.float()).abs().amax()
+    return bool(difference <= within * largest)
+
+
+@contextmanager
+def calm() -> Iterator[None]:
+    """Without the warnings that the code of a compiler causes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _check(model: Any, accepted: frozenset[str]) -> None:

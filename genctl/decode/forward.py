@@ -1,4 +1,4 @@
-"""How a model is asked: prefill, one step for many rows, and what each architecture wants to be given.
+"""transformers' models as the loop sees them: one pass for many rows, and what each architecture wants to be given.
 
 transformers' own `prepare_inputs_for_generation` is called where an architecture overrides it; elsewhere the few
 inputs that every model shares are passed directly, which costs nothing per step.
@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,16 +20,13 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from genctl.decode import cache as caches
 from genctl.decode import host, own_states
-from genctl.decode.abilities import CACHE_DIFFERS, DECODERS, ENCODER_DECODERS, FINDINGS, RELATIVE_DECODERS, Probe
+from genctl.decode.abilities import CACHE_DIFFERS, DECODERS, DENSE, ENCODER_DECODERS, FINDINGS, RELATIVE_DECODERS, Probe
 from genctl.decode.layers import GrowingLayer, StaticLayer
 from genctl.decode.length_rope import READ_AGAIN, LengthRope
-from genctl.decode.patched import attending
-from genctl.decode.recorded import KNOWN, Recorder, recordable
-from genctl.decode.recording import Fed
+from genctl.decode.prefill import Reader
 from genctl.decode.runtime import Output, Passed
-from genctl.decode.shared import share
 from genctl.decode.shortage import is_shortage
-from genctl.decode.sources import Sources, join_sources
+from genctl.decode.sources import Sources
 from genctl.decode.types import Prefix, Source
 from genctl.errors import GenctlError, ModelError
 
@@ -46,18 +42,17 @@ class EncoderOutput(BaseModelOutput):  # type: ignore[misc]  # transformers is u
     router_probs: tuple[Tensor, ...] | None = None
 
 
-class Forward:
+class Forward(Reader):
     """A model as the loop sees it. `forwards` counts the passes through the decoder, `findings` says what it cannot do.
 
-    With `compile` its steps go through torch.compile (see `compiled`). Raises ModelError where they cannot. With
-    `record` they run from a record where that gives the same (see `recorded`).
+    With `compile` its steps go through torch.compile (see `compiled`). Raises ModelError where they cannot.
     """
 
     kind = "transformers"
     reads_history = False  # whether its input preparation looks at the whole text
     rope = LengthRope()
 
-    def __init__(self, model: Any, *, compile: bool = False, record: bool = True) -> None:
+    def __init__(self, model: Any, *, compile: bool = False) -> None:
         self.model = model
         self.config = model.config
         self.device = model.device if model.device.type != "meta" else torch.device("cpu")
@@ -82,21 +77,19 @@ class Forward:
         self.findings: list[str] = []
         self.forwards = 0
         self._probing = False
-        self._shares: bool | None = None
-        self._groups: bool | None = None
         self.watch: Callable[[Passed], None] | None = None
         self.compiled: Compiled | None = None
         if compile:
             from genctl.decode.compiled import Compiled
 
             self.compiled = Compiled(model, frozenset(accepted), self.device)
-        usual = record and not compile and not self.prepares
-        self.recorder = Recorder(model) if usual and recordable(model) else None
 
     @property
     def vocab_size(self) -> int:
         """Entries of the output distribution."""
         head = self.model.get_output_embeddings()
+        if isinstance(outputs := getattr(head, "out_features", None), int):
+            return outputs
         weight = getattr(head, "weight", None)
         if weight is not None and weight.numel():
             return int(weight.shape[0])
@@ -193,31 +186,6 @@ class Forward:
             output = self._run(encoder, input_ids=tokens, attention_mask=torch.ones_like(tokens))
         return Source(tokens, output.last_hidden_state)
 
-    def prefill(
-        self,
-        ids: Sequence[int],
-        source: Source | None,
-        *,
-        use_cache: bool = True,
-        hidden: bool = False,
-        whole: bool = False,
-    ) -> Prefix:
-        """Read a prompt, alone: batch 1, no padding. A `whole` cache can be resumed at any of its tokens."""
-        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
-        cache = self.new_cache(whole=whole) if use_cache and self.supports_cache else None
-        sources = None
-        if source is not None:
-            sources = Sources(source.states, None, None)
-        output = self(tokens, cache, sources=sources, first=True, keep=0 if hidden else 1, hidden=hidden)
-        return Prefix(
-            tokens,
-            output.cache if whole else self.kept(output.cache),
-            output.logits[:, -1],
-            output.hidden,
-            None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers),
-            source,
-        )
-
     @cached_property
     def reads_padded(self) -> bool:
         """Whether the cache is one that padding leaves no trace in: columns that can be dropped, no states."""
@@ -231,66 +199,6 @@ class Forward:
         """Whether several prompts may be read in one pass."""
         return self.reads_padded and self.pads
 
-    def prefill_together(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
-        """Read prompts in one pass, padded on the left; each prefix holds its own row, without the padding."""
-        longest = max(map(len, prompts))
-        pads = [longest - len(ids) for ids in prompts]
-        tokens = torch.tensor([[0] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)])
-        tokens = tokens.to(self.device)
-        mask = None
-        positions = torch.arange(longest, device=self.device)[None]
-        if any(pads):
-            before = torch.tensor(pads, device=self.device)[:, None]
-            mask, positions = (positions >= before).long(), (positions - before).clamp(min=0)
-        output = self(tokens, caches.new_cache(self.config), mask=mask, positions=positions, first=True, keep=1)
-        found = []
-        for row, pad in enumerate(pads):
-            cache = self.kept(caches.select(output.cache, torch.tensor([row], device=self.device), drop=pad))
-            found.append(Prefix(tokens[row : row + 1, pad:], cache, output.logits[row : row + 1, -1], None, None, None))
-        return found
-
-    def resume(
-        self, saved: Prefix, ids: Sequence[int], source: Source | None, *, hidden: bool = False
-    ) -> tuple[Prefix | None, int]:
-        """A prompt that begins as `saved` does (a prefix made `whole`): only the rest is read.
-
-        Returns the prefix and how many tokens were not read again; (None, 0) where nothing can be reused. The last
-        token is always read: it says what follows. Recurrent states cannot forget, so they serve only prompts that go
-        on where the saved one ends.
-        """
-        known = int(saved.tokens.shape[1])
-        same = sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(saved.tokens[0].tolist(), ids, strict=False))
-        )
-        kept = min(same, len(ids) - 1)
-        single = not caches.croppable(saved.cache)
-        if (single and kept < known) or (hidden and saved.hidden is None):
-            return None, 0
-        if source is not saved.source or (kept == 0 and source is None):
-            return None, 0
-        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
-        row = torch.zeros(1, dtype=torch.long, device=self.device)
-        cache = caches.select(caches.self_part(saved.cache), row, room=len(ids) - kept)
-        caches.crop(cache, known - kept)
-        sources = None
-        if (
-            self.rope.may_read_again(kept) and len(ids) > self.rope.bound
-        ):  # what was saved was read with other frequencies
-            return None, 0
-        if source is not None:
-            sources = Sources(source.states, None, saved.cache.cross_attention_cache)
-        parts = [tokens[:, kept:]] if not single else [tokens[:, at : at + 1] for at in range(kept, len(ids))]
-        states = [] if saved.hidden is None else [saved.hidden[:, :kept]]
-        for feed in parts:
-            output = self(feed, cache, sources=sources, first=kept == 0, keep=0 if hidden else 1, hidden=hidden)
-            cache = output.cache
-            if output.hidden is not None:
-                states.append(output.hidden)
-        cache = self.kept(caches.narrowed(cache, self.new_cache()))
-        layers = None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers)
-        seen = torch.cat(states, 1) if hidden else None
-        return Prefix(tokens, cache, output.logits[:, -1], seen, layers, source), kept
-
     def __call__(
         self,
         feed: Tensor,
@@ -302,14 +210,13 @@ class Forward:
         first: bool = False,
         keep: int = 0,
         hidden: bool = False,
-        ahead: int | None = None,
         history: Tensor | None = None,
     ) -> Output:
         """One pass. feed int64 [N, F]; mask int64 [N, T+F], None without padding; positions int64 [N, F].
 
         `keep` limits the logits to the last positions; 0 keeps all. With a cache, what is fed is appended to it.
-        `ahead` is how many steps may follow at most, where that is known. `history` int64 [N, T+F] is the whole text,
-        for models that read it (`reads_history`). Raises ModelError where the model's own code fails.
+        `history` int64 [N, T+F] is the whole text, for models that read it (`reads_history`). Raises ModelError where
+        the model's own code fails.
         """
         if len(feed) > 1 and not self._probing and not self.together:
             return self._apart(feed, mask, sources, keep=keep, hidden=hidden)
@@ -352,25 +259,14 @@ class Forward:
             inputs["output_hidden_states"] = True
         before = 0 if self.watch is None or cache is None else caches.length_of(cache)
         output: Any = None
-        logits: Any = None
-        grouped = sources is not None and sources.grouped
+        logits: Tensor
         with torch.no_grad():
             if self.compiled is not None and not first and self.compiled.takes(feed, cache, hidden=hidden):
                 logits = self.compiled.step(feed, cache, mask, positions, self._eager(inputs))
-            elif self.recorder is not None and not (hidden or grouped or self.watch is not None):
-                if first or feed.shape[1] > 1:
-                    self.recorder.begin()
-                elif isinstance(cache, Cache):
-                    if positions is None:
-                        positions = torch.full((1, 1), caches.length_of(cache), device=feed.device)
-                    encoded = (None, None) if sources is None else (sources.states, sources.mask)
-                    fed = Fed(feed, cache, mask, positions, *encoded)
-                    logits = self.recorder.step(fed, ahead, self._eager(inputs))
-            if logits is None:
+            else:
                 if self.module_states is not None:
                     self.module_states.put(None if first else cache)
-                with attending(cache, grouped=grouped):
-                    output = self._run(self.model, **inputs)
+                output = self._run(self.model, **inputs)
                 logits = output.logits
                 if self.module_states is not None:
                     self.module_states.take(cache)
@@ -400,6 +296,10 @@ class Forward:
     def draft_room(self, length: int) -> float:
         """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""
         return self.rope.room(length)
+
+    def in_one_piece(self, length: int) -> bool:
+        """Whether the angles of a text's positions depend on its length, and so on where it is cut."""
+        return length > self.bound
 
     def wants_history(self, before: int) -> bool:
         """Whether a pass that continues texts of `before` tokens needs `history`, the whole texts."""
@@ -448,7 +348,7 @@ class Forward:
 
         transformers would look whether anything is hidden, and the host would wait for that in every step.
         """
-        usual = self._sdpa and self.config.model_type in KNOWN
+        usual = self._sdpa and self.config.model_type in DENSE
         if feed.shape[1] > 1 or host.near(mask) or not usual or not isinstance(cache, Cache):
             return mask
         full = all(type(layer) in (GrowingLayer, StaticLayer) for layer in caches.self_part(cache).layers)
@@ -458,20 +358,10 @@ class Forward:
         """The same step by the model itself, on whatever cache it is given: logits [N, 1, V]."""
 
         def step(cache: Cache) -> Tensor:
-            with attending(cache):
-                logits: Tensor = self.model(**{**inputs, self.cache_name: cache}, return_dict=True).logits
+            logits: Tensor = self.model(**{**inputs, self.cache_name: cache}, return_dict=True).logits
             return logits
 
         return step
-
-    def reread(self, tokens: Tensor, prefix: Prefix) -> Cache:
-        """The self-attention cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
-        cache = caches.self_part(self.new_cache())
-        sources = None
-        if prefix.source is not None:
-            sources = join_sources([prefix.source], [prefix.cache.cross_attention_cache], [len(tokens)])
-        self(tokens, cache, sources=sources, first=True, keep=1, history=tokens)
-        return self.kept(cache)
 
     def kept(self, cache: Any) -> Any:
         """A cache, or None, in the form that the steps to come want, in place."""
@@ -482,54 +372,17 @@ class Forward:
         return kept(cache)
 
     def shares(self, prefix: Prefix) -> bool:
-        """Whether rows that continue a prompt may share its keys and values (see `shared`).
-
-        Tried once with a pass of its own, because a model that computes attention by itself would not see them.
-        """
-        if self._shares is None:
-            usual = self._attends and self.compiled is None  # compiled steps see plain buffers
-            self._shares = usual and not self.is_encoder_decoder and self._tries(prefix)
-        return self._shares
+        """Every row has a copy of its prompt's keys and values: the attention is transformers'."""
+        return False
 
     def groups(self, prefix: Prefix) -> bool:
-        """Whether several rows may attend to one row of an encoder's (see `shared`). Tried once."""
-        if self._groups is None:
-            self._groups = self._attends and self.is_encoder_decoder and self._tries(prefix)
-        return self._groups
-
-    @property
-    def _attends(self) -> bool:
-        return self.device.type == "cpu" and self._sdpa
+        """Every row has a row of the encoder's keys and values."""
+        return False
 
     @property
     def _sdpa(self) -> bool:
         config = self.config.get_text_config(decoder=True)
         return getattr(config, "_attn_implementation", "") == "sdpa"
-
-    def _tries(self, prefix: Prefix) -> bool:
-        feed, source = prefix.tokens[:, -1:], prefix.source
-        row = torch.zeros(1 if source is None else 2, dtype=torch.long, device=self.device)
-        plain = caches.select(caches.self_part(prefix.cache), row)
-        if source is None:
-            cache = share(prefix.cache, 1, 1)
-            inputs = {"input_ids": feed, "use_cache": True}
-        else:
-            own, cross = caches.select(caches.self_part(prefix.cache), row), prefix.cache.cross_attention_cache
-            cache = EncoderDecoderCache(own, cross)
-            sources = join_sources([source], [cross], [2])
-            plain = EncoderDecoderCache(plain, sources.cross)
-            inputs = {"decoder_input_ids": feed.expand(2, -1), "use_cache": True}
-            inputs["encoder_outputs"] = EncoderOutput(last_hidden_state=sources.states)
-        try:
-            with torch.no_grad(), attending(cache, grouped=source is not None) as attention:
-                found = self.model(**inputs, **{self.cache_name: cache}, return_dict=True).logits[:, -1]
-            if attention is None or attention.reached != attention.wanted or self.trusted:
-                return attention is not None and attention.reached == attention.wanted
-            with torch.no_grad():
-                wanted = self.model(**inputs, **{self.cache_name: plain}, return_dict=True).logits[:, -1]
-        except (RuntimeError, ValueError, IndexError, TypeError):
-            return False
-        return Probe(self).alike(found.float(), wanted.float())
 
     def _prepare(self, feed: Tensor, inputs: dict[str, Any], first: bool) -> dict[str, Any]:
         """Let an architecture that overrides input preparation have its say."""

@@ -167,18 +167,6 @@ class GrowingLayer:
         """The columns as they are kept; of a fixed layer the free ones too."""
         return self.buffers if self.fixed else self._columns()
 
-    # -- steps that are written from outside (see `recorded`) ----------------------------------------------------------
-
-    def place(self) -> tuple[int, int, int]:
-        """Make room for a column. Returns where the filled ones begin, how many they are, and how many were ever."""
-        if self.buffers[0].shape[-2] == self.begin + self.length:
-            self._grow(self._roomy(self.length + 1))
-        return self.begin, self.length, self.get_seq_length()
-
-    def placed(self) -> None:
-        """A column was written behind the filled ones."""
-        self.length += 1
-
     # -- how columns are stored ----------------------------------------------------------------------------------------
 
     def _encode(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
@@ -327,12 +315,6 @@ class SlidingLayer(GrowingLayer):
             keys, values = keys[:, :, start:].clone(), values[:, :, start:].clone()
         super().hold(keys, values, self._free(seen - start, seen, room))
         self.seen = seen
-
-    def placed(self) -> None:
-        """A column was written behind the filled ones."""
-        self.length += 1
-        self.seen += 1
-        self._let_go()
 
     def _free(self, stored: int, seen: int, room: int) -> int:
         """Columns to keep free behind those that are stored, where `room` more will come."""

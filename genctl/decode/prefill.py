@@ -16,9 +16,14 @@ from genctl.decode.types import Prefix, Source
 
 
 class Reader:
-    """Reading for a runtime whose caches can be cut back at any token, with a source for an encoder-decoder."""
+    """Reading for a runtime, with a source for an encoder-decoder."""
 
     device: torch.device
+
+    @property
+    def supports_cache(self) -> bool:
+        """See `runtime.ModelRuntime`."""
+        raise NotImplementedError
 
     def __call__(
         self,
@@ -31,6 +36,7 @@ class Reader:
         keep: int = 0,
         hidden: bool = False,
         first: bool = False,
+        history: Tensor | None = None,
     ) -> Output:
         """See `runtime.ModelRuntime`."""
         raise NotImplementedError
@@ -38,6 +44,10 @@ class Reader:
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Any:
         """See `runtime.ModelRuntime`."""
         raise NotImplementedError
+
+    def kept(self, cache: Any) -> Any:
+        """See `runtime.ModelRuntime`."""
+        return cache
 
     def in_one_piece(self, length: int) -> bool:
         """Whether a text of `length` tokens comes out otherwise if it is read in pieces."""
@@ -54,9 +64,11 @@ class Reader:
     ) -> Prefix:
         """Read a prompt, alone: batch 1, no padding. A `whole` cache can be resumed at any of its tokens."""
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
-        cache = self.new_cache(whole=whole) if use_cache else None
+        cache = self.new_cache(whole=whole) if use_cache and self.supports_cache else None
         sources = None if source is None else Sources(source.states, None, None)
         output = self(tokens, cache, sources=sources, keep=0 if hidden else 1, hidden=hidden, first=True)
+        if not whole:
+            output.cache = self.kept(output.cache)
         return _prefix(tokens, output, output.hidden, source)
 
     def prefill_together(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
@@ -73,7 +85,7 @@ class Reader:
         output = self(tokens, self.new_cache(), mask=mask, positions=positions, keep=1, first=True)
         found = []
         for row, pad in enumerate(pads):
-            cache = caches.select(output.cache, torch.tensor([row], device=self.device), drop=pad)
+            cache = self.kept(caches.select(output.cache, torch.tensor([row], device=self.device), drop=pad))
             found.append(Prefix(tokens[row : row + 1, pad:], cache, output.logits[row : row + 1, -1], None, None, None))
         return found
 
@@ -83,12 +95,14 @@ class Reader:
         """A prompt that begins as `saved` does (a prefix made `whole`): only the rest is read.
 
         Returns the prefix and how many tokens were not read again; (None, 0) where nothing can be reused. The last
-        token is always read: it says what follows.
+        token is always read: it says what follows. Recurrent states cannot forget, so they serve only prompts that go
+        on where the saved one ends.
         """
         known = saved.tokens[0].tolist()
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, ids, strict=False)))
         kept = min(same, len(ids) - 1)
-        if source is not saved.source or (kept == 0 and source is None):
+        forgets = caches.croppable(saved.cache)
+        if source is not saved.source or (kept == 0 and source is None) or (kept < len(known) and not forgets):
             return None, 0
         if (hidden and saved.hidden is None) or self.in_one_piece(max(len(known), len(ids))):
             return None, 0
@@ -97,13 +111,15 @@ class Reader:
         cache = caches.select(caches.self_part(saved.cache), row, room=len(ids) - kept)
         caches.crop(cache, len(known) - kept)
         sources = None if source is None else Sources(source.states, None, saved.cache.cross_attention_cache)
-        feed, keep = tokens[:, kept:], 0 if hidden else 1
-        output = self(feed, cache, sources=sources, first=kept == 0, keep=keep, hidden=hidden)
-        output.cache = caches.narrowed(output.cache, self.new_cache())
-        seen = None
-        if saved.hidden is not None and output.hidden is not None:
-            seen = torch.cat([saved.hidden[:, :kept], output.hidden], 1)
-        return _prefix(tokens, output, seen, source), kept
+        seen = [] if saved.hidden is None else [saved.hidden[:, :kept]]
+        # a recurrent state takes up what follows it token by token
+        for feed in [tokens[:, kept:]] if forgets else torch.split(tokens[:, kept:], 1, 1):
+            output = self(feed, cache, sources=sources, first=kept == 0, keep=0 if hidden else 1, hidden=hidden)
+            cache = output.cache
+            if output.hidden is not None:
+                seen.append(output.hidden)
+        output.cache = self.kept(caches.narrowed(cache, self.new_cache()))
+        return _prefix(tokens, output, torch.cat(seen, 1) if hidden else None, source), kept
 
     def reread(self, tokens: Tensor, prefix: Prefix) -> Any:
         """The cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
@@ -115,9 +131,9 @@ class Reader:
         ends = [length] if not self.in_one_piece(length) else [int(prefix.tokens.shape[1]), length]
         at = 0
         for end in ends:  # where it matters, what was one piece is one again
-            self(tokens[:, at:end], cache, sources=sources, keep=1, first=at == 0)
+            self(tokens[:, at:end], cache, sources=sources, keep=1, first=at == 0, history=tokens[:, :end])
             at = end
-        return cache
+        return self.kept(cache)
 
 
 def _prefix(tokens: Tensor, output: Output, hidden: Tensor | None, source: Source | None) -> Prefix:

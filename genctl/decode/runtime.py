@@ -191,14 +191,12 @@ class ModelRuntime(Protocol):
         first: bool = False,
         keep: int = 0,
         hidden: bool = False,
-        ahead: int | None = None,
         history: Tensor | None = None,
     ) -> Output:
         """One pass. feed int64 [N, F]; mask int64 [N, T+F], None without padding; positions int64 [N or 1, F].
 
         `keep` limits the logits to the last positions; 0 keeps all. With a cache, what is fed is appended to it.
-        `ahead` is how many steps may follow at most, where that is known. `history` int64 [N, T+F] is the whole text,
-        where it is wanted.
+        `history` int64 [N, T+F] is the whole text, where it is wanted.
         """
         ...
 

@@ -5,7 +5,8 @@ rows x columns x what one column of one row takes, and how many rows and columns
 
     full, static, quantised   all rows, all columns
     sliding window            all rows, the newest window - 1 columns
-    cross-attention           the source's columns; one row for each prompt, however many beams it has
+    cross-attention           the source's columns; one row for a prompt, however many beams it has (with transformers'
+                              classes, where there are several prompts, all rows)
     recurrent state           all rows, no columns
 
 so a plan equals what `inspect-cache` measures for as many rows and columns, to the byte.
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import UsageError
+from genctl.native.families import CLASSES
 from genctl.params import Generation, Runtime
 from genctl.planning import UNBOUNDED
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "genctl/1"
 CROSS, STATE, WINDOW, STATIC = "cross-attention", "recurrent state", "sliding window", "static"
-SHARED = 64  # columns of a prompt from which on its rows keep it once (`decode.shared`)
+SHARED = 64  # columns of a prompt from which on its rows keep it once (`decode.shared`), in the native runtime
 
 _MEMORY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,12})?)\s*([a-zA-Z]*)")
 _UNITS: dict[str, int] = {"": 1, "b": 1, "bytes": 1} | {
@@ -40,12 +42,16 @@ _UNITS: dict[str, int] = {"": 1, "b": 1, "bytes": 1} | {
 
 @dataclass(frozen=True)
 class Size:
-    """How much is kept: `rows` in all, `length` columns of each, `source` columns of what an encoder has read."""
+    """How much is kept: `rows` in all, `length` columns of each, `source` columns of what an encoder has read.
+
+    With `grouped` the rows of a prompt share one row of cross-attention, in a batch of several prompts too.
+    """
 
     batch: int
     rows: int
     length: int
     source: int = 0
+    grouped: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,8 @@ class Part:
         )
 
     def rows(self, size: Size) -> int:
-        """Rows that are stored. Those of one prompt share one row of cross-attention."""
-        return size.batch if self.kind == CROSS else size.rows
+        """Rows that are stored. Those of the only prompt share one row of cross-attention."""
+        return size.batch if self.kind == CROSS and (size.grouped or size.batch == 1) else size.rows
 
     def columns(self, size: Size) -> int:
         """Columns that are stored; 1 for a state, which has none."""
@@ -163,6 +169,8 @@ def plan(
     parts = [Part.of(entry) for entry in skeletons.probe(skeleton, form)]
     context = context_of(skeleton.config)
     size = _size(skeleton, batch, per_prompt, context, length, source_length)
+    is_native = runtime.runtime != "transformers" and skeleton.model.config.model_type in CLASSES
+    size = replace(size, grouped=is_native and skeleton.device == "cpu")
     weights = skeletons.weights_bytes(skeleton, runtime)
     kept = total(parts, size)
     made: dict[str, Any] = {
@@ -281,7 +289,7 @@ def _size(
 
 
 def _long(size: Size, length: int) -> Size:
-    return Size(size.batch, size.rows, length, size.source)
+    return replace(size, length=length)
 
 
 def _fits(
@@ -292,7 +300,7 @@ def _fits(
         return {"longest_length": None, "length_bound": None, "largest_batch": None, "fits": None}
     room = memory - weights
     longest = largest(lambda length: total(parts, _long(size, length)) <= room, context)
-    batch = largest(lambda batch: total(parts, Size(batch, batch * per_prompt, size.length, size.source)) <= room)
+    batch = largest(lambda batch: total(parts, replace(size, batch=batch, rows=batch * per_prompt)) <= room)
     return {
         "longest_length": longest,
         "length_bound": None if longest is None else "context" if longest == context else "memory",
@@ -319,7 +327,7 @@ def _notes(generation: Generation, parts: Sequence[Part], size: Size, form: str)
     shares = size.rows > size.batch and size.length > SHARED and any(part.kind == "full" for part in parts)
     if shares and size.source == 0:
         said.append(
-            f"on the CPU rows that share a prompt of {SHARED} tokens or more keep it once, so a run may need less"
+            f"the native runtime keeps a prompt of {SHARED} tokens or more once for all its rows: a run may need less"
         )
     if form == "offloaded":
         said.append("with --cache offloaded the layers that grow lie in the CPU's memory while others compute")

@@ -53,7 +53,7 @@ def compare(session: Session, request: Request, *, steps: int = STEPS) -> Compar
     loaded = hub.load(runtime, need_tokenizer=False, **session.planner.flags)
     from genctl.decode.forward import Forward  # transformers comes with it, as the checkpoint wants it
 
-    theirs = Forward(loaded.model, record=False)
+    theirs = Forward(loaded.model)
     feed = torch.tensor([list(lane.tokens)])
     context = session.planner.context
     count = steps if context is None else max(0, min(steps, context - len(lane.tokens)))

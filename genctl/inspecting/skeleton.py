@@ -7,6 +7,7 @@ a few tokens through the same code that decodes, on tensors that have shapes and
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from genctl.decode.describe import CROSS, describe
 from genctl.decode.forward import Forward
 from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, hub, layout, lean, packing, quantizing, resolve, weights
-from genctl.models.attempts import guarded
+from genctl.models import architecture, check, hub, layout, packing, resolve, weights
+from genctl.models.guarded import guarded
 from genctl.models.progress import quiet
 from genctl.params import Runtime
 
@@ -120,11 +121,12 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
         return int(sum(held.values()))
     users: dict[int, int] = {}
     packed: list[nn.Module] = []
+    places = packing.places_of(model)
     for module in model.modules():
         for parameter in module._parameters.values():
             if parameter is not None:
                 users[id(parameter)] = users.get(id(parameter), 0) + 1
-        if _packs(module, runtime):
+        if packing.is_linear(module) and _packs(model, module, places[id(module)], runtime):
             packed.append(module)
     extra = 0
     for module in packed:
@@ -138,15 +140,11 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     return int(sum(size for key, size in held.items() if users.get(key, 1)) + extra)
 
 
-def _packs(module: nn.Module, runtime: Runtime) -> bool:
-    weight = getattr(module, "weight", None)
-    if not packing._is_linear(module) or not isinstance(weight, torch.Tensor) or weight.ndim != 2:
+def _packs(model: nn.Module, module: nn.Module, names: Sequence[str], runtime: Runtime) -> bool:
+    if packing.unfit(model, names, runtime.quantize):
         return False
-    bias = getattr(module, "bias", None)
-    smallest = packing.SMALLEST if runtime.quantize is None else packing.SMALLEST_INT8
-    if weight.numel() < smallest or (bias is not None and bias.dtype != weight.dtype):
-        return False
-    return quantizing.unfit(module) is None if runtime.quantize is not None else packing._supported(weight.dtype)
+    assert isinstance(module.weight, torch.Tensor)
+    return packing.product_for(module.weight.dtype, runtime.quantize) is not None
 
 
 # -- finding the config ------------------------------------------------------------------------------------------------
@@ -259,7 +257,6 @@ def _dtype(runtime: Runtime, config: Any, checkpoint: check.Checkpoint, notes: l
 
 
 def _made(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    lean.whole()
     # both kinds of code look at no number: the usual ones ask what a mask holds, and which experts are chosen
     plain = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
     with torch.device("meta"):

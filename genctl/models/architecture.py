@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError
 from genctl.models import check
-from genctl.models.attempts import guarded
+from genctl.models.guarded import guarded
 from genctl.models.weights import few
 
 if TYPE_CHECKING:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, layout, lean, leftover, native_loading, panics, skeleton
-from genctl.models.attempts import guarded, twice
+from genctl.models import architecture, check, layout, leftover, native_loading, panics
+from genctl.models.guarded import guarded
 from genctl.models.progress import OnEvent, quiet, weights_bar
 from genctl.models.resolve import Place, resolve
 from genctl.models.weights import few
@@ -103,40 +102,18 @@ def load(
         if before_weights is not None:
             before_weights(checkpoint.generation)
         native, reason = native_loading.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
-        plain = runtime.device_map is None and not trust_remote_code and not runtime.compile
-        plain = plain and not checkpoint.config.get("quantization_config")
-        if plain and lean.possible():
-            lean.core()
         device = _device(runtime.device) if runtime.device_map is None else None
         layout.check_device(runtime, device)
         if native is not None and device is not None:
             reason = native_loading.device_reason(runtime, device)
             if not reason:
                 return _native(native, runtime, place, checkpoint, on_event)
-        if device is not None and device.type != "cpu":
-            plain = False
-            lean.whole()
-
-        is_lean = plain and lean.possible()
-        bare = not placement and not trust_remote_code and not checkpoint.config.get("quantization_config")
-        read_before: list[tuple[PreTrainedModel, list[str]]] = []  # a second attempt at the tokenizer needs no other
-
-        def read(sparing: bool) -> tuple[PreTrainedModel, list[str], PreTrainedTokenizerBase | None]:
-            with lean.imports() if sparing and is_lean else nullcontext():
-                if not read_before:
-                    config = architecture.read_config(checkpoint, trust_remote_code)
-                    kind = architecture.auto_class(checkpoint, config, trust_remote_code)
-                    dtype, told = _dtype(checkpoint, config, runtime, device)
-                    with skeleton.built() if sparing and bare and skeleton.saves() else nullcontext():
-                        model, notes = _model(
-                            checkpoint, kind, config, runtime, dtype, placement, trust_remote_code, on_event
-                        )
-                    read_before.append((model, [*notes, *told]))
-                tokenizer = _tokenizer(checkpoint, trust_remote_code) if checkpoint.has_tokenizer else None
-                return *read_before[0], tokenizer
-
-        sparing = is_lean or (bare and skeleton.saves())
-        model, notes, tokenizer = twice(read, sparing=sparing, between=lean.whole if is_lean else lambda: None)
+        config = architecture.read_config(checkpoint, trust_remote_code)
+        kind = architecture.auto_class(checkpoint, config, trust_remote_code)
+        dtype, told = _dtype(checkpoint, config, runtime, device)
+        model, notes = _model(checkpoint, kind, config, runtime, dtype, placement, trust_remote_code, on_event)
+        notes += told
+        tokenizer = _tokenizer(checkpoint, trust_remote_code) if checkpoint.has_tokenizer else None
         notes += layout.settle(model, runtime, device, checkpoint.config)
         if device is not None:
             model = guarded(lambda: model.to(device), f"cannot move the model to {device}")
@@ -330,14 +307,7 @@ def _plain_tokenizer(checkpoint: check.Checkpoint) -> Any:
     what = f"the tokenizer in {checkpoint.folder} cannot be loaded"
     with panics.unreported():
         made = guarded(lambda: tokenizer.plain(checkpoint.folder, checkpoint.model_type), what)
-    if made is not None:
-        return made
-
-    def read(sparing: bool) -> PreTrainedTokenizerBase:
-        with lean.imports() if sparing else nullcontext():
-            return _tokenizer(checkpoint, False)
-
-    return twice(read, sparing=lean.possible(), between=lean.whole)
+    return made if made is not None else _tokenizer(checkpoint, False)
 
 
 def _vocabulary_notes(loaded: Loaded) -> tuple[str, ...]:

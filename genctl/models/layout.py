@@ -83,10 +83,6 @@ def settle(model: nn.Module, runtime: Runtime, device: torch.device | None, conf
     size = sum(weight.nbytes for weight in model.parameters() if weight.device.type != "meta")
     look = looker(size)
     packs = runtime.pack and not runtime.compile  # packed layers are opaque to a compiler, and it fuses by itself
-    if packs and device is not None:
-        from genctl.models.activations import fuse
-
-        fuse(model)
     if device is None or device.type != "cpu" or not packs:
         if look is not None:
             for name, weight in model.named_parameters():

@@ -1,29 +1,62 @@
-"""Linear layers whose weights are laid out once, as they are read, for products with few rows (CPU).
+"""Linear layers of transformers' models give way to packed ones, which hold their weights for products with few rows.
 
-oneDNN keeps a weight in blocks that stream at nearly memory bandwidth; the numbers are the same to 1e-4. Where the
-layout cannot be had, the layer is left as it is. `halving` does the same for 16-bit weights where oneDNN cannot,
-`quantizing` with 8-bit weights.
+The products are those of the native runtime (`native.linear`). In oneDNN's layout the numbers are the same to 1e-4, in
+FBGEMM's float16 to their last digit; 8-bit ones are rounded. A layer that is not fit for it stays as it is.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+import inspect
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from genctl.models import halving, pages, quantizing
-from genctl.models.packed import PackedLayer, Weight, type_name
+from genctl.models import pages
+from genctl.native import kernels
+from genctl.native.linear import Float16, Linear, Make, Packed
+from genctl.native.quantized import Int8Weights
 
 # Numbers in a weight below which a layer stays as it is. A call of oneDNN takes about 20 µs more than a plain product;
 # 8-bit weights are asked for by name, so that only what is not worth it in memory either is left.
 SMALLEST, SMALLEST_INT8 = 1 << 18, 1 << 14
+WIDTH_INT8 = 32  # the 8-bit kernel reads so many numbers of a row at once, without looking where it ends
+_AT_ONCE = 1 << 22  # numbers looked at together
+_READ = re.compile(r"\bself(?:\.\w+)*\.(\w+)\.weight\b")
+
 Look = Callable[[str, Tensor], None]
+
+
+class PackedLinear(nn.Module):
+    """x W' + b by a product of its own, in place of a linear layer. It has no `weight` and takes no gradient."""
+
+    def __init__(self, product: Linear, shape: Sequence[int], bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.product = product
+        self.out_features, self.in_features = shape
+        self.bias = bias
+
+    def forward(self, given: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        if not given.numel():
+            return given.new_empty(*given.shape[:-1], self.out_features)
+        return self.product(given)
+
+    def extra_repr(self) -> str:
+        """What it prints beside its name."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self.product.form}"
+
+    def weight_bytes(self) -> int:
+        """What stands for the weight takes."""
+        bias = None if self.bias is None else self.bias.data_ptr()
+        held = (part for part in self.product.tensors() if part.is_mkldnn or part.data_ptr() != bias)
+        return sum(part.numel() * part.element_size() for part in held)
 
 
 @dataclass
@@ -34,60 +67,34 @@ class Report:
     left: Counter[str] = field(default_factory=Counter)  # why -> how many layers stayed as they were
 
 
-class OneDnnLayer(PackedLayer):
-    """float32 or bfloat16 numbers in oneDNN's blocks."""
-
-    packed: Tensor
-
-    def forward(self, given: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
-        if not given.numel():
-            return given.new_empty(*given.shape[:-1], self.out_features)
-        return _product(given, self.packed, self.shift, "none", [], "")
-
-    def dense(self) -> Tensor:
-        return self.packed.to_dense()
-
-    def held_bytes(self) -> int:
-        return self.packed.numel() * self.packed.element_size()
-
-
-def _product(given: Tensor, packed: Tensor, shift: Tensor | None, *how: Any) -> Tensor:
-    made: Tensor = torch.ops.mkldnn._linear_pointwise.default(given, packed, shift, *how)
-    return made
-
-
 def pack(
     model: nn.Module, *, quantize: str | None = None, look: Look | None = None, smallest: int | None = None
 ) -> Report:
-    """Repack every linear layer of `model` that is fit for it, one by one; each original is freed before the next.
+    """Replace every linear layer within `model` that is fit for it, one by one; each original is freed before the next.
 
     `look` is given each parameter once, by name, before its layer is packed, and may raise. `quantize` is None for the
-    same numbers in another order, or "int8". Only for inference: packed layers carry no gradient.
+    same numbers in another order, or "int8". Only for inference.
     """
-    if smallest is None:
-        smallest = SMALLEST if quantize is None else SMALLEST_INT8
     report = Report()
     seen: set[int] = set()
-    users = Counter(weight.data_ptr() for _, weight in _slots(model) if weight.device.type == "cpu")
-    mapped = pages.mapped_files()
-    for name, module in list(model.named_modules()):
-        for key, weight in list(module._parameters.items()):
-            if weight is not None and look is not None and id(weight) not in seen:
-                seen.add(id(weight))
-                look(f"{name}.{key}" if name else key, weight)
-        if isinstance(module, PackedLayer) or not hasattr(module, "weight"):
+    parameters = [weight for module in model.modules() for weight in module.parameters(recurse=False)]
+    users = Counter(weight.data_ptr() for weight in parameters if weight.device.type == "cpu")  # tied ones: several
+    del parameters
+    mapped, places = pages.mapped_files(), places_of(model)
+    for name in [name for name, _ in model.named_modules()]:  # names, because a list of modules would keep them
+        module = model.get_submodule(name)
+        for key, parameter in module.named_parameters(recurse=False):
+            if look is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                look(f"{name}.{key}" if name else key, parameter)
+        if not is_linear(module):
             continue
-        why = _unfit(module, quantize, smallest)
-        if why is None:
-            original = module.weight.detach()
-            _replace(module, quantize)
-            report.packed += 1
-            if users[original.data_ptr()] == 1:
-                pages.release(original, mapped)
-            users[original.data_ptr()] -= 1
-        elif why:
+        why = unfit(model, places[id(module)], quantize, smallest) or _impossible(module, quantize)
+        if why:
             report.left[why] += 1
+        else:
+            _replace(model, places[id(module)], quantize, users, mapped)
+            report.packed += 1
     return report
 
 
@@ -96,86 +103,116 @@ def weights_bytes(model: nn.Module) -> int:
     held: dict[int, int] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         held[tensor.data_ptr()] = tensor.nbytes
-    total = sum(held.values())
-    for module in model.modules():
-        if isinstance(module, PackedLayer):
-            total += module.held_bytes()
-    return total
+    return sum(held.values()) + sum(
+        module.weight_bytes() for module in model.modules() if isinstance(module, PackedLinear)
+    )
 
 
-def _slots(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every place that holds a parameter: tied ones as often as they are held."""
-    for module in model.modules():
-        for key, weight in module._parameters.items():
-            if weight is not None:
-                yield key, weight
+def places_of(model: nn.Module) -> dict[int, list[str]]:
+    """The names of each module, by its id: one that is shared has several."""
+    places: dict[int, list[str]] = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        places[id(module)].append(name)
+    return places
 
 
-def _is_linear(module: nn.Module) -> bool:
-    """Whether a layer computes x W' + b and nothing else. Subclasses (adapters, routers) may do more."""
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a linear layer of any class, one that may do more than its weight says included."""
+    return isinstance(module, (nn.Linear, Conv1D))
+
+
+def unfit(model: nn.Module, names: Sequence[str], quantize: str | None, smallest: int | None = None) -> str:
+    """Why the linear layer with these names stays as it is, on any machine; "" if nothing stands against packing it."""
+    module = model.get_submodule(names[0])
     kind = type(module)
     # Falcon writes the product out; it is the same one
     falcon = kind.__name__ == "FalconLinear" and kind.__module__.startswith("transformers.")
-    return kind in (nn.Linear, Conv1D) or falcon
-
-
-def _unfit(module: nn.Module, quantize: str | None, smallest: int) -> str | None:
-    """Why a layer stays as it is; "" for what is no linear layer at all; None if it is fit."""
-    if not _is_linear(module):
-        return "of another class" if isinstance(module, nn.Linear) else ""
-    weight = module.weight
-    assert isinstance(weight, Tensor)
+    if module is model or not (kind in (nn.Linear, Conv1D) or falcon):
+        return "of another class"
     replaced = "forward" in module.__dict__ or hasattr(module, "_hf_hook")
     if replaced or module._forward_hooks or module._forward_pre_hooks:
         return "with hooks"
-    if type(weight) is not nn.Parameter or weight.device.type != "cpu" or weight.ndim != 2:
+    weight, bias = module.weight, module.bias
+    if type(weight) is not nn.Parameter or weight.ndim != 2:
         return "not plain tensors on the CPU"
+    if smallest is None:
+        smallest = SMALLEST if quantize is None else SMALLEST_INT8
     if weight.numel() < smallest:
         return "small"
-    bias = getattr(module, "bias", None)
-    if bias is not None and bias.dtype != weight.dtype:
+    if isinstance(bias, Tensor) and bias.dtype != weight.dtype:
         return "of mixed types"
+    if any(_reads(model, name) for name in names):
+        return "whose weights the model reads by itself"
+    if quantize is None:
+        return ""
+    if weight.dtype not in (torch.float32, torch.bfloat16):
+        return _name(weight.dtype)
+    width = weight.shape[0 if kind is Conv1D else 1]
+    return "" if width % WIDTH_INT8 == 0 else f"with rows not a multiple of {WIDTH_INT8}"
+
+
+def product_for(dtype: torch.dtype, quantize: str | None) -> Make | None:
+    """The product that this CPU has for weights of this type; None if there is only the plain one."""
     if quantize is not None:
-        return quantizing.unfit(module)
-    if _supported(weight.dtype):
-        return None
-    if weight.dtype in (torch.bfloat16, torch.float16) and halving.supported():
-        return halving.unfit(weight)
-    return f"{type_name(weight)} without support in this CPU"
+        return Int8Weights
+    if kernels.has_onednn(dtype):
+        return Packed
+    return Float16 if dtype in (torch.bfloat16, torch.float16) and kernels.has_float16() else None
+
+
+def _reads(model: nn.Module, name: str) -> bool:
+    """Whether the code of the module around a layer reads its weight past it, as Mamba's: `self.dt_proj.weight @ x`.
+
+    Found in the text of their files, where a weight that is only asked for its dtype counts too.
+    """
+    around, _, key = name.rpartition(".")
+    return any(key in _weights_read(base.__module__) for base in type(model.get_submodule(around)).__mro__)
 
 
 @cache
-def _supported(dtype: torch.dtype) -> bool:
-    """Whether oneDNN is here and multiplies this type on this CPU, by trying."""
-    if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    weight, given = torch.ones(32, 32, dtype=dtype), torch.ones(2, 32, dtype=dtype)
+def _weights_read(name: str) -> frozenset[str]:
+    if name in (nn.Module.__module__, object.__module__):
+        return frozenset()
     try:
-        if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            return False  # it would compute by its reference code, hundreds of times slower
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-        return bool((_product(given, packed, None, "none", [], "") == 32).all())
-    except (RuntimeError, AttributeError):
-        return False
+        return frozenset(_READ.findall(inspect.getsource(sys.modules[name])))
+    except (OSError, TypeError):  # in no file, or not in Python
+        return frozenset()
 
 
-def _replace(module: Any, quantize: str | None) -> None:
-    weight, bias = module.weight.detach(), module.bias
-    shape, kind = weight.shape, type(module)
-    if kind is Conv1D:  # [in, out]
-        weight = weight.t()
-    held: dict[str, Any] = {"plain_class": kind, "out_features": weight.shape[0], "in_features": weight.shape[1]}
-    shift = None if bias is None else bias.detach()
-    made: type[PackedLayer]
-    if quantize is not None:
-        made, parts = quantizing.Int8Layer, quantizing.quantized(weight)
-    elif _supported(weight.dtype):
-        # batch size None: the layout serves any number of rows (measured; a layout for 1 row is slower at 2 to 16)
-        made, parts = OneDnnLayer, {"packed": torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)}
-    else:
-        made, parts = halving.HalfLayer, halving.halved(weight, shift)
-    held.update(parts, shift=shift)
-    del module._parameters["weight"]
-    module.__class__ = made
-    module.__dict__.update(held)
-    module.__dict__["weight"] = Weight.of(module, shape, weight.dtype)
+def _impossible(module: nn.Module, quantize: str | None) -> str:
+    """Why a linear layer stays as it is here; "" if this CPU can do it."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    if weight.device.type != "cpu":
+        return "not plain tensors on the CPU"
+    product = product_for(weight.dtype, quantize)
+    if product is None:
+        return f"{_name(weight.dtype)} without support in this CPU"
+    if product is Float16 and weight.dtype == torch.bfloat16:
+        for part in torch.split(weight.detach().flatten(), _AT_ONCE):
+            if not float(part.abs().max()) <= torch.finfo(torch.float16).max:
+                return "beyond what float16 holds"
+    return ""
+
+
+def _replace(
+    model: nn.Module, names: Sequence[str], quantize: str | None, users: Counter[int], mapped: list[tuple[int, int]]
+) -> None:
+    module = model.get_submodule(names[0])
+    original, bias = module.weight, module.bias
+    assert isinstance(original, Tensor)
+    assert bias is None or isinstance(bias, nn.Parameter)
+    weight = original.detach().t() if type(module) is Conv1D else original.detach()  # [in, out] there
+    make = product_for(weight.dtype, quantize)
+    assert make is not None
+    new = PackedLinear(make(weight, None if bias is None else bias.detach()), weight.shape, bias)
+    new.train(module.training)
+    for name in names:
+        model.set_submodule(name, new)
+    if users[original.data_ptr()] == 1:
+        pages.release(original.detach(), mapped)
+    users[original.data_ptr()] -= 1
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

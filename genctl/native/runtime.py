@@ -21,8 +21,8 @@ from genctl.native.decoder import Decoder
 from genctl.native.model import NativeModel
 
 
-def runtime_of(model: Any, *, compile: bool = False, record: bool = True) -> ModelRuntime:
-    """A loaded model as the loop sees it. `compile` and `record` concern transformers' models alone."""
+def runtime_of(model: Any, *, compile: bool = False) -> ModelRuntime:
+    """A loaded model as the loop sees it. `compile` concerns transformers' models alone."""
     if isinstance(model, NativeModel):
         if not model.config.is_encoder_decoder:
             return NativeRuntime(model)
@@ -33,7 +33,7 @@ def runtime_of(model: Any, *, compile: bool = False, record: bool = True) -> Mod
         return Seq2SeqRuntime(model)
     from genctl.decode.forward import Forward
 
-    return Forward(model, compile=compile, record=record)
+    return Forward(model, compile=compile)
 
 
 class NativeRuntime(Reader):
@@ -135,7 +135,6 @@ class NativeRuntime(Reader):
         first: bool = False,
         keep: int = 0,
         hidden: bool = False,
-        ahead: int | None = None,
         history: Tensor | None = None,
     ) -> Output:
         """One pass, as `decode.runtime.ModelRuntime` says."""

@@ -151,3 +151,15 @@ def test_texts_of_other_lengths_do_not_change_a_score(name: str) -> None:
             logits = model(name)(ids[:, :-1]).logits.log_softmax(-1)
         expected = logits[0].gather(1, ids[0, 1:, None])[:, 0].tolist()
         assert found[place] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["phi3", "llama"])
+@pytest.mark.parametrize(("before", "after"), [(5, 12), (12, 24), (24, 12), (20, 24)])
+def test_a_prompt_that_is_taken_up_is_read_as_a_whole_one(name: str, before: int, after: int) -> None:
+    """Keys that were read with the angles of a longer text do not serve a shorter one, nor the other way round."""
+    forward, ids = Forward(model(name)), PROMPTS[2]
+    wanted = forward.prefill(ids[:after], None)
+    found, kept = forward.resume(forward.prefill(ids[:before], None, whole=True), ids[:after], None)
+    assert kept == (min(before, after - 1) if max(before, after) <= BOUND else 0)
+    if found is not None:
+        torch.testing.assert_close(found.logits, wanted.logits, rtol=0.0, atol=1e-5)

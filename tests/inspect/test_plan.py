@@ -244,7 +244,7 @@ def test_colour_comes_only_if_asked_for(gemma: Path, capsys: pytest.CaptureFixtu
 
 def test_a_note_goes_to_standard_error(gemma: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, err = show(capsys, gemma, generation=Generation(num_beams=4), format="json")
-    assert err.startswith("note: on the CPU rows that share a prompt of 64 tokens or more keep it once")
+    assert err.startswith("note: the native runtime keeps a prompt of 64 tokens or more once for all its rows")
     assert json.loads(out)["plan"]["notes"] == [err.removeprefix("note: ").strip()]
 
 

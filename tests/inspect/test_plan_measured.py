@@ -85,7 +85,7 @@ def planned(
     folder: Path, arch: str, *, batch: int = 1, dtype: str = "float32", length: int = LENGTH, **generation: Any
 ) -> dict[str, Any]:
     source = PROMPT if arch in SEQ2SEQ else None
-    runtime = Runtime(model=str(folder), dtype=dtype, device="cpu")  # type: ignore[arg-type]
+    runtime = Runtime(model=str(folder), dtype=dtype, device="cpu", runtime="transformers")  # type: ignore[arg-type]
     return plan(runtime, Generation(**generation), batch=batch, length=length, source_length=source)
 
 
@@ -128,10 +128,7 @@ def test_what_is_reserved_for_texts_shorter_and_longer_than_a_window(
 ) -> None:
     made = planned(folder(arch), arch, length=prompt + new - 1, num_beams=beams)
     read = measured(arch, Beam(beams) if beams > 1 else Sample(), prompt=prompt, new=new)
-    if any("shared" in layer for layer in read.layers):  # then a run needs less, and the plan says so
-        assert made["reserved_bytes"] > read.reserved
-    else:
-        same(made, read)
+    same(made, read)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2"])

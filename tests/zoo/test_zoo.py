@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from genctl.decode.forward import Forward
+from genctl.models.packing import pack
 from tests.cli.tool import genctl
 from tests.zoo import recipes
 from tests.zoo.__main__ import table
@@ -80,6 +82,19 @@ def test_what_is_trusted_is_also_found_by_trying(name: str) -> None:
         forward.trusted = False
         forward.supports_cache, forward.together, forward.pads, forward.pads_sources, forward.pads_behind  # noqa: B018
         assert forward.findings == []
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("name", HERE)
+def test_every_text_architecture_computes_the_same_packed(name: str) -> None:
+    """Code that reads a weight past its layer finds it, because such a layer is not packed."""
+    with quiet(), torch.no_grad():
+        model = copy.deepcopy(recipes.build(name)).requires_grad_(False)
+        ids = torch.tensor([PROMPTS[0]] * 2)
+        given = {"input_ids": ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})}
+        wanted = model(**given, return_dict=True).logits
+        assert pack(model, smallest=0).packed
+        torch.testing.assert_close(model(**given, return_dict=True).logits, wanted, rtol=0.0, atol=1e-3)
 
 
 @pytest.mark.zoo

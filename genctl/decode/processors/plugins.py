@@ -33,8 +33,6 @@ def load(use: str, arguments: dict[str, Any], *, allowed: bool) -> Callable[...,
         raise UsageError(
             f"processor {use}: code from outside needs --allow-plugins", hint=f"or an installed entry point {GROUP}"
         )
-    import torch._meta_registrations  # noqa: F401  # code from outside is to find torch whole (see `models.lean`)
-
     found = _entry(use, point) if point is not None else _path(use)
     if inspect.isclass(found):
         try:

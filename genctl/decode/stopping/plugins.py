@@ -31,8 +31,6 @@ def load(use: str, allow_plugins: bool) -> Any:
 
     Raises UsageError when there is none, when it does not load, or when a path is given without `allow_plugins`.
     """
-    import torch._meta_registrations  # noqa: F401  # code from outside is to find torch whole (see `models.lean`)
-
     if ":" not in use:
         try:
             return next(iter(entry_points(group=GROUP, name=use))).load()
