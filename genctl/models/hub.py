@@ -46,11 +46,13 @@ class Loaded:
     notes: tuple[str, ...] = ()  # what the user should be told on stderr
     checkpoint: check.Checkpoint | None = None
     runtime: str = ""  # who computes, and why: "native (llama)", "transformers (--compile)"
+    tokenizer_of: str = ""  # who tokenises, where that is not who computes: "transformers (there is no tokenizer.json)"
 
     @property
     def told(self) -> tuple[str, ...]:
         """What to tell with --verbose."""
-        return (*self.notes, f"runtime: {self.runtime}")
+        tokenizer = (f"tokenizer: {self.tokenizer_of}",) if self.tokenizer_of else ()
+        return (*self.notes, f"runtime: {self.runtime}", *tokenizer)
 
     @property
     def vocab_size(self) -> int:
@@ -161,9 +163,10 @@ def _native(
 ) -> Loaded:
     size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
     model, notes = native_loading.load(plan, runtime, checkpoint, layout.looker(size), on_event)
+    tokenizer, left_to = _plain_tokenizer(checkpoint) if checkpoint.has_tokenizer else (None, "")
     loaded = Loaded(
         model=model,
-        tokenizer=_plain_tokenizer(checkpoint) if checkpoint.has_tokenizer else None,
+        tokenizer=tokenizer,
         config=model.config,
         name=runtime.model,
         path=place.folder,
@@ -172,6 +175,7 @@ def _native(
         notes=(*place.notes, *notes),
         checkpoint=checkpoint,
         runtime=f"native ({plan.spec.family})",
+        tokenizer_of=f"transformers ({left_to})" if left_to else "",
     )
     loaded.notes += _vocabulary_notes(loaded)
     return loaded
@@ -323,21 +327,27 @@ def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrai
         )
 
 
-def _plain_tokenizer(checkpoint: check.Checkpoint) -> Any:
-    """The tokenizer without transformers where its files are all there is to it, else as transformers makes it."""
+def _plain_tokenizer(checkpoint: check.Checkpoint) -> tuple[Any, str]:
+    """The tokenizer without transformers; or as transformers makes it, and why."""
     from genctl.models import tokenizer
+    from genctl.models.tokenizer_class import NotPlain
 
-    what = f"the tokenizer in {checkpoint.folder} cannot be loaded"
+    def plain() -> tuple[Any, str]:
+        try:
+            return tokenizer.plain(checkpoint.folder, checkpoint.config), ""
+        except NotPlain as error:
+            return None, str(error)
+
     with panics.unreported():
-        made = guarded(lambda: tokenizer.plain(checkpoint.folder, checkpoint.model_type), what)
+        made, reason = guarded(plain, f"the tokenizer in {checkpoint.folder} cannot be loaded")
     if made is not None:
-        return made
+        return made, ""
 
     def read(sparing: bool) -> PreTrainedTokenizerBase:
         with lean.imports() if sparing else nullcontext():
             return _tokenizer(checkpoint, False)
 
-    return twice(read, sparing=lean.possible(), between=lean.whole)
+    return twice(read, sparing=lean.possible(), between=lean.whole), reason
 
 
 def _vocabulary_notes(loaded: Loaded) -> tuple[str, ...]:
