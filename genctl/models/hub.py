@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, layout, lean, leftover, native_loading, panics, skeleton
+from genctl.models import architecture, check, layout, lean, leftover, native_loading, panics, skeleton, tokenizer_files
 from genctl.models.attempts import guarded, twice
 from genctl.models.progress import OnEvent, quiet, weights_bar
 from genctl.models.resolve import Place, resolve
@@ -318,6 +318,7 @@ def _model(
 def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
+    tokenizer_files.forget()
     with panics.unreported():
         return guarded(
             lambda: AutoTokenizer.from_pretrained(

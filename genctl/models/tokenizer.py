@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from genctl.models import tokenizer_files
 from genctl.models.tokenizer_class import BACKEND, NotPlain, class_of
 from genctl.models.weights import LARGEST_JSON, read_json
 
@@ -169,7 +170,7 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     _check_fields(said)
     template = _template(folder, said.get("chat_template"))
     clean = bool(said.get("clean_up_tokenization_spaces", False))
-    file = read_json(path, path.name)
+    file = tokenizer_files.take(path)
     said, specific, added = _merged(folder, said, file)
 
     from tokenizers import Tokenizer
