@@ -17,6 +17,7 @@ from genctl.errors import ModelError, UsageError
 from genctl.models import architecture, check, layout, lean, leftover, native_loading, panics, skeleton, tokenizer_files
 from genctl.models.attempts import guarded, twice
 from genctl.models.progress import OnEvent, quiet, weights_bar
+from genctl.models.read_ahead import read_ahead
 from genctl.models.resolve import Place, resolve
 from genctl.models.weights import few
 from genctl.params import Runtime
@@ -104,6 +105,7 @@ def load(
         )
         if before_weights is not None:
             before_weights(checkpoint.generation)
+        read_ahead(checkpoint.weights.files)
         native, reason = native_loading.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         plain = runtime.device_map is None and not trust_remote_code and not runtime.compile
         plain = plain and not checkpoint.config.get("quantization_config")
