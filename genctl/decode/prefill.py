@@ -18,6 +18,7 @@ class Reader:
     """Reading for a decoder-only runtime whose caches can be cut back at any token."""
 
     device: torch.device
+    reads_again = False  # a text that grows beyond where angles change is read again as a whole
 
     def __call__(
         self,
@@ -102,7 +103,7 @@ class Reader:
         """The cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
         cache = self.new_cache()
         length = tokens.shape[1]
-        ends = [length] if not self.in_one_piece(length) else [int(prefix.tokens.shape[1]), length]
+        ends = [length] if self.reads_again or not self.in_one_piece(length) else [int(prefix.tokens.shape[1]), length]
         at = 0
         for end in ends:  # where it matters, what was one piece is one again
             self(tokens[:, at:end], cache, keep=1, first=at == 0)

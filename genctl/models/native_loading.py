@@ -86,8 +86,6 @@ def _plan(checkpoint: Checkpoint) -> Plan:
     made = Plan(config, {name: tensor.shape for name, tensor in checkpoint.weights.tensors.items()})
     if made.unused:  # whether that is an error is found out there
         raise NotNative(f"the weight files hold tensors that it does not read: {few(made.unused)}")
-    if made.spec.rope is not None and made.spec.rope.depends_on_length:
-        raise NotNative("its positions depend on the length of a text")
     return made
 
 
