@@ -333,16 +333,16 @@ class Runtime:
     device_map: str | None = knob(None, "auto spreads the weights over devices, memory and disk (accelerate)", MODEL)
     max_memory: str | None = knob(None, "with --device-map: 0=20GiB,cpu=64GiB", MODEL)
     offload_folder: str | None = knob(None, "with --device-map: where weights that fit nowhere else are kept", MODEL)
-    pack: bool = knob(True, "on the CPU, lay weights out for speed, and run steps from a record of one", MODEL)
-    quantize: Literal["int8"] | None = knob(
-        None, "on the CPU, hold the weights of linear layers in 8 bits: faster, a little less exact", MODEL
+    pack: bool = knob(True, "on the CPU, lay weights out for speed where several rows run", MODEL)
+    quantize: Literal["int8", "int4"] | None = knob(
+        None, "on the CPU, hold the weights of linear layers in 8 or 4 bits: faster, less exact", MODEL
     )
     compile: bool = knob(
         False, "run the steps through torch.compile, and as CUDA graphs on a GPU: worth it for long runs there", MODEL
     )
     runtime: Literal["auto", "native", "transformers"] = knob(
-        "transformers",
-        "who computes: transformers' classes, or genctl's own forward pass, with auto where it knows the checkpoint",
+        "auto",
+        "who computes: genctl's own forward pass (native), transformers' classes, or auto: native where it is known",
         MODEL,
     )
     seed: Annotated[int, Ge(0), Lt(2**64)] | None = knob(

@@ -1,11 +1,12 @@
 """Which runtime computes a checkpoint: the native one where everything that its config.json says is known, else
 transformers' classes.
 
-`--runtime auto` takes the native one only for what is proved equal: float32 on the CPU.
+`--runtime auto` takes the native one for what the tests prove equal.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -32,23 +33,26 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
     Raises ModelError or UsageError where it was asked for by name and cannot. torch is not imported.
     """
     if runtime.runtime == "transformers":
+        if runtime.quantize == "int4":
+            raise UsageError("--quantize int4 and --runtime transformers contradict each other: int4 is native only")
         return None, "asked for"
     try:
         _options(runtime, trust_remote_code)
         made = _plan(checkpoint)
         if runtime.runtime == "auto":
-            _proved(made, dtype_of(runtime, checkpoint))
+            _proved(made)
     except NotNative as reason:
         if runtime.runtime == "native":
             raise ModelError(f"--runtime native: {reason}", hint="--runtime auto falls back to transformers") from None
+        if runtime.quantize == "int4":
+            hint = "--quantize int8 works on transformers' classes too"
+            raise ModelError(f"--quantize int4 needs the native runtime: {reason}", hint=hint) from None
         return None, str(reason)
     return made, ""
 
 
-def _proved(made: Plan, dtype: str) -> None:
+def _proved(made: Plan) -> None:
     """Raises NotNative for what the native runtime computes, but `auto` does not choose it for."""
-    if dtype != "float32":
-        raise NotNative(f"{dtype} weights run faster there")
     if made.spec.family == "falcon" and 1 < made.spec.kv_heads < made.spec.heads:
         raise NotNative("its cache has a head for each query there, and what is planned and saved follows that")
 
@@ -57,7 +61,6 @@ def _options(runtime: Runtime, trust_remote_code: bool) -> None:
     """Raises NotNative, or UsageError with --runtime native, for what only transformers' classes do."""
     said = {
         "--trust-remote-code": trust_remote_code,
-        f"--quantize {runtime.quantize}": runtime.quantize is not None,
         f"--device-map {runtime.device_map}": runtime.device_map is not None,
         "--compile": runtime.compile,
     }
@@ -118,6 +121,7 @@ def load(
     """Map the weights; the model, and what to tell of it. `look` is given each tensor, and may raise."""
     import torch
 
+    from genctl.native.linear import Products
     from genctl.native.load import load as read
     from genctl.native.model import NativeConfig, NativeModel, SpecialTokens
 
@@ -132,11 +136,16 @@ def load(
             on_event(Loading(runtime.model, done, made.tensors, "tensors"))
 
     dtype = getattr(torch, dtype_of(runtime, checkpoint))
-    decoder = read(made, checkpoint.weights.files, dtype=dtype, look=seen)
+    products = Products(runtime.quantize, pack=runtime.pack)
+    decoder = read(made, checkpoint.weights.files, dtype=dtype, look=seen, products=products)
     file = checkpoint.folder / "generation_config.json"
     special = SpecialTokens(checkpoint.config, checkpoint.generation if file.is_file() else None)
     model = NativeModel(decoder, NativeConfig(checkpoint.config, made.spec), special, CLASSES[made.spec.family])
-    notes = []
+    held = Counter(product.form for product in model.products())
+    notes = ["linear layers: " + ", ".join(f"{count} {form}" for form, count in sorted(held.items()))]
+    if runtime.quantize is not None:
+        size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
+        notes[0] += f"; all weights {model.bytes() / 1e6:,.1f} MB, {size / 1e6:,.1f} MB as read"
     if made.unused:
         notes.append(f"{len(made.unused)} tensors in the weight files are not used: {few(made.unused)}")
     return model, notes

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genctl.native.attention import Sight, alibi, alibi_slopes, attention
-from genctl.native.linear import Linear
+from genctl.native.linear import Joined, Linear
 from genctl.native.rope import Rotary
 from genctl.native.spec import Spec
 
@@ -40,15 +40,10 @@ def same(x: Tensor) -> Tensor:
 class LayerWeights:
     """One layer. A norm that the family does not have is `same`; a matrix that it does not have is None."""
 
+    qkv: Joined  # E -> H·D, K·D, K·D; of a `grouped` matrix all in one
     o: Linear  # H·D -> E
+    up: Joined  # E -> I, with a gate E -> I and I
     down: Linear  # I -> E
-    up: Linear | None = None  # E -> I
-    gate: Linear | None = None  # E -> I
-    gate_up: Linear | None = None  # E -> 2I
-    q: Linear | None = None  # E -> H·D
-    k: Linear | None = None  # E -> K·D
-    v: Linear | None = None  # E -> K·D
-    qkv: Linear | None = None  # E -> (H + 2K)·D
     q_norm: Map = same
     k_norm: Map = same
     attn_norm: Map = same  # of what attention reads
@@ -208,17 +203,13 @@ class Decoder:
         spec = self.spec
         heads, kv_heads, size = spec.heads, spec.kv_heads, spec.head_dim
         rows, fed, _ = h.shape
-        if w.qkv is None:
-            assert w.q is not None
-            assert w.k is not None
-            assert w.v is not None
-            q, k, v = w.q(h), w.k(h), w.v(h)
-        elif spec.qkv == "joined":  # all queries, then all keys, then all values
-            q, k, v = torch.split(w.qkv(h), [heads * size, kv_heads * size, kv_heads * size], -1)
-        else:  # grouped: the queries that share a head, then its keys and values; with K = H: q, k, v of each head
-            groups = heads // kv_heads
-            together = w.qkv(h).view(rows, fed, kv_heads, groups + 2, size)
-            q, k, v = torch.split(together, [groups, 1, 1], 3)
+        if (
+            spec.qkv == "grouped"
+        ):  # the queries that share a head, then its keys and values; K = H: q, k, v of each head
+            together = w.qkv(h)[0].view(rows, fed, kv_heads, heads // kv_heads + 2, size)
+            q, k, v = torch.split(together, [heads // kv_heads, 1, 1], 3)
+        else:
+            q, k, v = w.qkv(h)
         if spec.clip_qkv is not None:  # OLMo
             q, k, v = (part.clamp(-spec.clip_qkv, spec.clip_qkv) for part in (q, k, v))
         if spec.qk_norm == "whole":  # OLMo 2
@@ -234,13 +225,10 @@ class Decoder:
 
     def _mlp(self, h: Tensor, w: LayerWeights) -> Tensor:
         """h [N, F, E] -> what the MLP adds, [N, F, E]."""
-        if w.gate_up is not None:
-            gate, up = w.gate_up(h).chunk(2, -1)
-            return w.down(self.activation(gate) * up)
-        assert w.up is not None
-        if w.gate is not None:  # gated linear units (Shazeer 2020, arXiv:2002.05202)
-            return w.down(self.activation(w.gate(h)) * w.up(h))
-        return w.down(self.activation(w.up(h)))
+        if not self.spec.gated:
+            return w.down(self.activation(w.up(h)[0]))
+        gate, up = w.up(h)  # gated linear units (Shazeer 2020, arXiv:2002.05202)
+        return w.down(self.activation(gate) * up)
 
 
 # -- norms and activations ---------------------------------------------------------------------------------------------

@@ -1,21 +1,215 @@
-"""Matrix products with weights as they lie in the file: float32, bfloat16 or float16, memory-mapped, never copied.
+"""Matrix products y = x Wᵀ + b, by how their weights are held.
 
-With one row a product is as fast as its weights can be read, and a plain one reads them once.
+A step of one row is as fast as its weights can be read: float32 and bfloat16 stay mapped from the file, in no copy.
+Where several rows share a pass the arithmetic counts too, and the weights are packed for it when such a pass first
+comes. 8 and 4 bits are made while the weights are read. What runs follows from the shapes and from what the CPU can do,
+never from a clock.
+
+N rows, F tokens fed to each, I features in, O features out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from genctl.models import pages
+from genctl.native import kernels, quantized
 
-class Linear:
-    """y = x Wᵀ + b."""
+SMALL = 1 << 18  # numbers in a weight below which a plain product is as fast: a call of oneDNN costs 20 µs more
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight = weight  # [out, in]; a transposed view where the file has [in, out] (GPT-2)
-        self.bias = bias  # [out]
+
+class Linear(Protocol):
+    """A product with a weight [O, I] and perhaps a bias [O]."""
+
+    form: str  # how its weight is held, and so which kernel runs
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [..., in] -> [..., out]."""
+        """x [N, F, I] -> [N, F, O]."""
+        ...
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it holds."""
+        ...
+
+
+class Plain:
+    """torch's own product."""
+
+    form = "plain"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., I] -> [..., O]."""
         return F.linear(x, self.weight, self.bias)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Weight and bias."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+class Packed:
+    """oneDNN's product with a weight in its own layout."""
+
+    form = "oneDNN, packed"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight, self.bias = kernels.onednn_packed(weight), bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., I] -> [..., O]."""
+        return kernels.onednn(x, self.weight, self.bias)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Weight and bias."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+class Mapped:
+    """oneDNN's product with a weight as it lies in the file; with several rows, with a packed copy of it."""
+
+    form = "oneDNN, mapped"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+        self.packed: Packed | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [N, F, I] -> [N, F, O]."""
+        if x.shape[0] == 1:
+            return kernels.onednn(x, self.weight, self.bias)
+        if self.packed is None:
+            self.packed = Packed(self.weight, self.bias)
+            pages.release(self.weight, pages.mapped_files())
+        return self.packed(x)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Weight and bias; the copy is not counted, which takes the place of pages that are let go."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+class Float16:
+    """FBGEMM's product with float16 weights: rows and sums are float32. bfloat16 has fewer digits, so it fits too."""
+
+    form = "FBGEMM, float16"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.packed = kernels.float16_packed(weight, bias)
+        self.size, self.dtype = weight.shape[0], weight.dtype
+        self.counted = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., I] -> [..., O]."""
+        if not x.numel():
+            return x.new_empty(*x.shape[:-1], self.size)
+        y = kernels.float16(x.reshape(-1, x.shape[-1]).float(), self.packed)
+        return y.to(self.dtype).view(*x.shape[:-1], self.size)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What stands for the panels, which are no tensor."""
+        return (self.counted,)
+
+
+class Joined:
+    """Products of the same x. `parts` are computed one by one with one row, and as one product with several."""
+
+    def __init__(self, parts: Sequence[Linear], sizes: Sequence[int]) -> None:
+        self.parts, self.sizes = tuple(parts), list(sizes)
+        self.one: Linear | None = parts[0] if len(parts) == 1 else None
+        mapped = [part for part in self.parts if isinstance(part, Mapped)]
+        self.mapped = mapped if len(mapped) == len(self.parts) else []
+        self.form = self.parts[0].form
+
+    def __call__(self, x: Tensor) -> Sequence[Tensor]:
+        """x [N, F, I] -> one tensor [N, F, O] for each size."""
+        if self.one is not None and (len(self.parts) == 1 or x.shape[0] > 1):
+            return torch.split(self.one(x), self.sizes, -1)
+        if self.mapped and x.shape[0] > 1:
+            self.one = Packed(*_stacked([(part.weight, part.bias) for part in self.mapped]))
+            for part in self.mapped:
+                pages.release(part.weight, pages.mapped_files())
+            return torch.split(self.one(x), self.sizes, -1)
+        return [part(x) for part in self.parts]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What the parts hold."""
+        return tuple(tensor for part in self.parts for tensor in part.tensors())
+
+
+def _stacked(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    """Weights [O1, I], [O2, I], … and their biases as one [O1 + O2 + …, I]."""
+    biases = [bias for _, bias in parts if bias is not None]
+    return torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None
+
+
+Make = Callable[[Tensor, Tensor | None], Linear]
+
+
+class Products:
+    """Makes the products of one model. `quantize` is None, "int8" or "int4"; `pack` False makes plain ones."""
+
+    def __init__(self, quantize: str | None = None, *, pack: bool = True) -> None:
+        self.quantize, self.pack = quantize, pack
+        self.mapped = pages.mapped_files()
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """weight [O, I], bias [O]."""
+        make = self._quantized(weight, self.quantize) or self._exact(weight)
+        product = make(weight, bias)
+        if not isinstance(product, (Plain, Mapped)):
+            pages.release(weight if weight.is_contiguous() else weight.t(), self.mapped)
+        return product
+
+    def joined(self, *parts: tuple[Tensor, Tensor | None]) -> Joined:
+        """Products that read the same x."""
+        sizes = [weight.shape[0] for weight, _ in parts]
+        if self.quantize is not None:  # x is quantised once
+            one = self.linear(*_stacked(parts))
+            for weight, _ in parts:
+                pages.release(weight, self.mapped)
+            return Joined([one], sizes)
+        return Joined([self.linear(*part) for part in parts], sizes)
+
+    def split(self, weight: Tensor, bias: Tensor | None, sizes: Sequence[int]) -> Joined:
+        """One matrix whose output is several parts."""
+        return Joined([self.linear(weight, bias)], sizes)
+
+    def head(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """The product that makes logits: never below 8 bits, which it is not worth."""
+        make = self._quantized(weight, None if self.quantize is None else "int8") or self._exact(weight)
+        return make(weight, bias)
+
+    def _quantized(self, weight: Tensor, quantize: str | None) -> Make | None:
+        if quantize is None:
+            return None
+        if quantize == "int4" and quantized.fits_int4(weight):
+            return quantized.Int4
+        if kernels.has_int8():
+            return quantized.Int8
+        return quantized.Int8Weights
+
+    def _exact(self, weight: Tensor) -> Make:
+        if not self.pack or weight.device.type != "cpu" or weight.numel() < SMALL:
+            return Plain
+        if kernels.has_onednn(weight.dtype):
+            # [in, out] in the file (GPT-2): reading it across its rows is slow
+            return Mapped if weight.is_contiguous() else Packed
+        if weight.dtype in (torch.float16, torch.bfloat16) and kernels.has_float16() and _fits_float16(weight):
+            return Float16
+        return Plain
+
+
+def _fits_float16(weight: Tensor) -> bool:
+    """Whether no number is beyond what float16 holds."""
+    if weight.dtype == torch.float16:
+        return True
+    flat = weight.reshape(-1)
+    ends = [*range(0, flat.numel(), 1 << 22), flat.numel()]
+    return all(float(flat[a:b].abs().max()) <= torch.finfo(torch.float16).max for a, b in pairwise(ends))

@@ -6,7 +6,6 @@ Which tensors a spec needs, and their shapes, is known from the headers, before 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from genctl.native.decoder import Decoder, LayerWeights
+    from genctl.native.linear import Products
 
 Shape = tuple[int, ...]
 Shapes = dict[str, Shape]  # of tensors, by their names in the files
@@ -117,31 +117,27 @@ def load(
     *,
     dtype: torch.dtype | None = None,
     look: Callable[[str, Tensor], object] | None = None,
+    products: Products | None = None,
 ) -> Decoder:
     """Map the files and build the decoder. `dtype` is what to compute in: None for that of the embeddings.
 
-    `look` is given each tensor by its name in the files, and may raise.
+    `look` is given each tensor by its name in the files, and may raise. `products` says how matrices are held.
     """
-    from safetensors import safe_open
+    from genctl.native.files import mapped
 
-    with ExitStack() as stack:
-        held: dict[str, Any] = {}
-        for path in files:
-            file = stack.enter_context(safe_open(path, framework="pt"))
-            held.update(dict.fromkeys(file.keys(), file))
-
-        def get(name: str) -> Tensor:
-            tensor: Tensor = held[name].get_tensor(name)
-            if look is not None:
-                look(name, tensor)
-            return tensor
-
-        return build(plan, get, dtype=dtype)
+    return build(plan, mapped(files, look), dtype=dtype, products=products)
 
 
-def build(plan: Plan, get: Callable[[str], Tensor], *, dtype: torch.dtype | None = None) -> Decoder:
+def build(
+    plan: Plan,
+    get: Callable[[str], Tensor],
+    *,
+    dtype: torch.dtype | None = None,
+    products: Products | None = None,
+) -> Decoder:
     """The decoder of a plan, whose tensors `get` gives by their names in the files."""
     from genctl.native.decoder import Decoder
+    from genctl.native.linear import Products
 
     embed = get(plan.embed)
     kind = embed.dtype if dtype is None else dtype
@@ -149,17 +145,16 @@ def build(plan: Plan, get: Callable[[str], Tensor], *, dtype: torch.dtype | None
     def converted(name: str) -> Tensor:
         return (embed if name == plan.embed else get(name)).to(kind)
 
-    return Decoder(plan.spec, _Builder(plan, converted).weights())
+    return Decoder(plan.spec, _Builder(plan, converted, products or Products()).weights())
 
 
 class _Builder:
-    def __init__(self, plan: Plan, get: Callable[[str], Tensor]) -> None:
-        self.plan, self.get = plan, get
+    def __init__(self, plan: Plan, get: Callable[[str], Tensor], products: Products) -> None:
+        self.plan, self.get, self.products = plan, get, products
         self.spec, self.names, self.prefix = plan.spec, plan.names, plan.prefix
 
     def weights(self) -> Any:
         from genctl.native.decoder import Weights, same
-        from genctl.native.linear import Linear
 
         spec, names, prefix, get = self.spec, self.names, self.prefix, self.get
         embed = get(self.plan.embed)
@@ -169,31 +164,45 @@ class _Builder:
         return Weights(
             embed,
             layers,
-            Linear(head, bias),
+            self.products.head(head, bias),
             self.norm(prefix + names.final) if spec.final_norm else same,
             get(f"{prefix}{names.positions}.weight") if spec.learned is not None else None,
             self.norm(prefix + names.embed_norm) if spec.embed_norm else same,
-            Linear(get(f"{prefix}{names.project_in}.weight")) if spec.embed_size else same,
-            Linear(get(f"{prefix}{names.project_out}.weight")) if spec.embed_size else same,
+            self.products.linear(get(f"{prefix}{names.project_in}.weight")) if spec.embed_size else same,
+            self.products.linear(get(f"{prefix}{names.project_out}.weight")) if spec.embed_size else same,
         )
 
     def layer(self, begin: str) -> LayerWeights:
         from genctl.native.decoder import LayerNorm, LayerWeights
-        from genctl.native.linear import Linear
 
-        parts: dict[str, Any] = {}
-        for part, theirs in self.names.parts.items():
-            name = begin + theirs
-            found = matrix_shape(part, self.spec)
-            if found is not None:
-                weight = self.get(f"{name}.weight")
-                weight = weight.t() if self.names.transposed else weight
-                parts[part] = Linear(weight, self.get(f"{name}.bias") if found[1] else None)
-            elif part not in _NORMS and self.spec.qk_norm == "each":
-                parts[part] = LayerNorm(self._heads(name, part), None, self.spec.eps)
-            else:
-                parts[part] = self.norm(name)
-        return LayerWeights(**parts)
+        spec, products = self.spec, self.products
+        theirs = {part: begin + name for part, name in self.names.parts.items()}
+        norms: dict[str, Any] = {}
+        for part, name in theirs.items():
+            if part not in _NORMS and part in ("q_norm", "k_norm") and spec.qk_norm == "each":
+                norms[part] = LayerNorm(self._heads(name, part), None, spec.eps)
+            elif matrix_shape(part, spec) is None:
+                norms[part] = self.norm(name)
+        queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        if "qkv" in theirs:
+            sizes = [queries + 2 * keys] if spec.qkv == "grouped" else [queries, keys, keys]
+            qkv = products.split(*self.matrix("qkv", theirs), sizes)
+        else:
+            qkv = products.joined(*(self.matrix(part, theirs) for part in ("q", "k", "v")))
+        if "gate_up" in theirs:
+            up = products.split(*self.matrix("gate_up", theirs), [spec.inner, spec.inner])
+        else:
+            up = products.joined(*(self.matrix(part, theirs) for part in ("gate", "up") if part in theirs))
+        o, down = (products.linear(*self.matrix(part, theirs)) for part in ("o", "down"))
+        return LayerWeights(qkv, o, up, down, **norms)
+
+    def matrix(self, part: str, theirs: dict[str, str]) -> tuple[Tensor, Tensor | None]:
+        """Weight [out, in] and bias of a part of a layer."""
+        found = matrix_shape(part, self.spec)
+        assert found is not None
+        weight = self.get(f"{theirs[part]}.weight")
+        bias = self.get(f"{theirs[part]}.bias") if found[1] else None
+        return weight.t() if self.names.transposed else weight, bias
 
     def _heads(self, name: str, part: str) -> Tensor:
         import torch

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from genctl.native.decoder import Decoder
+from genctl.native.linear import Joined, Linear
 from genctl.native.spec import Spec
 
 
@@ -81,14 +82,17 @@ class NativeModel:
             (f"layers.{n}.{name}", part) for n, layer in enumerate(weights.layers) for name, part in vars(layer).items()
         ]
         for name, part in parts:
-            for end, tensor in (
-                ("", part),
-                (".weight", getattr(part, "weight", None)),
-                (".bias", getattr(part, "bias", None)),
-            ):
-                if isinstance(tensor, Tensor) and tensor.data_ptr() not in seen:
-                    seen.add(tensor.data_ptr())
-                    yield name + end, tensor
+            held = part.tensors() if hasattr(part, "tensors") else (part, getattr(part, "weight", None))
+            for number, tensor in enumerate((*held, None if hasattr(part, "tensors") else getattr(part, "bias", None))):
+                if isinstance(tensor, Tensor) and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield f"{name}.{number}", tensor
+
+    def products(self) -> Iterator[Linear | Joined]:
+        """Every matrix product, the head's last."""
+        for layer in self.decoder.weights.layers:
+            yield from (layer.qkv, layer.o, layer.up, layer.down)
+        yield self.decoder.weights.head
 
     def get_input_embeddings(self) -> Any:
         """Something whose `weight` are the embeddings, [V, E]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -209,9 +210,12 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def model(name: str) -> Any:
-    """transformers' model of a variation, float32, in eval mode. Equal names give the same object: do not change it."""
+    """transformers' model of a variation, float32, in eval mode; a new one each time.
+
+    Dynamic frequencies stay in a module as its last pass left them, so a used model is another one.
+    """
     family, changes = VARIATIONS[name]
-    return made(family, json.dumps(changes, sort_keys=True))
+    return deepcopy(made(family, json.dumps(changes, sort_keys=True)))
 
 
 @cache

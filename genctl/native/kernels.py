@@ -1,0 +1,168 @@
+"""Products that torch has and does not list: the only file that names them.
+
+Each is tried once, with numbers that show whether it is exact on this CPU, before anything relies on it. A caller that
+is told False computes a plain product. `KERNELS` names all of them, for `-v` and for the tests.
+
+N rows, I features in, O features out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+GROUP = 32  # features that share a scale in `int4`
+_FAILURES = (RuntimeError, AttributeError, NotImplementedError, TypeError)
+
+
+def _works(trial: Callable[[], bool]) -> bool:
+    try:
+        return trial()
+    except _FAILURES:
+        return False
+
+
+# -- oneDNN: float32 and bfloat16 --------------------------------------------------------------------------------------
+
+
+@cache
+def has_onednn(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies this type on this CPU."""
+    if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+
+    def trial() -> bool:
+        if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False  # it would compute by its reference code, hundreds of times slower
+        weight, x = torch.ones(32, 32, dtype=dtype), torch.ones(2, 32, dtype=dtype)
+        plain = onednn(x, weight, None) == 32
+        return bool(plain.all() and (onednn(x, onednn_packed(weight), None) == 32).all())
+
+    return _works(trial)
+
+
+def onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [..., I] -> [..., O]. The weight [O, I] is plain, or what `onednn_packed` makes of it."""
+    y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return y
+
+
+def onednn_packed(weight: Tensor) -> Tensor:
+    """A weight [O, I] in the blocks that a product of any number of rows reads fastest. A copy."""
+    # no number of rows is given: the layout for one row is slower with two and more
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+    return packed
+
+
+# -- FBGEMM: float16 ---------------------------------------------------------------------------------------------------
+
+
+@cache
+def has_float16() -> bool:
+    """Whether FBGEMM multiplies float32 rows with float16 weights on this CPU."""
+
+    def trial() -> bool:
+        packed = float16_packed(torch.full((32, 32), 0.5, dtype=torch.float16), None)
+        return bool((float16(torch.ones(2, 32), packed) == 16).all())
+
+    return _works(trial)
+
+
+def float16(x: Tensor, packed: object) -> Tensor:
+    """x float32 [N, I] -> float32 [N, O]; sums are float32."""
+    y: Tensor = torch.ops.quantized.linear_dynamic_fp16.default(x, packed)
+    return y
+
+
+def float16_packed(weight: Tensor, bias: Tensor | None) -> object:
+    """A weight [O, I], rounded to float16, and its bias, in FBGEMM's panels."""
+    packed: object = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
+    return packed
+
+
+# -- oneDNN: int8 ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def has_int8() -> bool:
+    """Whether oneDNN's 8-bit product is exact here: without VNNI its sums of two products are cut off at 32,767."""
+
+    def trial() -> bool:
+        codes = torch.full((32, 64), 127, dtype=torch.int8)
+        packed, x = int8_packed(codes), torch.full((2, 64), 255, dtype=torch.uint8)
+        y = int8(x, packed, torch.ones(32), torch.zeros(32, dtype=torch.int64))
+        return bool((y == 64 * 127 * 127).all())
+
+    return _works(trial)
+
+
+def int8(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """x uint8 [N, I], 128 standing for 0 -> float32 [N, O]: exact integer sums, times the scale of each output [O]."""
+    y: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+        x, 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return y
+
+
+def int8_packed(codes: Tensor) -> Tensor:
+    """Codes int8 [O, I] in oneDNN's blocks."""
+    packed: Tensor = torch.ops.onednn.qlinear_prepack(codes, None)
+    return packed
+
+
+@cache
+def has_int8_weights() -> bool:
+    """Whether torch multiplies bfloat16 rows with 8-bit weights on this CPU."""
+
+    def trial() -> bool:
+        x, codes = torch.ones(2, 32, dtype=torch.bfloat16), torch.full((32, 32), 2, dtype=torch.int8)
+        return bool((int8_weights(x, codes, torch.ones(32, dtype=torch.bfloat16)) == 64).all())
+
+    return _works(trial)
+
+
+def int8_weights(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """x bfloat16 [N, I], codes int8 [O, I] (I a multiple of 32), scales bfloat16 [O] -> bfloat16 [N, O]."""
+    y: Tensor = torch._weight_int8pack_mm(x, codes, scales)
+    return y
+
+
+# -- int4 --------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def has_int4() -> bool:
+    """Whether torch multiplies bfloat16 rows with 4-bit weights on this CPU."""
+
+    def trial() -> bool:
+        codes = torch.full((64, 64), 9, dtype=torch.int32)
+        scales = torch.tensor([2.0, 1.0], dtype=torch.bfloat16).expand(64 // GROUP, 64, 2).contiguous()
+        y = int4(torch.ones(2, 64, dtype=torch.bfloat16), int4_packed(codes), scales)
+        return bool((y == 64 * 3).all())
+
+    return _works(trial)
+
+
+def int4(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
+    """x bfloat16 [N, I] -> bfloat16 [N, O]. scales bfloat16 [I / 32, O, 2]: a code c means (c - 8) · scale + zero."""
+    y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, GROUP, scales)
+    return y
+
+
+def int4_packed(codes: Tensor) -> Tensor:
+    """Codes int32 [O, I] from 0 to 15, two in a byte. O is a multiple of 16, I of 32."""
+    packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+    return packed
+
+
+KERNELS: dict[str, Callable[[], bool]] = {
+    "oneDNN float32": lambda: has_onednn(torch.float32),
+    "oneDNN bfloat16": lambda: has_onednn(torch.bfloat16),
+    "FBGEMM float16": has_float16,
+    "oneDNN int8": has_int8,
+    "torch int8 weights": has_int8_weights,
+    "torch int4 weights": has_int4,
+}

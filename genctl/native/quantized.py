@@ -1,0 +1,182 @@
+"""Products with weights in 8 and in 4 bits.
+
+8 bits: one scale for each output, symmetric; the rows of x are quantised too, each by its own largest number, and the
+sums are exact integers (LLM.int8(), Dettmers et al. 2022, arXiv:2208.07339, without its outliers). A row never depends
+on its neighbours. Where the CPU has no exact 8-bit product, x stays bfloat16.
+
+4 bits: one scale and one zero for each 32 numbers of a row of the weight, chosen by least squares.
+
+N rows, I features in, O features out. `--quantize` on builtin:stories: see docs or README for the perplexities.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from genctl.native import kernels
+from genctl.native.kernels import GROUP
+
+FEW = 12  # rows up to which torch's kernel for 8-bit weights is faster than a product with numbers turned back
+AT_ONCE = 1 << 20  # numbers quantised at a time: they stay in the processor's cache
+ROUNDS = 2  # least-squares rounds for each group of 4-bit numbers
+
+
+def int8_codes(weight: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """weight [O, I] -> codes int8 [O, I] from -127 to 127, scales [O] of `dtype`: weight ≈ codes · scale."""
+    size, width = weight.shape
+    codes, scales = torch.empty(size, width, dtype=torch.int8), torch.empty(size, dtype=dtype)
+    step = max(1, AT_ONCE // width)
+    for begin in range(0, size, step):  # in slices, so that no float32 copy of the whole is made
+        rows = weight[begin : begin + step].float()
+        scale = (rows.abs().amax(1) / 127).to(dtype)
+        if dtype != torch.float32:  # rounded down, the largest number would not fit
+            short = scale.float() * 127 < rows.abs().amax(1) * (1 - 1 / 512)
+            scale = torch.where(short, torch.nextafter(scale, torch.full_like(scale, torch.inf)), scale)
+        scales[begin : begin + step] = scale
+        divisor = torch.where(scale == 0, 1, scale.float())[:, None]
+        codes[begin : begin + step] = (rows / divisor).round_().clamp_(-127, 127).to(torch.int8)
+    return codes, scales
+
+
+class Int8:
+    """8-bit weights and rows, multiplied as integers."""
+
+    form = "oneDNN, int8"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        codes, self.scales = int8_codes(weight)
+        self.packed, self.bias = kernels.int8_packed(codes), bias
+        self.zeros = torch.zeros(weight.shape[0], dtype=torch.int64)
+        self.middle = torch.tensor(128.5)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., I] -> [..., O]."""
+        flat = x.reshape(-1, x.shape[-1])
+        if not flat.numel():
+            return x.new_empty(*x.shape[:-1], len(self.scales))
+        if flat.dtype != torch.float32:
+            flat = flat.float()
+        largest = torch.linalg.vector_norm(flat, torch.inf, -1, keepdim=True).clamp_(min=1e-30)
+        codes = torch.addcmul(self.middle, flat, 127.0 / largest).to(torch.uint8)  # cut off, which rounds x + 128
+        y = kernels.int8(codes, self.packed, self.scales, self.zeros)
+        y = y.mul_(largest.div_(127.0)) if self.bias is None else torch.addcmul(self.bias, y, largest.div_(127.0))
+        return y.to(x.dtype).view(*x.shape[:-1], -1)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Codes, scales and bias."""
+        held = (self.packed, self.scales)
+        return held if self.bias is None else (*held, self.bias)
+
+
+class Int8Weights:
+    """8-bit weights; rows are bfloat16."""
+
+    form = "torch, int8 weights"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        # the kernel multiplies with bfloat16 scales: numbers are rounded for exactly those
+        self.codes, self.scales = int8_codes(weight, torch.bfloat16)
+        self.bias = bias
+        self.kernel = weight.shape[1] % 32 == 0 and kernels.has_int8_weights()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., I] -> [..., O]."""
+        rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
+        if self.kernel and 0 < len(rows) <= FEW:
+            y = kernels.int8_weights(rows.contiguous(), self.codes, self.scales)
+        else:
+            y = self._by_slices(rows)
+        y = y.to(x.dtype).view(*x.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias
+
+    def _by_slices(self, rows: Tensor) -> Tensor:
+        """The same with the numbers turned back to float32, a slice at a time."""
+        wide, size = rows.float(), len(self.codes)
+        y = rows.new_empty(len(rows), size)
+        step = max(1, AT_ONCE // self.codes.shape[1])
+        for begin in range(0, size, step):
+            part = slice(begin, begin + step)
+            y[:, part] = torch.nn.functional.linear(wide, self.codes[part].float()) * self.scales[part].float()
+        return y
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Codes, scales and bias."""
+        held = (self.codes, self.scales)
+        return held if self.bias is None else (*held, self.bias)
+
+
+def fits_int4(weight: Tensor) -> bool:
+    """Whether the 4-bit product takes a weight [O, I]."""
+    return kernels.has_int4() and weight.shape[0] % 16 == 0 and weight.shape[1] % GROUP == 0
+
+
+def int4_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight [O, I] -> codes int32 [O, I] from 0 to 15, scales and zeros bfloat16 [I / 32, O, 2].
+
+    weight ≈ (code - 8) · scale + zero. The range of a group begins as its least and largest number. Then codes and
+    range take turns, each the best for the other in the sense of least squares; the best pair of all turns is kept.
+    """
+    size, width = weight.shape
+    codes = torch.empty(size, width, dtype=torch.int32)
+    scales = torch.empty(width // GROUP, size, 2, dtype=torch.bfloat16)
+    step = max(1, AT_ONCE // width)
+    for begin in range(0, size, step):
+        part = slice(begin, begin + step)
+        groups = weight[part].float().reshape(-1, GROUP)
+        best, scale, zero = _int4_groups(groups)
+        codes[part] = best.view(-1, width)
+        scales[:, part, 0] = scale.view(-1, width // GROUP).t()
+        scales[:, part, 1] = zero.view(-1, width // GROUP).t()
+    return codes, scales
+
+
+def _int4_groups(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """groups float32 [M, 32] -> codes [M, 32], scale and zero bfloat16 [M, 1]."""
+    low, high = groups.aminmax(dim=1, keepdim=True)
+    scale, zero = (high - low) / 15, low + (high - low) / 15 * 8
+    mean = groups.mean(1, keepdim=True)
+    best: tuple[Tensor, Tensor, Tensor] | None = None
+    least = groups.new_full((len(groups), 1), torch.inf)
+    for turn in range(ROUNDS + 1):
+        # rounded to what the kernel reads before codes are chosen; 0 where all numbers are equal
+        short, base = scale.to(torch.bfloat16), zero.to(torch.bfloat16)
+        wide = torch.where(short == 0, 1, short.float())
+        codes = ((groups - base.float()) / wide).round_().clamp_(-8, 7)
+        error = (codes * short.float() + base.float() - groups).square_().sum(1, keepdim=True)
+        if best is None:
+            best, least = (codes, short, base), error
+        else:
+            better = error < least
+            best = tuple(torch.where(better, new, old) for new, old in zip((codes, short, base), best, strict=True))  # type: ignore[assignment]
+            least = torch.minimum(error, least)
+        if turn < ROUNDS:
+            middle = codes.mean(1, keepdim=True)
+            spread = (codes - middle).square().sum(1, keepdim=True)
+            scale = ((codes - middle) * groups).sum(1, keepdim=True) / spread.clamp(min=1e-30)
+            scale = torch.where(spread == 0, 0, scale)
+            zero = mean - scale * middle
+    assert best is not None
+    return best[0] + 8, best[1], best[2]
+
+
+class Int4:
+    """4-bit weights; rows are bfloat16, sums float32."""
+
+    form = "torch, int4 weights"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        codes, self.scales = int4_codes(weight)
+        self.packed, self.bias = kernels.int4_packed(codes), bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., I] -> [..., O]."""
+        rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
+        y = kernels.int4(rows, self.packed, self.scales).to(x.dtype)
+        y = y.view(*x.shape[:-1], y.shape[-1])
+        return y if self.bias is None else y.add_(self.bias)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Codes, ranges and bias."""
+        held = (self.packed, self.scales)
+        return held if self.bias is None else (*held, self.bias)

@@ -1,0 +1,169 @@
+"""Every form of a matrix product computes what the plain one does, and which form runs is what was meant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from genctl.native import kernels, linear, quantized
+from genctl.native.linear import Linear, Mapped, Packed, Plain, Products
+
+SHAPES = [(512, 768), (768, 512), (544, 512)]  # [O, I], each above what is worth a call of oneDNN
+INPUTS = [(1, 1), (1, 7), (5, 1), (3, 40)]  # rows, tokens
+
+
+def weight(shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(shape[0])
+    return (torch.randn(shape, generator=generator) / shape[1] ** 0.5).to(dtype)
+
+
+def inputs(width: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(*size, width, generator=generator).to(dtype) for size in INPUTS]
+
+
+def error(product: Linear, matrix: Tensor, bias: Tensor | None) -> float:
+    """The largest difference from the product in float64, as a part of the largest number."""
+    worst = 0.0
+    for x in inputs(matrix.shape[1], matrix.dtype):
+        wanted = F.linear(x.double(), matrix.double(), None if bias is None else bias.double())
+        y = product(x)
+        assert y.shape == wanted.shape
+        assert y.dtype == x.dtype
+        worst = max(worst, float((y.double() - wanted).abs().max() / wanted.abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("quantize", "dtype", "close"),
+    [
+        (None, torch.float32, 1e-6),
+        (None, torch.bfloat16, 1e-2),
+        (None, torch.float16, 2e-3),
+        ("int8", torch.float32, 0.03),
+        ("int8", torch.bfloat16, 0.03),
+        ("int4", torch.float32, 0.2),
+        ("int4", torch.bfloat16, 0.2),
+    ],
+)
+def test_every_form_computes_nearly_the_plain_product(
+    quantize: str | None, dtype: torch.dtype, close: float, shape: tuple[int, int], biased: bool
+) -> None:
+    matrix = weight(shape, dtype)
+    before = matrix.clone()
+    bias = weight((shape[0], 1), dtype).flatten() if biased else None
+    assert error(Products(quantize).linear(matrix, bias), matrix, bias) < close
+    transposed = matrix.t().contiguous().t()  # as GPT-2 stores it
+    assert error(Products(quantize).linear(transposed, bias), matrix, bias) < close
+    assert torch.equal(matrix, before)  # it is mapped from a file: nobody writes to it
+
+
+def test_which_form_runs() -> None:
+    """The kernels that this CPU has are used; a test that passes without them shows nothing of them."""
+    matrix = weight((512, 768))
+    has = {name: works() for name, works in kernels.KERNELS.items()}
+    made = Products().linear(matrix)
+    assert isinstance(made, Mapped if has["oneDNN float32"] else Plain)
+    transposed = Products().linear(matrix.t().contiguous().t())
+    assert isinstance(transposed, Packed if has["oneDNN float32"] else Plain)
+    assert isinstance(Products(pack=False).linear(matrix), Plain)
+    assert isinstance(Products().linear(matrix[:16]), Plain)
+    half = Products().linear(matrix.half())
+    assert isinstance(half, linear.Float16 if has["FBGEMM float16"] else Plain)
+    eight = Products("int8").linear(matrix)
+    assert isinstance(eight, quantized.Int8 if has["oneDNN int8"] else quantized.Int8Weights)
+    four = Products("int4").linear(matrix)
+    assert isinstance(four, quantized.Int4) == has["torch int4 weights"]
+    assert not isinstance(Products("int4").linear(matrix[:50]), quantized.Int4)  # 50 outputs are no multiple of 16
+    assert not isinstance(Products("int4").head(matrix), quantized.Int4)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_without_the_kernels_plain_products_run(
+    quantize: str | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("has_float16", "has_int8", "has_int8_weights", "has_int4"):
+        monkeypatch.setattr(kernels, name, lambda: False)
+    monkeypatch.setattr(kernels, "has_onednn", lambda dtype: False)
+    matrix = weight((512, 768), dtype)
+    made = Products(quantize).linear(matrix)
+    assert isinstance(made, Plain if quantize is None else quantized.Int8Weights)
+    assert error(made, matrix, None) < 0.03
+
+
+def test_joined_products_are_the_single_ones() -> None:
+    matrices = [weight((512, 768)), weight((544, 768)), weight((576, 768))]
+    biases = [weight((len(matrix), 1)).flatten() for matrix in matrices]
+    for quantize, close in ((None, 1e-6), ("int8", 0.03), ("int4", 0.2)):
+        joined = Products(quantize).joined(*zip(matrices, biases, strict=True))
+        for x in inputs(768):
+            for y, matrix, bias in zip(joined(x), matrices, biases, strict=True):
+                wanted = F.linear(x, matrix, bias)
+                assert (y - wanted).abs().max() < close * wanted.abs().max()
+
+
+def test_several_rows_are_packed_when_they_first_come_and_one_row_never() -> None:
+    if not kernels.has_onednn(torch.float32):
+        pytest.skip("oneDNN is not here")
+    made = Products().linear(weight((512, 768)))
+    assert isinstance(made, Mapped)
+    one, five = torch.randn(1, 9, 768), torch.randn(5, 1, 768)
+    alone = made(one)
+    assert made.packed is None
+    made(five)
+    assert isinstance(made.packed, Packed)
+    assert torch.equal(made(one), alone)  # what ran before does not change what runs now
+
+
+@pytest.mark.parametrize("rows", [2, 5, 33])
+def test_a_row_in_8_bits_does_not_depend_on_its_neighbours(rows: int) -> None:
+    if not kernels.has_int8():
+        pytest.skip("no exact 8-bit product here")
+    made = Products("int8").linear(weight((512, 768)), weight((512, 1)).flatten())
+    x = torch.randn(rows, 1, 768) * torch.logspace(-3, 3, rows)[:, None, None]
+    together, apart = made(x), torch.cat([made(row[None]) for row in x])
+    assert torch.equal(together, apart)
+
+
+def test_zeros_and_nothing_pass_through() -> None:
+    for quantize in (None, "int8", "int4"):
+        made = Products(quantize).linear(weight((512, 768)))
+        assert made(torch.zeros(2, 1, 768)).abs().max() == 0
+        assert made(torch.zeros(0, 1, 768)).shape == (0, 1, 512)
+    assert Products().linear(weight((512, 768)).half())(torch.zeros(0, 1, 768).half()).shape == (0, 1, 512)
+
+
+def test_int8_codes_are_within_half_a_step() -> None:
+    matrix = weight((50, 64)) * torch.logspace(-6, 3, 50)[:, None]
+    matrix[7] = 0.0
+    for dtype in (torch.float32, torch.bfloat16):
+        codes, scales = quantized.int8_codes(matrix, dtype)
+        steps = scales.float()[:, None]
+        assert ((codes.float() * steps - matrix).abs() <= steps * 0.51).all()
+        assert (steps[:, 0] <= matrix.abs().amax(1) / 127 * 1.01).all()
+
+
+def test_int4_ranges_are_better_than_least_and_largest() -> None:
+    matrix = weight((512, 768))
+    errors = []
+    for rounds in (0, quantized.ROUNDS):
+        before, quantized.ROUNDS = quantized.ROUNDS, rounds
+        codes, scales = quantized.int4_codes(matrix)
+        quantized.ROUNDS = before
+        groups = (codes - 8).float().view(512, -1, kernels.GROUP)
+        scale, zero = (scales[..., part].t().float()[..., None] for part in (0, 1))
+        errors.append(float((groups * scale + zero - matrix.view_as(groups)).square().mean()))
+        assert codes.min() >= 0
+        assert codes.max() <= 15
+    assert errors[1] < 0.92 * errors[0]
+
+
+def test_equal_numbers_stay_equal_in_4_bits() -> None:
+    codes, scales = quantized.int4_codes(torch.full((16, 64), 0.5))
+    groups = (codes - 8).float().view(16, -1, kernels.GROUP)
+    assert (groups * scales[..., 0].t().float()[..., None] + scales[..., 1].t().float()[..., None] == 0.5).all()
