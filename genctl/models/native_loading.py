@@ -16,7 +16,7 @@ from genctl.models.check import Checkpoint
 from genctl.models.progress import OnEvent
 from genctl.models.weights import few
 from genctl.native.config import NotNative
-from genctl.native.families import CLASSES
+from genctl.native.families import CLASSES, spec_of
 from genctl.native.load import DTYPES, Plan
 from genctl.params import Runtime
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from genctl.native.model import NativeModel
+    from genctl.native.spec import Spec
 
 
 def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -> tuple[Plan | None, str]:
@@ -39,8 +40,6 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
     try:
         _options(runtime, trust_remote_code)
         made = _plan(checkpoint)
-        if runtime.runtime == "auto":
-            _proved(made)
     except NotNative as reason:
         if runtime.runtime == "native":
             raise ModelError(f"--runtime native: {reason}", hint="--runtime auto falls back to transformers") from None
@@ -51,10 +50,23 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
     return made, ""
 
 
-def _proved(made: Plan) -> None:
-    """Raises NotNative for what the native runtime computes, but `auto` does not choose it for."""
-    if made.spec.family == "falcon" and 1 < made.spec.kv_heads < made.spec.heads:
-        raise NotNative("its cache has a head for each query there, and what is planned and saved follows that")
+def spec_of_run(runtime: Runtime, checkpoint: Checkpoint, device: str, *, trust_remote_code: bool) -> Spec | None:
+    """What the native runtime would compute; None where transformers' classes do. Raises as `plan` does.
+
+    Without weight files config.json alone decides.
+    """
+    if not device.startswith("cpu"):
+        return None
+    if checkpoint.weights.files:
+        made, _ = plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
+        return None if made is None else made.spec
+    if runtime.runtime == "transformers":
+        return None
+    try:
+        _options(runtime, trust_remote_code)
+        return spec_of(checkpoint.config)[0]
+    except NotNative:
+        return None
 
 
 def _options(runtime: Runtime, trust_remote_code: bool) -> None:
