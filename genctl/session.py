@@ -104,9 +104,12 @@ class Session:
         from importlib.metadata import version
 
         from genctl.decode.saved import Identity
+        from genctl.native.model import NativeModel
 
-        dtype = str(self.loaded.model.dtype).removeprefix("torch.")
-        return Identity(self.loaded.fingerprint(), self.loaded.name, dtype, version("transformers"))
+        model = self.loaded.model
+        layout = model.cache_layout if isinstance(model, NativeModel) else ""
+        dtype = str(model.dtype).removeprefix("torch.")
+        return Identity(self.loaded.fingerprint(), self.loaded.name, dtype, version("transformers"), layout)
 
     def _saved(self, path: str | None) -> Prefix | None:
         if path is None:

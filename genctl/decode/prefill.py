@@ -19,6 +19,7 @@ class Reader:
     """Reading for a runtime, with a source for an encoder-decoder."""
 
     device: torch.device
+    reads_again = False  # a text that grows beyond where angles change is read again as a whole
 
     @property
     def supports_cache(self) -> bool:
@@ -128,7 +129,7 @@ class Reader:
         if prefix.source is not None:
             sources = join_sources([prefix.source], [prefix.cache.cross_attention_cache], [len(tokens)])
         length = tokens.shape[1]
-        ends = [length] if not self.in_one_piece(length) else [int(prefix.tokens.shape[1]), length]
+        ends = [length] if self.reads_again or not self.in_one_piece(length) else [int(prefix.tokens.shape[1]), length]
         at = 0
         for end in ends:  # where it matters, what was one piece is one again
             self(tokens[:, at:end], cache, sources=sources, keep=1, first=at == 0, history=tokens[:, :end])

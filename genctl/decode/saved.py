@@ -35,6 +35,11 @@ class Identity:
     model: str  # as it was named; only told, never compared
     dtype: str
     transformers: str
+    layout: str = ""  # how keys and values are kept, where the runtimes differ (`NativeModel.cache_layout`)
+
+    def fields(self) -> dict[str, str]:
+        """As a file says it."""
+        return {name: value for name, value in asdict(self).items() if value or name != "layout"}
 
 
 def packed(prefix: Prefix, identity: Identity) -> bytes:
@@ -53,7 +58,7 @@ def packed(prefix: Prefix, identity: Identity) -> bytes:
         tensors |= {"source.tokens": prefix.source.ids[0], "source.states": prefix.source.states}
         tensors |= _tensors("cross", prefix.cache.cross_attention_cache)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    told = {"schema": SCHEMA, **asdict(identity)}
+    told = {"schema": SCHEMA, **identity.fields()}
     told["digest"] = _digest(told, tensors)
     return bytes(serialize(tensors, metadata={"genctl": json.dumps(told)}))
 
@@ -96,6 +101,8 @@ def _compare(path: Path, told: dict[str, Any], identity: Identity) -> None:
     for key in ("dtype", "transformers"):
         if told.get(key) != wanted[key]:
             differ.append(f"its {key} is {told.get(key)!s:.40}, here it is {wanted[key]}")
+    if told.get("layout", "") != identity.layout:
+        differ.append("the runtime that made it keeps keys and values in another way (--runtime native, transformers)")
     if differ:
         raise InputError(
             f"the prompt cache {path} does not fit: {'; '.join(differ)}", hint="write it anew with --save-cache"

@@ -20,9 +20,10 @@ from genctl.decode.describe import CROSS, describe
 from genctl.decode.forward import Forward
 from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, hub, layout, packing, resolve, weights
+from genctl.models import architecture, check, hub, layout, native_loading, packing, resolve, weights
 from genctl.models.guarded import guarded
 from genctl.models.progress import quiet
+from genctl.native.spec import Spec
 from genctl.params import Runtime
 
 PROBE = 8  # tokens that are tried
@@ -43,6 +44,7 @@ class Skeleton:
     device: str  # where it would compute: cpu, cuda, cuda:1, …
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json, if it is there
     notes: list[str] = field(default_factory=list)
+    native: Any = None  # the spec of what the native runtime would compute, where it would
 
     @property
     def config(self) -> Any:
@@ -82,7 +84,8 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
             "config.json has a quantization_config, which a plan does not apply: weights count as "
             f"{str(dtype).removeprefix('torch.')}, more than they will take"
         )
-    return Skeleton(runtime.model, model, device, checkpoint.generation, notes)
+    native = native_loading.spec_of_run(runtime, checkpoint, device, trust_remote_code=trust_remote_code)
+    return Skeleton(runtime.model, model, device, checkpoint.generation, notes, native)
 
 
 def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
@@ -91,6 +94,8 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
     [] where nothing is kept. Where the architecture looks at numbers, the sizes are those that its config names. Raises
     ModelError where the config does not name them either, or where the architecture cannot be run with it at all.
     """
+    if isinstance(skeleton.native, Spec) and form != "off":
+        return describe(caches.kept_as(_native_cache(skeleton.native, skeleton.model.dtype), form))
     forward = Forward(skeleton.model)
     if form == "off" or not forward.supports_cache:
         return []
@@ -106,6 +111,15 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
             skeleton.notes.append("this architecture cannot be tried without weights: sizes are those in config.json")
         found = describe(caches.kept_as(cache, form))
         return sorted(found, key=lambda entry: (entry["kind"] == CROSS, entry["layer"]))
+
+
+def _native_cache(spec: Spec, dtype: torch.dtype) -> Any:
+    """A cache as the native runtime keeps it, with `PROBE` tokens in one row."""
+    cache = caches.LayerCache(spec.windows)
+    for layer in cache.layers:
+        kept = torch.empty(1, spec.kv_heads, PROBE, spec.head_dim, dtype=dtype, device="meta")
+        layer.update(kept, kept)
+    return cache
 
 
 def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:

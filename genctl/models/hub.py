@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, layout, leftover, native_loading, panics
+from genctl.models import architecture, check, layout, leftover, native_loading, panics, tokenizer_files
 from genctl.models.guarded import guarded
 from genctl.models.progress import OnEvent, quiet, weights_bar
+from genctl.models.read_ahead import read_ahead
 from genctl.models.resolve import Place, resolve
 from genctl.models.weights import few
 from genctl.params import Runtime
@@ -45,11 +46,13 @@ class Loaded:
     notes: tuple[str, ...] = ()  # what the user should be told on stderr
     checkpoint: check.Checkpoint | None = None
     runtime: str = ""  # who computes, and why: "native (llama)", "transformers (--compile)"
+    tokenizer_of: str = ""  # who tokenises, where that is not who computes: "transformers (there is no tokenizer.json)"
 
     @property
     def told(self) -> tuple[str, ...]:
         """What to tell with --verbose."""
-        return (*self.notes, f"runtime: {self.runtime}")
+        tokenizer = (f"tokenizer: {self.tokenizer_of}",) if self.tokenizer_of else ()
+        return (*self.notes, f"runtime: {self.runtime}", *tokenizer)
 
     @property
     def vocab_size(self) -> int:
@@ -101,6 +104,7 @@ def load(
         )
         if before_weights is not None:
             before_weights(checkpoint.generation)
+        read_ahead(checkpoint.weights.files)
         native, reason = native_loading.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         device = _device(runtime.device) if runtime.device_map is None else None
         layout.check_device(runtime, device)
@@ -138,9 +142,10 @@ def _native(
 ) -> Loaded:
     size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
     model, notes = native_loading.load(plan, runtime, checkpoint, layout.looker(size), on_event)
+    tokenizer, left_to = _plain_tokenizer(checkpoint) if checkpoint.has_tokenizer else (None, "")
     loaded = Loaded(
         model=model,
-        tokenizer=_plain_tokenizer(checkpoint) if checkpoint.has_tokenizer else None,
+        tokenizer=tokenizer,
         config=model.config,
         name=runtime.model,
         path=place.folder,
@@ -149,6 +154,7 @@ def _native(
         notes=(*place.notes, *notes),
         checkpoint=checkpoint,
         runtime=f"native ({plan.spec.family})",
+        tokenizer_of=f"transformers ({left_to})" if left_to else "",
     )
     loaded.notes += _vocabulary_notes(loaded)
     return loaded
@@ -291,6 +297,7 @@ def _model(
 def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
+    tokenizer_files.forget()
     with panics.unreported():
         return guarded(
             lambda: AutoTokenizer.from_pretrained(
@@ -300,14 +307,20 @@ def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrai
         )
 
 
-def _plain_tokenizer(checkpoint: check.Checkpoint) -> Any:
-    """The tokenizer without transformers where its files are all there is to it, else as transformers makes it."""
+def _plain_tokenizer(checkpoint: check.Checkpoint) -> tuple[Any, str]:
+    """The tokenizer without transformers; or as transformers makes it, and why."""
     from genctl.models import tokenizer
+    from genctl.models.tokenizer_class import NotPlain
 
-    what = f"the tokenizer in {checkpoint.folder} cannot be loaded"
+    def plain() -> tuple[Any, str]:
+        try:
+            return tokenizer.plain(checkpoint.folder, checkpoint.config), ""
+        except NotPlain as error:
+            return None, str(error)
+
     with panics.unreported():
-        made = guarded(lambda: tokenizer.plain(checkpoint.folder, checkpoint.model_type), what)
-    return made if made is not None else _tokenizer(checkpoint, False)
+        made, reason = guarded(plain, f"the tokenizer in {checkpoint.folder} cannot be loaded")
+    return (made, "") if made is not None else (_tokenizer(checkpoint, False), reason)
 
 
 def _vocabulary_notes(loaded: Loaded) -> tuple[str, ...]:

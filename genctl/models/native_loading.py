@@ -17,6 +17,7 @@ from genctl.models.progress import OnEvent
 from genctl.models.weights import few
 from genctl.native.checkpoint import CLASSES, AnyPlan, is_encoder_decoder, plan_of, read
 from genctl.native.config import NotNative
+from genctl.native.families import spec_of
 from genctl.native.load import DTYPES, Plan
 from genctl.native.seq2seq_load import Seq2SeqPlan
 from genctl.params import Runtime
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from genctl.native.model import NativeModel
+    from genctl.native.spec import Spec
 
 
 def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -> tuple[AnyPlan | None, str]:
@@ -42,8 +44,6 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
         made = _plan(checkpoint)
         if isinstance(made, Seq2SeqPlan) and dtype_of(runtime, checkpoint) == "float16":
             raise NotNative("transformers cuts off an encoder-decoder's float16 sums where they overflow")
-        if runtime.runtime == "auto":
-            _proved(made)
     except NotNative as reason:
         if runtime.runtime == "native":
             raise ModelError(f"--runtime native: {reason}", hint="--runtime auto falls back to transformers") from None
@@ -54,10 +54,23 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
     return made, ""
 
 
-def _proved(made: AnyPlan) -> None:
-    """Raises NotNative for what the native runtime computes, but `auto` does not choose it for."""
-    if isinstance(made, Plan) and made.spec.family == "falcon" and 1 < made.spec.kv_heads < made.spec.heads:
-        raise NotNative("its cache has a head for each query there, and what is planned and saved follows that")
+def spec_of_run(runtime: Runtime, checkpoint: Checkpoint, device: str, *, trust_remote_code: bool) -> Spec | None:
+    """What the native runtime would compute; None where transformers' classes do. Raises as `plan` does.
+
+    Without weight files config.json alone decides.
+    """
+    if not device.startswith("cpu"):
+        return None
+    if checkpoint.weights.files:
+        made, _ = plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
+        return made.spec if isinstance(made, Plan) else None
+    if runtime.runtime == "transformers":
+        return None
+    try:
+        _options(runtime, trust_remote_code)
+        return spec_of(checkpoint.config)[0]
+    except NotNative:
+        return None
 
 
 def _options(runtime: Runtime, trust_remote_code: bool) -> None:
@@ -95,8 +108,6 @@ def _plan(checkpoint: Checkpoint) -> AnyPlan:
     made = plan_of(config, {name: tensor.shape for name, tensor in checkpoint.weights.tensors.items()})
     if made.unused:  # whether that is an error is found out there
         raise NotNative(f"the weight files hold tensors that it does not read: {few(made.unused)}")
-    if isinstance(made, Plan) and made.spec.rope is not None and made.spec.rope.depends_on_length:
-        raise NotNative("its positions depend on the length of a text")
     return made
 
 

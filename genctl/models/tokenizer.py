@@ -1,7 +1,9 @@
-"""A checkpoint's tokenizer.json through the tokenizers library alone, where that is all that transformers would do.
+"""A checkpoint's tokenizer.json through the tokenizers library alone, as transformers would read it.
 
-transformers reads the same file with the same library, and adds to it what tokenizer_config.json says. Where that adds
-nothing (`plain`), this is the same tokenizer without importing transformers; all others stay with `AutoTokenizer`.
+transformers reads the same file with the same library. It adds what tokenizer_config.json and two older files say, and
+some of its classes rebuild parts of the tokenizer (`tokenizer_class`, `tokenizer_recipes`). The steps here are those of
+`PreTrainedTokenizerBase.from_pretrained` and `TokenizersBackend.__init__` of transformers 5. A folder with a field or a
+class that is not known here is left to `AutoTokenizer`.
 """
 
 from __future__ import annotations
@@ -10,45 +12,66 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genctl.models.weights import read_json
+from genctl.models import tokenizer_files
+from genctl.models.tokenizer_class import BACKEND, NotPlain, class_of
+from genctl.models.weights import LARGEST_JSON, read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that take tokenizer.json as it is
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_FURTHER = ("extra_special_tokens", "additional_special_tokens")
+_EXTRA = frozenset({"extra_special_tokens", "additional_special_tokens"})
+_TOKEN = frozenset({"content", "lstrip", "rstrip", "single_word", "normalized", "special", "__type"})
+# Fields that transformers reads before a class is made, or that change neither ids nor texts.
 _NO_EFFECT = frozenset(
-    {"tokenizer_class", "model_max_length", "padding_side", "truncation_side", "backend", "name_or_path", "is_local"}
-    | {"max_length", "stride", "truncation_strategy", "pad_to_multiple_of", "pad_token_type_id"}
-    | {"local_files_only", "model_input_names", "chat_template", "clean_up_tokenization_spaces", "processor_class"}
+    {"tokenizer_class", "model_max_length", "max_len", "backend", "name_or_path", "is_local", "local_files_only"}
+    | {"max_length", "stride", "truncation_strategy", "pad_to_multiple_of", "pad_token_type_id", "verbose"}
+    | {"model_input_names", "chat_template", "clean_up_tokenization_spaces", "processor_class", "padding_side"}
+    | {"truncation_side", "add_bos_token", "add_eos_token", "errors", "sp_model_kwargs", "use_fast", "from_slow"}
+    | {
+        "spaces_between_special_tokens",
+        "special_tokens_map_file",
+        "tokenizer_file",
+        "vocab_file",
+        "full_tokenizer_file",
+    }
+    | {"use_default_system_prompt", "return_token_type_ids", "device_map", "legacy_behaviour", "merges_file"}
 )
-# Model types for which transformers puts another class in the place of the one that is named.
-_REPLACED = frozenset({"qwen2"})
-_CHECKED_ABOVE = 100_000  # tokens: beyond, transformers looks whether it is one of Mistral's with a wrong pattern
+_READ = frozenset({"added_tokens_decoder", "add_prefix_space", "trim_offsets", "legacy", "split_special_tokens"})
+_READ_BY_SOME = frozenset({"extra_ids", "offset", "mask_token_sent"})
+_SIDES = ("left", "right")
 
 
 class PlainTokenizer:
     """The part of transformers' tokenizers that genctl uses."""
 
-    def __init__(self, backend: Tokenizer, config: dict[str, Any], template: str | None, place: str) -> None:
+    def __init__(
+        self,
+        backend: Tokenizer,
+        special: dict[str, str],
+        extra: Iterable[str] = (),
+        *,
+        clean: bool = False,
+        template: str | dict[str, str] | None = None,
+        place: str = "",
+    ) -> None:
         self.backend_tokenizer = backend
         self.name_or_path = place
         self.chat_template = template
-        self.clean_up_tokenization_spaces = bool(config.get("clean_up_tokenization_spaces", False))
-        self.special_tokens_map = {name: _content(config[name]) for name in _NAMED if config.get(name) is not None}
-        extra = [_content(token) for token in _extra(config)]
-        self.all_special_tokens = list(dict.fromkeys([*self.special_tokens_map.values(), *extra]))
+        self.clean_up_tokenization_spaces = clean
+        self.special_tokens_map = special
+        self.all_special_tokens = list(dict.fromkeys([*special.values(), *extra]))
 
     def __len__(self) -> int:
         return int(self.backend_tokenizer.get_vocab_size(with_added_tokens=True))
 
     def __getattr__(self, name: str) -> Any:
         """bos_token, eos_token_id and so on; None for those that there are not."""
-        if name in _NAMED:
-            return self.special_tokens_map.get(name)
-        if name.endswith("_id") and name[:-3] in _NAMED:
-            token = self.special_tokens_map.get(name[:-3])
+        special = self.__dict__.get("special_tokens_map", {})
+        if name in _NAMED or name in special:
+            return special.get(name)
+        if name.endswith("_id") and (name[:-3] in _NAMED or name[:-3] in special):
+            token = special.get(name[:-3])
             return None if token is None else self.backend_tokenizer.token_to_id(token)
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
@@ -107,10 +130,13 @@ class PlainTokenizer:
         return token
 
     def get_chat_template(self) -> str:
-        """The chat template. Raises ValueError if there is none."""
-        if self.chat_template is None:
+        """The chat template. Raises ValueError if there is none, or none of several is the default."""
+        template = self.chat_template
+        if isinstance(template, dict):
+            template = template.get("default")
+        if template is None:
             raise ValueError("this tokenizer has no chat template")
-        return self.chat_template
+        return template
 
     @staticmethod
     def clean_up_tokenization(text: str) -> str:
@@ -123,83 +149,216 @@ class PlainTokenizer:
         return text
 
 
-def plain(folder: Path, model_type: str) -> PlainTokenizer | None:
-    """The tokenizer of a checkpoint folder; None where transformers would make something else of the files."""
-    if not (folder / "tokenizer.json").is_file() or not (folder / "tokenizer_config.json").is_file():
-        return None
-    if any((folder / name).exists() for name in ("added_tokens.json", "tekken.json", "additional_chat_templates")):
-        return None
-    config = read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
-    found = read_json(folder / "tokenizer.json", "tokenizer.json")
-    if not _adds_nothing(folder, config, found) or model_type in _REPLACED:
-        return None
-    template = config.get("chat_template")
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        template = file.read_text(encoding="utf-8")
-    if template is not None and not isinstance(template, str):
-        return None
+def plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
+    """The tokenizer of a checkpoint folder; `model` is its config.json. Raises NotPlain with the reason for none."""
+    try:
+        return _plain(folder, model)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # a file of another form than is known here
+        raise NotPlain(f"its files are read otherwise: {type(error).__name__}: {error}"[:200]) from error
+
+
+def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise NotPlain("there is no tokenizer.json")
+    if (folder / "tekken.json").exists():
+        raise NotPlain("tekken.json may take its place")
+    said: dict[str, Any] = {}
+    if (folder / "tokenizer_config.json").is_file():
+        said = read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
+    name = class_of(str(folder), model, said, byte_level=lambda: '"ByteLevel"' in path.read_text(encoding="utf-8"))
+    _check_fields(said)
+    template = _template(folder, said.get("chat_template"))
+    clean = bool(said.get("clean_up_tokenization_spaces", False))
+    file = tokenizer_files.take(path)
+    said, specific, added = _merged(folder, said, file)
+
     from tokenizers import Tokenizer
 
-    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    if model_type == "mistral" and backend.get_vocab_size() > _CHECKED_ABOVE:
-        return None
+    from genctl.models.tokenizer_recipes import RECIPES, Fields, alone, post_processor
+
+    fields, recipe = Fields(said, file), None
+    if name == BACKEND:
+        backend = Tokenizer.from_file(str(path))
+    else:
+        recipe = RECIPES[name]
+        if not isinstance(file.get("model"), dict) or file["model"].get("type") != recipe.model:
+            raise NotPlain(f"{name} takes no such vocabulary")
+        fields.said = said = {**recipe.tokens, **said}
+        recipe.extra(fields)
+        backend = recipe.parts(fields)
+        if (last := post_processor(file)) is not None:
+            backend.post_processor = last
+    if isinstance(file.get("padding"), dict):
+        said.setdefault("pad_token", file["padding"].get("pad_token"))
     backend.no_padding()
     backend.no_truncation()
-    return PlainTokenizer(backend, config, template, str(folder))
+    backend.encode_special_tokens = fields.flag("split_special_tokens", False)
+    named = {key: said[key] for key in _NAMED if said.get(key) is not None} | specific
+    special = {key: named[key] for key in dict.fromkeys((*_NAMED, *named)) if key in named}
+    extra = list(said.get("extra_special_tokens", said.get("additional_special_tokens")) or ())
+    if not all(_is_token(token) and str(token) for token in (*special.values(), *extra)):
+        raise NotPlain("a special token is no text")
+    _add(backend, added, special, extra)
+    if backend.post_processor is None:
+        backend.post_processor = alone()
+    if recipe is not None:
+        recipe.finish(backend, fields, special)
+    names = {key: str(token) for key, token in special.items()}
+    return PlainTokenizer(backend, names, map(str, extra), clean=clean, template=template, place=str(folder))
 
 
-def _adds_nothing(folder: Path, config: dict[str, Any], found: dict[str, Any]) -> bool:
-    """Whether tokenizer_config.json names only what tokenizer.json has."""
-    added = found.get("added_tokens")
-    if config.get("tokenizer_class") not in _GENERIC or not isinstance(added, list):
-        return False
-    known = {token.get("content"): token for token in added if isinstance(token, dict)}
-    if (
-        set(config)
-        - _NO_EFFECT
-        - set(_NAMED)
-        - {"added_tokens_decoder", "extra_special_tokens", "additional_special_tokens"}
-    ):
-        return False
-    named = [config[name] for name in _NAMED if config.get(name) is not None]
-    for token in (*named, *_extra(config)):
-        entry = known.get(_content(token))
-        if entry is None or entry.get("special") is not True or not _agrees(token, entry):
-            return False
-    decoder = config.get("added_tokens_decoder") or {}
-    if not isinstance(decoder, dict):
-        return False
-    for number, token in decoder.items():
-        entry = known.get(_content(token))
-        if entry is None or str(entry.get("id")) != number or not _agrees(token, entry):
-            return False
-    return _same_map(folder / "special_tokens_map.json", config)
+def _check_fields(said: dict[str, Any]) -> None:
+    known = _NO_EFFECT | _READ | _READ_BY_SOME | _EXTRA
+    for name, value in said.items():
+        if name not in known and not name.endswith("_token"):
+            raise NotPlain(f"tokenizer_config.json has the field {name!r:.60}")
+        if name in ("padding_side", "truncation_side") and value not in _SIDES:
+            raise NotPlain(f"{name} = {value!r:.40}")
+        if name == "model_input_names" and not isinstance(value, list):
+            raise NotPlain(f"{name} = {value!r:.40}")
 
 
-def _agrees(token: Any, entry: dict[str, Any]) -> bool:
-    if not isinstance(token, dict):
-        return isinstance(token, str)
-    flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
-    return all(token[flag] == entry.get(flag) for flag in flags if flag in token)
+def _merged(
+    folder: Path, said: dict[str, Any], file: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], dict[int, Any]]:
+    """What a class is given: its fields, special tokens with names of the checkpoint's own, and added tokens by id.
 
+    tokenizer_config.json comes first; without an added_tokens_decoder in it the older files count too.
+    """
+    from tokenizers import AddedToken
 
-def _same_map(path: Path, config: dict[str, Any]) -> bool:
-    if not path.is_file():
-        return True
-    told = read_json(path, path.name)
-    names = {
-        name: token for name, token in told.items() if name not in ("additional_special_tokens", "extra_special_tokens")
+    said = {key: value for key, value in said.items() if key not in _NO_EFFECT}
+    if "additional_special_tokens" in said and not said.get("extra_special_tokens"):
+        said["extra_special_tokens"] = said.pop("additional_special_tokens")
+    own = {
+        key: said.pop(key) for key in list(said) if key not in _NAMED and key.endswith("_token") and _text(said[key])
     }
-    same = all(_content(token) == _content(config.get(name)) for name, token in names.items())
-    return same and {_content(token) for token in _extra(told)} <= {_content(token) for token in _extra(config)}
+    own |= _of_object(said)
+    added: dict[int, Any] = {}
+    by_text: dict[str, Any] = {}
+
+    def add(number: Any, token: Any) -> None:
+        if not str(number).isdecimal():
+            raise NotPlain(f"an added token has the id {number!r:.40}")
+        added[int(number)] = by_text[str(token)] = token
+
+    decoder = said.pop("added_tokens_decoder", None)
+    if decoder is not None:
+        if not isinstance(decoder, dict):
+            raise NotPlain("added_tokens_decoder is no object")
+        for number, token in decoder.items():
+            add(number, AddedToken(**_parts(token)))
+    else:
+        _special_tokens_map(folder / "special_tokens_map.json", said)
+        if (folder / "added_tokens.json").is_file():
+            special = {str(said[key]) for key in _NAMED if said.get(key)}
+            special |= {str(token) for token in said.get("extra_special_tokens") or ()}
+            for text, number in read_json(folder / "added_tokens.json", "added_tokens.json").items():
+                kind = {"lstrip": False, "rstrip": False, "normalized": text not in special, "special": text in special}
+                add(number, AddedToken(text, **kind))
+        for entry in file.get("added_tokens") or ():
+            parts = dict(entry)
+            add(parts.pop("id", None), AddedToken(**_parts(parts)))
+    own |= _of_object(said)
+    said = {key: _converted(value) for key, value in said.items()}
+    for key in _NAMED:
+        if said.get(key) is not None:
+            said[key] = by_text.get(str(said[key]), said[key])
+    late = {
+        key: said.pop(key)
+        for key in list(said)
+        if key not in _NAMED and key.endswith("_token") and said[key] is not None
+    }
+    return said, late | {key: _converted(value) for key, value in own.items()}, added
 
 
-def _extra(config: dict[str, Any]) -> list[Any]:
-    return [token for name in _FURTHER if isinstance(config.get(name), list) for token in config[name]]
+def _of_object(said: dict[str, Any]) -> dict[str, Any]:
+    """Special tokens that are an object are names and tokens; they leave `said`."""
+    extra = said.get("extra_special_tokens")
+    return dict(said.pop("extra_special_tokens")) if isinstance(extra, dict) else {}
 
 
-def _content(token: Any) -> str:
-    """The text of a token, which may be an object with more fields; "" for what is none."""
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else ""
+def _special_tokens_map(path: Path, said: dict[str, Any]) -> None:
+    """What an old special_tokens_map.json says goes over what tokenizer_config.json says."""
+    from tokenizers import AddedToken
+
+    if not path.is_file():
+        return
+    for key, value in read_json(path, path.name).items():
+        if key not in _EXTRA and not key.endswith("_token"):
+            raise NotPlain(f"{path.name} has the field {key!r:.60}")
+        if isinstance(value, dict) and key != "extra_special_tokens":
+            value = AddedToken(**{**_parts(value), "special": True})
+        elif key == "extra_special_tokens" and isinstance(value, list):
+            existing = list(said.get(key) or ())
+            for token in value:
+                token = AddedToken(**{**_parts(token), "special": True}) if isinstance(token, dict) else token
+                if token not in existing:
+                    existing.append(token)
+            value = existing
+        said[key] = value
+
+
+def _add(backend: Tokenizer, added: dict[int, Any], special: dict[str, Any], extra: Sequence[Any]) -> None:
+    """Add the tokens by their ids, then special ones that are not there yet."""
+    from tokenizers import AddedToken
+
+    tokens = [token for _, token in sorted(added.items())]
+    there = {token.content for token in backend.get_added_tokens_decoder().values()} | {str(token) for token in tokens}
+    for token in (*special.values(), *extra):
+        if str(token) not in there and token not in tokens:
+            tokens.append(token)
+    named = {str(token) for token in special.values()}
+    for place, token in enumerate(tokens):
+        if isinstance(token, str):
+            tokens[place] = AddedToken(token, special=True)
+        elif not token.special and str(token) in named:
+            token.special = True
+    if tokens:
+        backend.add_tokens(tokens)
+
+
+def _template(folder: Path, said: Any) -> Any:
+    """The chat template, or several by name: of files, else of tokenizer_config.json."""
+    files = {"default": folder / "chat_template.jinja"} if (folder / "chat_template.jinja").is_file() else {}
+    more = folder / "additional_chat_templates"
+    files |= {path.stem: path for path in sorted(more.glob("*.jinja")) if path.is_file()} if more.is_dir() else {}
+    if any(path.stat().st_size > LARGEST_JSON for path in files.values()):
+        raise NotPlain("a chat template is too long")
+    texts = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    if texts:
+        return texts["default"] if list(texts) == ["default"] else texts
+    if isinstance(said, list):
+        try:
+            said = {entry["name"]: entry["template"] for entry in said}
+        except (TypeError, KeyError):
+            said = False
+    texts = said if isinstance(said, dict) else {"": said}
+    if said is not None and not all(isinstance(text, str) for text in texts.values()):
+        raise NotPlain("chat_template is no text")
+    return said
+
+
+def _parts(token: Any) -> dict[str, Any]:
+    """The fields of an added token. Raises NotPlain for what is none."""
+    if not isinstance(token, dict) or set(token) - _TOKEN or not _text(token.get("content")):
+        raise NotPlain(f"an added token is {token!r:.80}")
+    return {key: value for key, value in token.items() if key != "__type"}
+
+
+def _converted(value: Any) -> Any:
+    """JSON with AddedToken objects in the place of those that it describes."""
+    if isinstance(value, dict) and value.get("__type") == "AddedToken":
+        from tokenizers import AddedToken
+
+        return AddedToken(**_parts(value))
+    return [_converted(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, str) or type(value).__name__ == "AddedToken"
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)

@@ -18,6 +18,7 @@ from genctl.models.weights import read_json, shown
 MOST_IDS = 1 << 24  # no vocabulary comes near
 MOST_PADDING = 1 << 20  # tokens
 MOST_GROWTH = 1000  # times, of a text that is normalised or decoded; 3 is usual
+_KEPT: list[tuple[str, int, int, dict[str, Any]]] = []  # at most one
 _CHARSMAP_GROWTH = 20  # at most 18 characters come of one by NFKC (unicode.org/reports/tr15)
 
 
@@ -27,12 +28,32 @@ def check(folder: Path) -> None:
         if not (folder / name).is_file():
             continue
         data = read_json(folder / name, name)
+        if name == "tokenizer.json":
+            _keep(folder / name, data)
         _check_ids(name, _ids(name, data))
         if name == "tokenizer.json":
             _check_padding(data.get("padding"))
             for part, inner in (("normalizer", "normalizers"), ("decoder", "decoders")):
                 if (growth := _growth(data.get(part), inner)) > MOST_GROWTH:
                     raise ModelError(f"tokenizer.json: its {part} makes texts {growth:,} times as long")
+
+
+def _keep(path: Path, data: dict[str, Any]) -> None:
+    state = path.stat()
+    _KEPT[:] = [(str(path), state.st_size, state.st_mtime_ns, data)]
+
+
+def take(path: Path) -> dict[str, Any]:
+    """tokenizer.json as `check` parsed it (large ones take half a second), or anew. It is not kept further."""
+    state = path.stat()
+    kept = [data for name, *stamp, data in _KEPT if (name, *stamp) == (str(path), state.st_size, state.st_mtime_ns)]
+    forget()
+    return kept[0] if kept else read_json(path, path.name)
+
+
+def forget() -> None:
+    """Free what `check` parsed."""
+    _KEPT.clear()
 
 
 def _ids(name: str, data: dict[str, Any]) -> Iterator[tuple[str, Any]]:

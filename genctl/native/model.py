@@ -58,6 +58,16 @@ class NativeModel:
         return self.decoder.spec
 
     @property
+    def cache_layout(self) -> str:
+        """How its cache differs from that of transformers' class: "" where it does not.
+
+        transformers repeats the keys of Falcon's grouped heads for each query before it keeps them.
+        """
+        spec = self.spec
+        grouped = spec.family == "falcon" and 1 < spec.kv_heads < spec.heads
+        return "a head for each group" if grouped else ""
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.decoder.dtype
 

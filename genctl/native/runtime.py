@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode import cache as caches
+from genctl.decode.length_rope import READ_AGAIN
 from genctl.decode.prefill import Reader
 from genctl.decode.runtime import ModelRuntime, Output, Passed
 from genctl.decode.sources import Sources
@@ -43,7 +44,6 @@ class NativeRuntime(Reader):
     is_encoder_decoder = False
     supports_cache = reads_together = savable = True
     together = pads = pads_sources = pads_behind = True
-    bound = math.inf
     compiled = None
 
     def __init__(self, model: NativeModel) -> None:
@@ -51,6 +51,10 @@ class NativeRuntime(Reader):
         self.decoder = model.decoder
         self.config = model.config
         self.device, self.dtype, self.name = model.device, model.dtype, model.name
+        ropes = [rope for rope in (model.spec.rope, model.spec.local_rope) if rope and rope.depends_on_length]
+        self.bound: float = min((rope.bound for rope in ropes), default=math.inf)
+        self.dynamic = any(rope.kind == "dynamic" for rope in ropes)
+        self.reads_again = model.spec.family in READ_AGAIN and any(rope.kind == "longrope" for rope in ropes)
         self.forwards = 0
         self.watch: Callable[[Passed], None] | None = None
         self.findings: list[str] = []
@@ -110,17 +114,18 @@ class NativeRuntime(Reader):
         raise ModelError(f"{self.name} has no encoder")
 
     def wants_history(self, before: int) -> bool:
-        """A step needs the new tokens only."""
-        return False
+        """Whether a text of `before` tokens that grows may pass the length where it is read again as a whole."""
+        return self.reads_again and before <= self.bound
 
     def draft_room(self, length: int) -> float:
-        """Positions are those of a token's place, whatever follows."""
-        return math.inf
+        """How many tokens on trial leave the angles of a text of `length` tokens as they are."""
+        if length <= self.bound:
+            return self.bound - length
+        return 0 if self.dynamic else math.inf
 
     def in_one_piece(self, length: int) -> bool:
         """Whether the angles of a text's positions depend on where it is cut (see `rope`)."""
-        rope = self.model.spec.rope
-        return rope is not None and rope.depends_on_length and length > (rope.original or rope.context)
+        return length > self.bound
 
     # -- the pass ------------------------------------------------------------------------------------------------------
 
@@ -139,6 +144,12 @@ class NativeRuntime(Reader):
     ) -> Output:
         """One pass, as `decode.runtime.ModelRuntime` says."""
         past = 0 if cache is None else caches.length_of(cache)
+        if cache is not None and history is not None and not first and self.wants_history(past):
+            beyond = past + feed.shape[1] > self.bound
+            # a cache holds what was read beyond the bound where a draft went there and was taken back
+            if beyond or getattr(cache, "beyond", False):
+                cache.beyond = beyond
+                return self._again(history, cache, keep=feed.shape[1], hidden=hidden)
         if positions is None:
             positions = torch.arange(past, past + feed.shape[1], device=feed.device)[None]
         states: list[Tensor] | None = [] if hidden else None
@@ -153,3 +164,13 @@ class NativeRuntime(Reader):
         if states is None:
             return Output(logits.float(), cache)
         return Output(logits.float(), cache, states[-1], tuple(states))
+
+    def _again(self, history: Tensor, cache: Any, *, keep: int, hidden: bool) -> Output:
+        """Read texts int64 [N, T+F] as a whole; `cache` then holds what was computed now, in the form that it had."""
+        fresh = self.new_cache()
+        output = self(history, fresh, first=True, keep=0 if hidden else keep, hidden=hidden)
+        caches.refill(cache, fresh)
+        if not hidden:
+            return Output(output.logits, cache)
+        layers = tuple(layer[:, -keep:] for layer in output.layers or ())
+        return Output(output.logits[:, -keep:], cache, layers[-1], layers)

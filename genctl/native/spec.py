@@ -39,6 +39,11 @@ class Rope:
         """Whether the angle of a position depends on how long the text is."""
         return self.kind in ("dynamic", "longrope")
 
+    @property
+    def bound(self) -> int:
+        """Where it depends on the length: the tokens up to which it is the same for every text."""
+        return self.context if self.kind == "dynamic" else self.original
+
 
 @dataclass(frozen=True)
 class Spec:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Strategy
 from genctl.errors import ModelError, UsageError
 from genctl.params import Generation
-from genctl.strategies.amateur import Amateur
-from genctl.strategies.assisted import Assisted
-from genctl.strategies.dola import Dola
-from genctl.strategies.drafting import Drafter, ModelDrafter, PromptLookup
-from genctl.strategies.early_exit import EarlyExitDrafter
-from genctl.strategies.universal import UniversalDrafter
+
+if TYPE_CHECKING:
+    from genctl.strategies.amateur import Amateur
+    from genctl.strategies.drafting import Drafter
 
 # What asks for one of these strategies, and the knobs that only refine it.
 DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
@@ -83,18 +81,26 @@ def accompanied(
         return None
     sample, count = generation.do_sample, generation.num_return_sequences
     if way == "dola_layers":
+        from genctl.strategies.dola import Dola
+
         layers = generation.dola_layers
         assert layers is not None
         return Dola(tuple(layers) if isinstance(layers, list) else layers, sample, count)
     if way == "amateur_model":
         return _amateur(generation, tokenizer, load)
+    from genctl.strategies.assisted import Assisted
+
     if way == "prompt_lookup_num_tokens":
         assert generation.prompt_lookup_num_tokens is not None
+        from genctl.strategies.drafting import PromptLookup
+
         lookup = PromptLookup(generation.max_matching_ngram_size)
         return Assisted(lookup, sample, num_assistant_tokens=generation.prompt_lookup_num_tokens)
     drafter: Drafter
     if way == "assistant_early_exit":
         assert generation.assistant_early_exit is not None
+        from genctl.strategies.early_exit import EarlyExitDrafter
+
         drafter = EarlyExitDrafter.after(forward, generation.assistant_early_exit)
     else:
         drafter = _assistant(generation, tokenizer, load)
@@ -111,11 +117,15 @@ def _assistant(generation: Generation, tokenizer: Any, load: Callable[[str], Com
     assert generation.assistant_model is not None
     assistant = load(generation.assistant_model)
     if same_tokens(tokenizer, assistant.tokenizer):
+        from genctl.strategies.drafting import ModelDrafter
+
         return ModelDrafter(assistant.forward)
     if tokenizer is None or assistant.tokenizer is None:
         raise ModelError(
             f"{generation.assistant_model} has other tokens than the model, and one of them has no tokenizer"
         )
+    from genctl.strategies.universal import UniversalDrafter
+
     return UniversalDrafter(
         assistant.forward,
         assistant.tokenizer,
@@ -132,6 +142,8 @@ def _amateur(generation: Generation, tokenizer: Any, load: Callable[[str], Compa
         raise ModelError(
             f"amateur_model: {generation.amateur_model} has other tokens than the model, so nothing compares"
         )
+    from genctl.strategies.amateur import Amateur
+
     return Amateur(
         amateur.forward,
         generation.contrastive_alpha,

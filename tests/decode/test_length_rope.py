@@ -12,14 +12,17 @@ import transformers
 from genctl import events
 from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane
 from genctl.scoring.passes import Passes, Piece
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
 from genctl.strategies.drafting import Draft
 from genctl.strategies.sample import Sample
+from tests import runtimes
 from tests.tiny import EOS, PAD, sharpen
 
+NAMES = ("phi3", "llama", "longrope")
 BOUND = 16  # tokens
 NEW = 20
 PROMPTS = tuple(
@@ -54,6 +57,9 @@ def model(name: str) -> Any:
             **_SIZES, max_position_embeddings=256, original_max_position_embeddings=BOUND, rope_parameters=_LONG
         )
         made = transformers.Phi3ForCausalLM(config)
+    elif name == "longrope":
+        config = transformers.LlamaConfig(**_SIZES, max_position_embeddings=64, rope_parameters=_LONG)
+        made = transformers.LlamaForCausalLM(config)
     else:
         dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
         config = transformers.LlamaConfig(**_SIZES, max_position_embeddings=BOUND, rope_parameters=dynamic)
@@ -62,13 +68,19 @@ def model(name: str) -> Any:
     return made.eval()
 
 
+@pytest.fixture(params=[Forward, runtimes.native], ids=["transformers", "native"])
+def runtime(request: pytest.FixtureRequest) -> Any:
+    """Who computes: a model of transformers' -> the model as the loop sees it."""
+    return request.param
+
+
 def lane(place: int, strategy: Any = None, **fields: Any) -> Lane:
     strategy = strategy or Sample()
     fields = {"max_new_tokens": NEW, "eos": (EOS,), "returned": getattr(strategy, "n", 1), **fields}
     return Lane(str(place), PROMPTS[place], strategy, **fields)
 
 
-def run(forward: Forward, lanes: list[Lane], width: int = 1) -> dict[str, list[list[int]]]:
+def run(forward: ModelRuntime, lanes: list[Lane], width: int = 1) -> dict[str, list[list[int]]]:
     return {
         event.lane: [list(one.tokens) for one in event.hypotheses]
         for event in decode(forward, lanes, width=width)
@@ -85,31 +97,31 @@ def generated(name: str, place: int, **options: Any) -> list[list[int]]:
     return [row[: row.index(EOS) + 1] if EOS in row else row for row in rows]
 
 
-@pytest.mark.parametrize("name", ["phi3", "llama"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("form", ["dynamic", "static", "quantized"])
-def test_a_text_that_outgrows_its_bound_is_what_generate_writes(name: str, form: str) -> None:
+def test_a_text_that_outgrows_its_bound_is_what_generate_writes(runtime: Any, name: str, form: str) -> None:
     for place in range(3):
         expected = generated(name, place)
-        found = run(Forward(model(name)), [lane(place, cache=form)])[str(place)]
+        found = run(runtime(model(name)), [lane(place, cache=form)])[str(place)]
         assert len(found[0]) == len(expected[0])
         if form != "quantized":  # which is lossy
             assert found == expected
 
 
-@pytest.mark.parametrize("name", ["phi3", "llama"])
-def test_beams_that_outgrow_the_bound_are_those_of_generate(name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_beams_that_outgrow_the_bound_are_those_of_generate(runtime: Any, name: str) -> None:
     for place in range(3):
         expected = generated(name, place, num_beams=3, num_return_sequences=3)
-        assert run(Forward(model(name)), [lane(place, Beam(3, n=3))])[str(place)] == expected
+        assert run(runtime(model(name)), [lane(place, Beam(3, n=3))])[str(place)] == expected
 
 
-@pytest.mark.parametrize("name", ["phi3", "llama"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", [2, 3])
-def test_neighbours_of_other_lengths_change_nothing(name: str, width: int) -> None:
+def test_neighbours_of_other_lengths_change_nothing(runtime: Any, name: str, width: int) -> None:
     expected = {str(place): generated(name, place) for place in range(3)}
     lanes = [lane(place) for place in range(3)]
-    assert run(Forward(model(name)), lanes, width) == expected
-    assert run(Forward(model(name)), lanes[::-1], width) == expected
+    assert run(runtime(model(name)), lanes, width) == expected
+    assert run(runtime(model(name)), lanes[::-1], width) == expected
 
 
 class Guess:
@@ -128,18 +140,18 @@ class Guess:
         return draft
 
 
-@pytest.mark.parametrize("name", ["phi3", "llama"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("place", range(3))
-def test_drafts_across_the_bound_write_what_greedy_writes(name: str, place: int) -> None:
+def test_drafts_across_the_bound_write_what_greedy_writes(runtime: Any, name: str, place: int) -> None:
     expected = generated(name, place)
     drafting = Assisted(Guess([*PROMPTS[place], *expected[0]]))
-    assert run(Forward(model(name)), [lane(place, drafting)]) == {str(place): expected}
+    assert run(runtime(model(name)), [lane(place, drafting)]) == {str(place): expected}
 
 
-@pytest.mark.parametrize("name", ["phi3", "llama"])
-def test_texts_of_other_lengths_do_not_change_a_score(name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_of_other_lengths_do_not_change_a_score(runtime: Any, name: str) -> None:
     pieces = [Piece((*prompt, *prompt[:8]), 1) for prompt in PROMPTS]
-    passes = Passes(Forward(model(name)), batch_size=3)
+    passes = Passes(runtime(model(name)), batch_size=3)
     found: dict[int, list[float]] = {}
     for batch in passes.batches(pieces):
         for place, tokens in zip(batch, passes.read([pieces[place] for place in batch]), strict=True):
@@ -163,3 +175,37 @@ def test_a_prompt_that_is_taken_up_is_read_as_a_whole_one(name: str, before: int
     assert kept == (min(before, after - 1) if max(before, after) <= BOUND else 0)
     if found is not None:
         torch.testing.assert_close(found.logits, wanted.logits, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_a_cache_too(runtime: Any, name: str) -> None:
+    for place in range(3):
+        expected = generated(name, place, use_cache=False)
+        assert run(runtime(model(name)), [lane(place, use_cache=False)]) == {str(place): expected}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("place", range(3))
+def test_rows_that_are_read_again_go_on_as_before(name: str, place: int) -> None:
+    """After memory was short: the cache of prompt and text, made anew, says what the cache that grew says."""
+    forward = runtimes.native(model(name))
+    prefix = forward.prefill(PROMPTS[place], None)
+    grown, written = forward.prefill(PROMPTS[place], None).cache, list(PROMPTS[place])
+    for token in torch.randint(3, 300, (NEW,), generator=torch.Generator().manual_seed(7)).tolist():
+        written.append(token)
+        last = forward(torch.tensor([[token]]), grown, history=torch.tensor([written]))
+    anew = forward.reread(torch.tensor([written[:-1]]), prefix)
+    found = forward(torch.tensor([written[-1:]]), anew, history=torch.tensor([written]))
+    torch.testing.assert_close(found.logits, last.logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_native_prompt_beyond_the_bound_is_not_taken_up_in_pieces(name: str) -> None:
+    forward = runtimes.native(model(name))
+    saved = forward.prefill(PROMPTS[2][:20], None, whole=True)
+    assert forward.resume(saved, PROMPTS[2], None) == (None, 0)
+    short = forward.prefill(PROMPTS[1][:8], None, whole=True)
+    prefix, kept = forward.resume(short, PROMPTS[1], None)
+    assert prefix is not None
+    assert kept == 8
+    torch.testing.assert_close(prefix.logits, forward.prefill(PROMPTS[1], None).logits, atol=1e-5, rtol=1e-5)

@@ -82,10 +82,17 @@ def new_tokens(arch: str) -> int:
 
 
 def planned(
-    folder: Path, arch: str, *, batch: int = 1, dtype: str = "float32", length: int = LENGTH, **generation: Any
+    folder: Path,
+    arch: str,
+    *,
+    batch: int = 1,
+    dtype: str = "float32",
+    length: int = LENGTH,
+    kind: str = "auto",
+    **generation: Any,
 ) -> dict[str, Any]:
     source = PROMPT if arch in SEQ2SEQ else None
-    runtime = Runtime(model=str(folder), dtype=dtype, device="cpu", runtime="transformers")  # type: ignore[arg-type]
+    runtime = Runtime(model=str(folder), dtype=dtype, device="cpu", runtime=kind)  # type: ignore[arg-type]
     return plan(runtime, Generation(**generation), batch=batch, length=length, source_length=source)
 
 
@@ -165,13 +172,13 @@ def test_growth_is_what_the_newest_token_added(folder: Any) -> None:
 def test_where_nothing_can_be_tried_the_fields_of_the_config_say_the_same(
     folder: Any, arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = planned(folder(arch), arch, num_beams=2)["layers"]
+    expected = planned(folder(arch), arch, num_beams=2, kind="transformers")["layers"]
 
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("Tensor.item() cannot be called on meta tensors")
 
     monkeypatch.setattr(Forward, "prefill", broken)
-    made = planned(folder(arch), arch, num_beams=2)
+    made = planned(folder(arch), arch, num_beams=2, kind="transformers")
     assert made["layers"] == expected
     assert any("cannot be tried" in note for note in made["plan"]["notes"])
 

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from genctl.models.tokenizer import plain
+from genctl.models.tokenizer_class import NotPlain
 from tests.tiny import checkpoint, tokenizer
 
 TEXTS = ("the cat sat on the mat.", " a  dog\n", "<eos>the<bos> ", "ü 🦄 x , y 's", "")
@@ -55,7 +56,7 @@ MADE: dict[str, Callable[[], Any]] = {"bytes": tokenizer, "WordPiece": word_piec
 def test_it_does_what_transformers_does(kind: str, tmp_path: Path) -> None:
     checkpoint("llama", tmp_path)
     MADE[kind]().save_pretrained(tmp_path)
-    ours, theirs = plain(tmp_path, "llama"), AutoTokenizer.from_pretrained(tmp_path)
+    ours, theirs = plain(tmp_path, read(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
     assert ours is not None
     assert len(ours) == len(theirs)
     assert ours.get_vocab() == theirs.get_vocab()
@@ -79,6 +80,12 @@ def test_it_does_what_transformers_does(kind: str, tmp_path: Path) -> None:
     assert [ours.convert_ids_to_tokens(id) for id in ids] == theirs.convert_ids_to_tokens(ids)
 
 
+def read(folder: Path) -> dict[str, Any]:
+    """config.json."""
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return found
+
+
 def changed(folder: Path, name: str, **fields: Any) -> Path:
     checkpoint("llama", folder)
     path = folder / name
@@ -90,29 +97,33 @@ def changed(folder: Path, name: str, **fields: Any) -> Path:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tokenizer_class": "LlamaTokenizerFast"},
-        {"tokenizer_class": None},
-        {"add_bos_token": True},
-        {"split_special_tokens": True},
-        {"sep_token": "<sep>"},
-        {"eos_token": {"content": "<eos>", "lstrip": True}},
-        {"extra_special_tokens": ["<more>"]},
-        {"added_tokens_decoder": {"7": {"content": "<eos>"}}},
-        {"chat_template": [{"name": "default", "template": "x"}]},
+        {"tokenizer_class": "BertTokenizerFast"},
+        {"tokenizer_class": ""},
+        {"auto_map": {"AutoTokenizer": ["a.B", None]}},
+        {"split_special_tokens": "yes"},
+        {"padding_side": "above"},
+        {"eos_token": 3},
+        {"extra_special_tokens": [3]},
+        {"added_tokens_decoder": {"7": "<eos>"}},
+        {"chat_template": [{"name": "default"}]},
+        {"fast_tokenizer_files": ["tokenizer.4.json"]},
         {"a_field_of_tomorrow": 1},
     ],
 )
-def test_what_transformers_would_change_is_left_to_it(fields: dict[str, Any], tmp_path: Path) -> None:
-    assert plain(changed(tmp_path, "tokenizer_config.json", **fields), "llama") is None
+def test_what_is_not_known_is_left_to_transformers(fields: dict[str, Any], tmp_path: Path) -> None:
+    changed(tmp_path, "tokenizer_config.json", **fields)
+    with pytest.raises(NotPlain):
+        plain(tmp_path, read(tmp_path))
 
 
-def test_other_files_are_heeded(tmp_path: Path) -> None:
-    assert plain(changed(tmp_path, "special_tokens_map.json", eos_token="<pad>"), "llama") is None
-    assert plain(changed(tmp_path, "special_tokens_map.json", eos_token="<eos>"), "llama") is not None
-    assert plain(tmp_path, "qwen2") is None
-    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    found = plain(tmp_path, "llama")
-    assert found is not None
-    assert found.get_chat_template() == "{{ messages }}"
-    (tmp_path / "added_tokens.json").write_text("{}")
-    assert plain(tmp_path, "llama") is None
+def test_other_model_types_and_files_are_left_to_transformers(tmp_path: Path) -> None:
+    checkpoint("llama", tmp_path)
+    with pytest.raises(NotPlain, match="model type"):
+        plain(tmp_path, {"model_type": "mixtral"})
+    (tmp_path / "tekken.json").write_text("{}")
+    with pytest.raises(NotPlain, match="tekken"):
+        plain(tmp_path, read(tmp_path))
+    (tmp_path / "tekken.json").unlink()
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(NotPlain, match=r"no tokenizer\.json"):
+        plain(tmp_path, read(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,30 @@ def test_a_local_folder_imports_no_transformers_either(llama: Path) -> None:
     arguments = ["run", "-m", str(llama), "-n", "6", "the cat"]
     done = subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arch", "name"), [("gpt2", "GPT2Tokenizer"), ("qwen2", "Qwen2Tokenizer"), ("gemma2", "GemmaTokenizerFast")]
+)
+def test_nor_does_a_tokenizer_of_a_known_class(arch: str, name: str, tmp_path: Path) -> None:
+    folder = checkpoint(arch, tmp_path)
+    path = folder / "tokenizer_config.json"
+    told = json.loads(path.read_text())
+    chat = "{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}"
+    path.write_text(json.dumps({**told, "tokenizer_class": name, "unk_token": "<pad>", "chat_template": chat}))
+    arguments = ["run", "-m", str(folder), "-n", "6", "--chat", "the cat"]
+    done = subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_tokenizer_left_to_transformers_is_named(llama: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(llama, tmp_path / "copy"))
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "a_field_of_tomorrow": 1}))
+    done = run("the cat", "-m", str(folder), "-n", "2", "-v")
+    assert done.returncode == 0, done.stderr
+    assert "runtime: native (llama)" in done.stderr
+    assert "tokenizer: transformers (tokenizer_config.json has the field 'a_field_of_tomorrow')" in done.stderr
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

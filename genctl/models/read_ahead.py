@@ -1,0 +1,39 @@
+"""Weight files are read into memory by the system while Python still imports torch."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_PIECE = 1 << 21  # bytes; Linux reads no more than a few MB for one piece of advice
+
+
+def read_ahead(files: Iterable[Path]) -> threading.Thread | None:
+    """Have the system read these files in the background, where it can (Linux) and half of the memory holds them.
+
+    A thread gives the advice, piece by piece: where the disk is slow, giving it waits for the disk. Nothing that is
+    computed depends on it.
+    """
+    paths = list(files)
+    with suppress(AttributeError, OSError, ValueError):
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if not hasattr(os, "posix_fadvise") or sum(path.stat().st_size for path in paths) > memory // 2:
+            return None
+        thread = threading.Thread(target=_advise, args=(paths,), name="read-ahead", daemon=True)
+        thread.start()
+        return thread
+    return None
+
+
+def _advise(paths: list[Path]) -> None:
+    with suppress(OSError):
+        for path in paths:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                for start in range(0, os.fstat(descriptor).st_size, _PIECE):
+                    os.posix_fadvise(descriptor, start, _PIECE, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,273 @@
+"""Tokenizers of transformers' classes, read without transformers: equal in every part, or left to `AutoTokenizer`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer
+from transformers.models.auto import tokenization_auto
+
+from genctl.models import chat
+from genctl.models.tokenizer import plain
+from genctl.models.tokenizer_class import BACKEND, CLASSES, NAMES_OF_BACKENDS, REGISTERED, NotPlain
+from genctl.models.tokenizer_recipes import RECIPES
+from tests.models import tokenizers_made as made
+from tests.models.test_plain_tokenizer import word_piece
+
+TEXTS = (
+    "the cat sat on the mat, didn't it?",
+    " a  dog\n\n  sat 1234 \t x",
+    "</s>the<s> <a word>ł€ <tool>cat<tool> dog",
+    "naïve café, 你好世界 👩‍👩‍👧 \x00\x7f",
+    "é e\u0301 ﬁ ▁the",
+    "",
+    " ",
+)
+TOOL = {"content": "<tool>", "lstrip": True, "rstrip": False, "single_word": False, "normalized": False}
+FLAGS = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": True, "special": False}
+
+
+def byte_level() -> dict[str, Any]:
+    """GPT-2's file, with its post-processor."""
+    found = json.loads(made.byte_level().backend_tokenizer.to_str())
+    return {**found, "post_processor": json.loads(part(processors.ByteLevel(trim_offsets=False)))}
+
+
+def part(processor: Any) -> str:
+    bare = Tokenizer(models.BPE())
+    bare.post_processor = processor
+    return json.dumps(json.loads(bare.to_str())["post_processor"])
+
+
+def llama() -> dict[str, Any]:
+    """Llama 2's file: spaces by the normalizer, <s> by the post-processor, merges as text."""
+    found = json.loads(made.llama().backend_tokenizer.to_str())
+    found["model"]["merges"] = [" ".join(pair) for pair in found["model"]["merges"]]
+    begin = processors.TemplateProcessing("<s> $A", "<s> $A <s> $B", [("<s>", 1)])
+    return {**found, "post_processor": json.loads(part(begin))}
+
+
+def unigram() -> dict[str, Any]:
+    """T5's file, where <unk> has the id 2, with a normalizer of SentencePiece."""
+    found = json.loads(made.metaspace().backend_tokenizer.to_str())
+    pieces = [["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["<s>", 0.0]]
+    pieces += [piece for piece in found["model"]["vocab"] if piece[0] not in ("<unk>", "<s>", "</s>")]
+    found["model"] |= {"vocab": pieces, "unk_id": 2}
+    for token in found["added_tokens"]:
+        token["id"] = [piece for piece, _ in pieces].index(token["content"])
+    return found
+
+
+def wordpiece() -> dict[str, Any]:
+    return dict(json.loads(word_piece().backend_tokenizer.to_str()))
+
+
+FILES = {"bytes": byte_level, "llama": llama, "unigram": unigram, "WordPiece": wordpiece}
+NATIVE = {
+    "GPT2Tokenizer": ("bytes", "gpt2"),
+    "GPTNeoXTokenizer": ("bytes", "gpt_neox"),
+    "CodeGenTokenizer": ("bytes", "phi"),
+    "CohereTokenizer": ("bytes", "llama"),
+    "Qwen2Tokenizer": ("bytes", "qwen2"),
+    "RobertaTokenizer": ("bytes", "bart"),
+    "BartTokenizer": ("bytes", "bart"),
+    "BloomTokenizer": ("bytes", "bloom"),
+    "LlamaTokenizer": ("llama", "llama"),
+    "GemmaTokenizer": ("llama", "gemma2"),
+    "T5Tokenizer": ("unigram", "t5"),
+    "PegasusTokenizer": ("unigram", "pegasus"),
+    "PreTrainedTokenizerFast": ("WordPiece", "llama"),
+}
+FIELDS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "named": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<new pad>"},
+    "described": {"eos_token": {"__type": "AddedToken", "content": "</s>", **FLAGS}, "pad_token": None},
+    "extra": {"additional_special_tokens": ["<tool>", "<a word>"], "eos_token": "</s>"},
+    "both extra": {"additional_special_tokens": ["<tool>"], "extra_special_tokens": ["<s>"]},
+    "described extra": {"extra_special_tokens": [{"__type": "AddedToken", **TOOL}]},
+    "own names": {"image_token": "<image>", "extra_special_tokens": {"boi_token": "<boi>"}},
+    "added": {
+        "added_tokens_decoder": {"2": {"content": "</s>", **FLAGS}, "600": {**FLAGS, **TOOL}},
+        "eos_token": "</s>",
+    },
+    "spaces": {"add_prefix_space": True, "trim_offsets": False, "clean_up_tokenization_spaces": True},
+    "no spaces": {"add_prefix_space": False, "legacy": True, "clean_up_tokenization_spaces": False},
+    "legacy": {"legacy": True, "sp_model_kwargs": {}, "errors": "replace", "use_default_system_prompt": False},
+    "add": {"add_bos_token": True, "add_eos_token": True, "bos_token": "<s>"},
+    "split": {"split_special_tokens": True, "bos_token": "<s>"},
+    "cohere": {"mask_token": "<m>", "cls_token": "<s>", "sep_token": "</s>", "model_max_length": 9},
+}  # fmt: skip
+
+
+def folder(
+    path: Path, file: dict[str, Any], model_type: str, fields: dict[str, Any] | None, **config: Any
+) -> dict[str, Any]:
+    """A checkpoint's folder without weights; its config.json."""
+    path.mkdir(exist_ok=True)
+    told = {"model_type": model_type, **config}
+    (path / "config.json").write_text(json.dumps(told))
+    (path / "tokenizer.json").write_text(json.dumps(file))
+    if fields is not None:
+        (path / "tokenizer_config.json").write_text(json.dumps(fields))
+    return told
+
+
+def assert_equal(path: Path, config: dict[str, Any]) -> None:
+    """Ours is theirs: every part of the backend, and what is asked of it."""
+    ours, theirs = plain(path, config), AutoTokenizer.from_pretrained(path)
+    theirs.backend_tokenizer.no_padding()
+    theirs.backend_tokenizer.no_truncation()
+    assert json.loads(ours.backend_tokenizer.to_str()) == json.loads(theirs.backend_tokenizer.to_str())
+    assert ours.backend_tokenizer.encode_special_tokens == theirs.backend_tokenizer.encode_special_tokens
+    assert len(ours) == len(theirs)
+    assert list(ours.special_tokens_map.items()) == list(theirs.special_tokens_map.items())
+    assert ours.all_special_tokens == theirs.all_special_tokens
+    assert ours.all_special_ids == theirs.all_special_ids
+    for name in ("bos_token", "eos_token_id", "unk_token_id", "pad_token", "pad_token_id"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    assert ours.clean_up_tokenization_spaces == bool(theirs.clean_up_tokenization_spaces)
+    assert ours.chat_template == theirs.chat_template
+    for text in TEXTS:
+        for special in (True, False):
+            options: dict[str, Any] = {"add_special_tokens": special, "return_offsets_mapping": True}
+            mine, other = ours(text, **options), theirs(text, **options)
+            assert mine["input_ids"] == other.input_ids
+            assert mine["offset_mapping"] == other.offset_mapping
+        for skip in (True, False):
+            for clean in (True, False, None):
+                options = {"skip_special_tokens": skip, "clean_up_tokenization_spaces": clean}
+                assert ours.decode(mine["input_ids"], **options) == theirs.decode(mine["input_ids"], **options)
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_class_and_its_fields(name: str, fields: str, tmp_path: Path) -> None:
+    kind, model_type = NATIVE[name]
+    told = {"tokenizer_class": name, **FIELDS[fields]}
+    config = folder(tmp_path / "a", FILES[kind](), model_type, told)
+    assert_equal(tmp_path / "a", config)
+    if fields in ("none", "extra"):  # as transformers writes them today
+        AutoTokenizer.from_pretrained(tmp_path / "a").save_pretrained(tmp_path / "b")
+        (tmp_path / "b" / "config.json").write_text(json.dumps(config))
+        assert_equal(tmp_path / "b", config)
+        (tmp_path / "b" / "tokenizer_config.json").unlink()
+        assert_equal(tmp_path / "b", config)
+
+
+def test_every_class_is_tested() -> None:
+    assert set(RECIPES) == set(CLASSES)
+    assert set(NATIVE) >= CLASSES
+
+
+def test_what_is_registered_is_what_transformers_has_registered() -> None:
+    names = tokenization_auto.TOKENIZER_MAPPING_NAMES
+    for model_type, name in REGISTERED.items():
+        theirs = names.get(model_type)
+        assert theirs in ({name, "MistralCommonBackend"} if model_type == "mistral" else {name}), model_type
+        wins = model_type in tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
+        assert wins == (model_type in ("phi3", "qwen2"))
+    assert set(NAMES_OF_BACKENDS) == set(tokenization_auto.MODEL_IDS_TO_TOKENIZERS_BACKEND)
+
+
+@pytest.mark.parametrize("model_type", REGISTERED)
+@pytest.mark.parametrize(
+    "name", [None, "GPT2TokenizerFast", "LlamaTokenizerFast", "Qwen2Tokenizer", "PreTrainedTokenizerFast", BACKEND]
+)
+def test_the_class_depends_on_the_model_type_too(name: str | None, model_type: str, tmp_path: Path) -> None:
+    kind = "unigram" if REGISTERED[model_type] in ("T5Tokenizer", "PegasusTokenizer") and name is None else "bytes"
+    fields = {} if name is None else {"tokenizer_class": name}
+    assert_equal(tmp_path, folder(tmp_path, FILES[kind](), model_type, fields))
+
+
+def test_what_else_can_name_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_equal(tmp_path / "a", folder(tmp_path / "a", llama(), "llama", {}, tokenizer_class="LlamaTokenizer"))
+    monkeypatch.chdir(tmp_path)
+    path = Path("deepseek-ai/DeepSeek-Coder-1.3b-base")
+    path.parent.mkdir()
+    config = folder(path, llama(), "llama", {"tokenizer_class": "LlamaTokenizerFast"})
+    assert_equal(path, config)
+    assert plain(path, config).backend_tokenizer.normalizer is not None
+    assert plain(path.absolute(), config).backend_tokenizer.normalizer is None
+
+
+@pytest.mark.parametrize("name", ["GPT2Tokenizer", "T5Tokenizer", "LlamaTokenizer", "PreTrainedTokenizerFast"])
+def test_older_files_count_where_no_added_tokens_are_named(name: str, tmp_path: Path) -> None:
+    kind, model_type = NATIVE[name]
+    fields = {"tokenizer_class": name, "pad_token": "<p>"}
+    maps: list[dict[str, Any]] = [
+        {"eos_token": {"content": "<end>", "lstrip": True}, "bos_token": "<s>"},
+        {"eos_token": "</s>", "extra_special_tokens": [TOOL, "<x>"], "image_token": "<i>"},
+        {"additional_special_tokens": ["<extra_id_0>", "<x>"] if kind != "unigram" else ["<x>"]},
+    ]
+    for n, told in enumerate(maps):
+        for decoder in ({}, {"added_tokens_decoder": {"1": {"content": "<x>", **FLAGS}}}):
+            path = tmp_path / f"{n}{len(decoder)}"
+            config = folder(path, FILES[kind](), model_type, {**fields, **decoder})
+            (path / "special_tokens_map.json").write_text(json.dumps(told))
+            assert_equal(path, config)
+            (path / "added_tokens.json").write_text(json.dumps({"<new>": 900, "<x>": 901}))
+            assert_equal(path, config)
+
+
+def test_padding_names_a_token(tmp_path: Path) -> None:
+    padding = {"strategy": {"Fixed": 9}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 0}
+    padding |= {"pad_type_id": 0, "pad_token": "<of padding>"}
+    truncation = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    for name in ("LlamaTokenizer", "PreTrainedTokenizerFast"):
+        file = {**llama(), "padding": padding, "truncation": truncation}
+        config = folder(tmp_path, file, "llama", {"tokenizer_class": name})
+        assert_equal(tmp_path, config)
+        assert plain(tmp_path, config).pad_token == "<of padding>"
+
+
+def test_a_mistral_vocabulary_of_any_size(tmp_path: Path) -> None:
+    """transformers looks for a wrong pattern in large ones of Mistral's, warns and changes nothing."""
+    large = Tokenizer(models.BPE({f"{n:x}": n for n in range(100_005)}, []))
+    large.pre_tokenizer = pre_tokenizers.ByteLevel()
+    config = folder(tmp_path, json.loads(large.to_str()), "mistral", {"tokenizer_class": "LlamaTokenizerFast"})
+    assert_equal(tmp_path, config)
+
+
+def test_a_class_with_another_vocabulary_is_left_to_transformers(tmp_path: Path) -> None:
+    for name, kind in (("T5Tokenizer", "bytes"), ("GPT2Tokenizer", "unigram"), ("LlamaTokenizer", "WordPiece")):
+        config = folder(tmp_path, FILES[kind](), "llama", {"tokenizer_class": name})
+        with pytest.raises(NotPlain, match="vocabulary"):
+            plain(tmp_path, config)
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ bos_token }}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}{{ image_token }}>"
+)
+
+
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "Qwen2Tokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("where", ["config", "list", "file", "files"])
+def test_a_chat(where: str, name: str, tmp_path: Path) -> None:
+    kind, _ = NATIVE[name]
+    fields: dict[str, Any] = {"tokenizer_class": name, "bos_token": "<s>", "image_token": "<image>"}
+    if where in ("config", "file"):
+        fields["chat_template"] = TEMPLATE if where == "config" else "another"
+    if where == "list":
+        fields["chat_template"] = [{"name": "rag", "template": "x"}, {"name": "default", "template": TEMPLATE}]
+    config = folder(tmp_path, FILES[kind](), "llama", fields)
+    if where in ("file", "files"):
+        (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    if where == "files":
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("x")
+    assert_equal(tmp_path, config)
+    ours: Any = plain(tmp_path, config)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    messages = [{"role": "user", "content": "the cat </s> 你好"}, {"role": "assistant", "content": " <image>"}]
+    ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert chat.render_chat(ours, messages) == ids
+
+
+def test_templates_without_a_default(tmp_path: Path) -> None:
+    config = folder(tmp_path, llama(), "llama", {"chat_template": [{"name": "rag", "template": "x"}]})
+    with pytest.raises(ValueError, match="no chat template"):
+        plain(tmp_path, config).get_chat_template()
