@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .checkpoints import Size, gpt2
+from .measuring import failure
 from .rows import ALL, Case, Plan
 from .sides import Process
 from .table import Curve
-from .work import Side, Unavailable, Work
+from .work import Ran, Side, Unavailable, Work
 
 CONTEXTS, ROWS = (16, 64, 256, 1024, 4096), (1, 2, 4, 8, 16, 32, 64)
 STEPS, WARM = 16, 64  # steps that are timed at each point, and steps before the first
@@ -65,7 +66,7 @@ def _steps(
                     if (name, size.name) not in held:
                         held[name, size.name] = _opened(bench, case, name, stack)
                     side = held[name, size.name]
-                    ran = None if side is None else _ran(side, work)
+                    ran = None if side is None else _ran(bench, name, side, work)
                     if number and ran is not None and ran.first_s is not None:
                         times[name].append((ran.seconds - ran.first_s) / STEPS * 1e3)
             for name in sides:
@@ -83,19 +84,25 @@ def _opened(bench: Bench, case: Case, name: str, stack: ExitStack) -> Side | Non
         side = bench.open_side(case, name)
     except Unavailable:
         return None
+    except Exception as error:
+        bench.say(f"{case.key}: {name} {failure(error)}")
+        return None
     if isinstance(side, Process):
         stack.callback(side.close)
     # what a side prepares once a text has grown long (a record, a compiled step) is ready when steps are timed
     short = bench.plan.lengths.short
     room = case.size.fields.get("n_positions", short + WARM) - short
-    _ran(side, replace(bench.plan, causal=case.size).rows(1, short, min(WARM, room)))
+    _ran(bench, name, side, replace(bench.plan, causal=case.size).rows(1, short, min(WARM, room)))
     return side
 
 
-def _ran(side: Side, work: Work) -> Any:
+def _ran(bench: Bench, name: str, side: Side, work: Work) -> Ran | None:
     try:
         return side.run(work)
     except Unavailable:
+        return None
+    except (RuntimeError, ValueError, OSError) as error:
+        bench.say(f"{name} {failure(error)}")
         return None
 
 

@@ -1,7 +1,7 @@
 """How fast a step could be: the bytes that it must read, over what the machine reads in a second.
 
-A step with N rows reads every matrix once and N caches. Embeddings count as the tied head alone: a row reads one line of
-them as embeddings. Vectors (norms, biases) and activations are left out.
+A step with N rows reads every matrix once and N caches. Embeddings count as the tied head alone: as embeddings, a row
+reads one line of them. Vectors (norms, biases) and activations are left out.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from .sides import CTRANSLATE2, GENCTL, GENERATE, LLAMA, SIDES
 
 COLUMNS = (GENCTL, GENERATE, CTRANSLATE2, LLAMA)
 LIMIT = (
-    "- share of the limit: the time in which the machine reads the weights and the cache that one step of genctl needs, "
+    "- share of the limit: the time in which the machine reads the weights and the cache that a step of genctl needs, "
     "as a share of the measured time of a step after the first"
 )
 WORDS = {True: "yes", False: "no", None: ""}
