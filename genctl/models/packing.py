@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from genctl.models import pages
-from genctl.native import kernels
+from genctl.native import kernels, pages
 from genctl.native.linear import Float16, Linear, Make, Packed
 from genctl.native.quantized import Int8Weights
 

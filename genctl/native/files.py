@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import math
 import mmap
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from genctl.models import weights
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def mapped(files: Sequence[Path], look: Callable[[str, Tensor], object] | None = None) -> Callable[[str], Tensor]:
-    """What gives a tensor by its name in the files. `look` is shown each one, and may raise.
+    """What gives a tensor by its name in the files, whose headers have been checked (see `models.weights`).
 
-    Raises ModelError for a file that is truncated or contradicts itself.
+    `look` is shown each tensor, and may raise.
     """
-    places: dict[str, tuple[mmap.mmap, weights.Tensor]] = {}
+    places: dict[str, tuple[mmap.mmap, int, dict[str, Any]]] = {}
     for path in files:
-        headers = weights.read_header(path)
         with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
             # private and writable, so that torch takes it; nothing is written
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        places.update((name, (memory, header)) for name, header in headers.items())
+        header.pop("__metadata__", None)
+        places.update((name, (memory, 8 + length, entry)) for name, entry in header.items())
 
     def get(name: str) -> Tensor:
-        memory, header = places[name]
-        dtype, count = DTYPES[header.dtype], math.prod(header.shape)
-        if not count:
-            return torch.empty(header.shape, dtype=dtype)
-        if header.begin % dtype.itemsize:  # a header that is not padded
-            buffer = bytearray(memory[header.begin : header.end])
-            tensor = torch.frombuffer(buffer, dtype=dtype)
+        memory, data, entry = places[name]
+        dtype, shape, (begin, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        if not math.prod(shape):
+            return torch.empty(shape, dtype=dtype)
+        if (data + begin) % dtype.itemsize:  # the header is not padded
+            tensor = torch.frombuffer(bytearray(memory[data + begin : data + end]), dtype=dtype)
         else:
-            tensor = torch.frombuffer(memory, dtype=dtype, count=count, offset=header.begin)
-        tensor = tensor.view(header.shape)
+            tensor = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=data + begin)
+        tensor = tensor.view(shape)
         if look is not None:
             look(name, tensor)
         return tensor

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from genctl.models import pages
-from genctl.native import kernels, quantized
+from genctl.native import kernels, pages, quantized
 
 SMALL = 1 << 18  # numbers in a weight below which a plain product is as fast: a call of oneDNN costs 20 µs more
 

@@ -16,10 +16,10 @@ from transformers.pytorch_utils import Conv1D
 
 from genctl.decode.forward import Forward
 from genctl.errors import ModelError, UsageError
-from genctl.models import packing, pages
+from genctl.models import packing
 from genctl.models.hub import Loaded, load
 from genctl.models.text import encode_prompt
-from genctl.native import kernels, quantized
+from genctl.native import kernels, pages, quantized
 from genctl.native.linear import Float16
 from genctl.params import Runtime
 from tests.tiny import ARCHITECTURES, PAD, checkpoint, save, tiny
