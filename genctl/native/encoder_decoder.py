@@ -21,7 +21,7 @@ residual stream, H heads, D features of a head, I features of the MLP, V vocabul
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ class SideWeights:
     """The encoder, or the decoder."""
 
     embed: Tensor  # [V, E]
-    layers: list[LayerWeights] = field(default_factory=list)
+    layers: list[LayerWeights]
     positions: Tensor | None = None  # [T, E]
     relative: Tensor | None = None  # [buckets, H]
     embed_norm: Map = same
