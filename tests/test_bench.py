@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from scripts.benchmarks import checkpoints, curves, main, measuring, readme, rows, sides, table
+from scripts.benchmarks import (
+    checkpoints,
+    commands,
+    curves,
+    gguf_files,
+    host,
+    limit,
+    main,
+    measuring,
+    readme,
+    rows,
+    sides,
+    table,
+)
 from scripts.benchmarks.work import Ask, Ran, Setup, Side, Unavailable, Work, checked
 
 PLAN = rows.Plan(
-    rows.Lengths(new=6, long=24, short=6, source=9, prompts=5, mixed_in=(3, 9), mixed_out=(2, 6)),
+    rows.Lengths(new=6, new_large=4, long=24, short=6, source=9, prompts=5, mixed_in=(3, 9), mixed_out=(2, 6)),
     checkpoints.gpt2("tiny-gpt2", 300, 64, n_layer=2, n_head=2, n_embd=32),
+    checkpoints.qwen2(
+        "tiny-qwen2", 300, 64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    ),
     checkpoints.t5("tiny-t5", 300, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4),
 )
 
@@ -62,7 +80,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-@pytest.mark.parametrize("key", ["greedy-float32", "mixed", "t5-beam4", "compare-beam"])
+@pytest.mark.parametrize("key", ["greedy-float32", "qwen-rows5-float32", "mixed", "t5-beam4", "compare"])
 def test_a_row_is_measured_for_genctl_and_generate_and_their_tokens_are_equal(key: str, stock: Path) -> None:
     (measured,) = measuring.run([case(key)], opener(stock, (sides.CONTINUOUS,)), rounds=2)
     assert set(measured.speeds) == {sides.GENCTL, sides.GENERATE}
@@ -71,7 +89,7 @@ def test_a_row_is_measured_for_genctl_and_generate_and_their_tokens_are_equal(ke
     assert not measured.failed
     assert [len(tokens) for tokens in measured.tokens[sides.GENCTL]] == [ask.new for ask in measured.case.work.asks]
     head, rule, row, *_ = table.markdown([measured]).splitlines()
-    assert len(cells(head)) == len(cells(rule)) == len(cells(row)) == 10
+    assert len(cells(head)) == len(cells(rule)) == len(cells(row)) == 11
     assert cells(row)[0] == measured.case.title
     assert cells(row)[-1] == "yes"
     assert cells(row)[4:6] == ["–", "–"]
@@ -145,23 +163,159 @@ def test_fewer_tokens_than_asked_for_are_no_comparison() -> None:
         checked(Work((Ask((4, 5), 3),)), Ran(((6, 7),), 1.0))
 
 
-def test_what_sampling_costs_is_taken_from_greedy_search_beside_it() -> None:
-    class Two(Scripted):
-        def run(self, work: Work) -> Ran:
-            self.seconds = 3.0 if work.samples else 2.0
-            return super().run(work)
-
-    sampled = case("topp-1")
-    measured = measuring.measure(sampled, {sides.GENCTL: Two((1, 2, 3, 4, 5, 6), 0.0)}, rounds=2)
-    assert measured.over_s[sides.GENCTL] == pytest.approx([1 / 6, 1 / 6])
-    assert "166.67 ms (+50 %)" in table.markdown([measured])
-
-
 def test_decoding_is_timed_from_the_first_token_on() -> None:
-    after = case("decode-float32")
+    after = replace(case("greedy-float32"), figure="tokens/s after the first")
     ran = Ran(((1, 2, 3, 4, 5, 6),), seconds=3.0, first_s=1.0)
-    assert after.speed(ran) == pytest.approx(5 / 2)
-    assert after.speed(Ran(ran.tokens, 3.0)) is None
+    assert after.value(ran) == pytest.approx(5 / 2)
+    assert after.value(Ran(ran.tokens, 3.0)) is None
+
+
+@pytest.mark.parametrize("key", ["qwen-greedy-bfloat16", "qwen-rows5-int8", "greedy-int4"])
+def test_short_types_give_as_many_tokens_and_are_not_compared(key: str, stock: Path) -> None:
+    (measured,) = measuring.run([case(key)], opener(stock), rounds=1)
+    assert set(measured.speeds) == {sides.GENCTL, sides.GENERATE}
+    assert not measured.failed
+    assert measured.same(sides.GENCTL) is None
+    row = cells(table.markdown([measured], 1e9).splitlines()[2])
+    assert row[-1] == ""
+    assert row[-2].endswith("%")
+    assert ("(float32)" in row[3]) == ("int" in key)
+    assert table.record(measured, 1e9)["share_of_limit"] == measured.share(1e9)
+
+
+@pytest.mark.parametrize("size", [PLAN.causal, PLAN.large], ids=lambda size: size.name)
+def test_what_a_step_reads_is_counted_as_the_model_counts_its_parameters(size: checkpoints.Size, stock: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoints.make(size, "transformers", stock))
+    named = dict(model.named_parameters())
+    assert limit.parameters(size) == sum(weight.numel() for weight in named.values())
+    read = [weight.numel() for name, weight in named.items() if weight.ndim == 2 and "wpe" not in name]
+    assert sum(limit.matrices(size)) == sum(read)
+    assert limit.matrices(size)[1] == model.get_output_embeddings().weight.numel()
+    cache = model(torch.tensor([PLAN.prompt(7)])).past_key_values
+    held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    one = Work((Ask(PLAN.prompt(7), 0),))
+    assert limit.bytes_read(size, "float32", one) == 4 * (sum(read) + held)
+
+
+def test_the_limit_of_known_checkpoints() -> None:
+    plan = rows.Plan()
+    assert limit.parameters(plan.causal) == 124_439_808  # GPT-2 small's own number
+    assert limit.parameters(plan.large) == 494_032_768  # Qwen2.5-0.5B's
+    work = plan.rows(1, 32, 64)
+    gpt2, cache = 12 * 12 * 768 * 768, 64 * 12 * 2 * 768  # 32 + 64 / 2 tokens
+    assert limit.bytes_read(plan.causal, "float32", work) == 4 * (gpt2 + 50257 * 768 + cache)
+    assert limit.bytes_read(plan.causal, "bfloat16", work) == 2 * (gpt2 + 50257 * 768 + cache)
+    assert limit.bytes_read(plan.causal, "int8", work) == gpt2 + 50257 * 768 + 4 * cache
+    assert limit.bytes_read(plan.causal, "int4", work) == 0.625 * gpt2 + 50257 * 768 + 4 * cache
+    several = plan.rows(16, 32, 64)
+    assert limit.bytes_read(plan.causal, "float32", several) == 4 * (gpt2 + 50257 * 768 + 16 * cache)
+
+
+def test_the_share_is_of_a_step_after_the_first_and_only_where_steps_dominate() -> None:
+    chosen = case("greedy-float32")
+    read = limit.bytes_read(chosen.size, "float32", chosen.work)
+    ran = Ran(((1, 2, 3, 4, 5, 6),), seconds=3.0, first_s=0.5)  # 5 steps of 0.5 s
+    assert chosen.share(ran, bandwidth=read) == pytest.approx(1 / 0.5)
+    assert chosen.share(ran, bandwidth=4 * read) == pytest.approx(0.5)
+    assert case("beam5-float32").share(ran, read) is None
+    side = Scripted((1, 2, 3, 4, 5, 6), 2.0)  # half of it until the first token: steps of 0.2 s
+    measured = measuring.measure(chosen, {sides.GENCTL: side}, rounds=1)
+    assert cells(table.markdown([measured], 10 * read).splitlines()[2])[-2] == "50%"
+    assert cells(table.markdown([measured]).splitlines()[2])[-2] == "–"
+
+
+def test_where_less_is_better_the_ratio_is_turned_round() -> None:
+    whole = case("run")
+    pair = {sides.GENCTL: Scripted((1, 2, 3, 4, 5, 6), 2.0), sides.GENERATE: Scripted((1, 2, 3, 4, 5, 6), 5.0)}
+    measured = measuring.measure(whole, pair, rounds=2)
+    assert measured.speeds == {sides.GENCTL: [2.0, 2.0], sides.GENERATE: [5.0, 5.0]}
+    assert measured.ratios(sides.GENERATE) == [2.5, 2.5]
+
+
+def test_memory_is_said_above_the_weights() -> None:
+    class Heavy(Scripted):
+        def run(self, work: Work) -> Ran:
+            return replace(super().run(work), peak=round(1.25 * 4 * limit.parameters(PLAN.causal)))
+
+    measured = measuring.measure(case("memory"), {sides.GENCTL: Heavy((1, 2, 3, 4, 5, 6), 1.0)}, rounds=1)
+    assert cells(table.markdown([measured]).splitlines()[2])[2].endswith("(+25 %)")
+
+
+def test_commands_write_the_same_tokens_and_say_when_the_first_came(stock: Path) -> None:
+    folder, work = checkpoints.make(PLAN.causal, "transformers", stock), case("run").work
+    ours, plain = (commands.Command(name, folder).run(work) for name in (sides.GENCTL, sides.GENERATE))
+    assert ours.tokens == plain.tokens
+    assert len(ours.tokens[0]) == 6
+    for ran in (ours, plain):
+        assert ran.first_s is not None
+        assert 0 < ran.first_s <= ran.seconds
+    with pytest.raises(Unavailable):
+        commands.Command(sides.LLAMA, folder)
+
+
+def test_a_command_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"ended with [1-9]"):
+        commands.Command(sides.GENCTL, tmp_path / "nothing").run(case("run").work)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity")
+def test_a_side_is_pinned_to_its_cores_whatever_it_inherits() -> None:
+    before, cores = os.sched_getaffinity(0), host.cores()
+    assert len(cores) == len(set(cores)) >= 1
+    try:
+        os.sched_setaffinity(0, {max(before)})
+        assert host.cores() == cores  # a mask that was inherited does not count
+        with host.pinned(cores):
+            assert os.sched_getaffinity(0) == set(cores)
+        assert os.sched_getaffinity(0) == {max(before)}
+        theirs, ours = multiprocessing.Pipe()
+        process = multiprocessing.get_context("spawn").Process(target=_pinned, args=(theirs, cores))
+        process.start()
+        assert ours.recv()[0] == "unavailable"
+        assert ours.recv() == set(cores)
+        process.join()
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _pinned(pipe: Any, cores: tuple[int, ...]) -> None:
+    sides._serve(pipe, sides.LLAMA, Setup({}, "float32", "cpu", 1, True, cores))
+    pipe.send(os.sched_getaffinity(0))
+
+
+def test_a_side_that_cannot_be_opened_does_not_end_the_run() -> None:
+    def broken(case: rows.Case, name: str) -> Side:
+        if name == sides.CTRANSLATE2:
+            raise KeyError("a name that moved")
+        return Scripted((1, 2, 3, 4, 5, 6), 1.0)
+
+    (measured,) = measuring.run([case("greedy-float32")], broken, rounds=1)
+    assert measured.failed == {sides.CTRANSLATE2: "failed: 'a name that moved'"}
+    assert cells(table.markdown([measured]).splitlines()[2])[4] == "failed"
+    assert main.status([measured]) == 1
+
+
+def test_tensors_have_the_names_that_llama_cpp_reads() -> None:
+    gpt2, qwen2 = gguf_files.NAMES["gpt2"], gguf_files.NAMES["qwen2"]
+    assert gguf_files.tensor_name("transformer.h.3.attn.c_attn.bias", gpt2) == "blk.3.attn_qkv.bias"
+    assert gguf_files.tensor_name("transformer.ln_f.weight", gpt2) == "output_norm.weight"
+    assert gguf_files.tensor_name("model.layers.11.mlp.gate_proj.weight", qwen2) == "blk.11.ffn_gate.weight"
+    assert gguf_files.tensor_name("model.embed_tokens.weight", qwen2) == "token_embd.weight"
+    assert gguf_files.tensor_name("model.norm.weight", qwen2) == "output_norm.weight"
+
+
+@pytest.mark.parametrize("size", [PLAN.causal, PLAN.large], ids=lambda size: size.name)
+@pytest.mark.parametrize("form", list(gguf_files.FORMS))
+def test_a_gguf_file_holds_every_tensor(size: checkpoints.Size, form: str, stock: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    checkpoints.make(size, "transformers", stock)
+    reader = gguf.GGUFReader(checkpoints.make(size, form, stock) / "model.gguf")
+    assert sum(int(tensor.n_elements) for tensor in reader.tensors) == limit.parameters(size)
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    assert kinds["blk.0.ffn_up.weight"] == gguf_files.FORMS[form][0]
+    assert kinds["token_embd.weight"] == ("Q8_0" if form == "gguf-int4" else gguf_files.FORMS[form][0])
 
 
 def test_padded_batches_hold_neighbours_with_equal_knobs() -> None:
@@ -185,12 +339,13 @@ def test_no_special_token_is_ever_the_best(stock: Path) -> None:
 def test_every_case_has_a_key_of_its_own_and_can_be_chosen() -> None:
     keys = [case.key for case in rows.cases(PLAN)]
     assert len(keys) == len(set(keys))
-    assert [case.key for case in rows.cases(PLAN, ["compare"])] == ["compare", "compare-beam"]
+    assert [case.key for case in rows.cases(PLAN, ["compare"])] == ["compare"]
+    assert {case.size.name for case in rows.cases(PLAN, ["qwen"])} == {"tiny-qwen2"}
     assert rows.cases(PLAN, ["nothing"]) == []
 
 
 def test_a_curve_has_a_value_for_each_side_that_is_there(stock: Path) -> None:
-    bench = curves.Bench(opener(stock), lambda size: stock, PLAN, 1, "cpu", True, lambda line: None)
+    bench = curves.Bench(opener(stock), PLAN, 1, True, lambda line: None)
     (curve,) = curves.rows(bench)
     assert set(curve.lines) == {sides.GENCTL, sides.GENERATE}
     assert all(len(values) == len(curve.points) for values in curve.lines.values())

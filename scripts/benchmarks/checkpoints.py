@@ -15,8 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from . import gguf_files
+
 SPECIAL = ("<pad>", "<eos>", "<unk>")  # ids 0, 1, 2; the others are w3, w4 …
-FORMS = ("transformers", "ctranslate2", "gguf", "gguf-bfloat16", "gguf-int8")
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,48 @@ class Size:
     def encoder_decoder(self) -> bool:
         return self.model_type == "t5"
 
+    @property
+    def layers(self) -> int:
+        return int(self.fields["n_layer" if self.model_type == "gpt2" else "num_hidden_layers"])
+
+    @property
+    def hidden(self) -> int:
+        return int(self.fields["n_embd" if self.model_type == "gpt2" else "hidden_size"])
+
+    @property
+    def inner(self) -> int:
+        """Width of an MLP."""
+        return 4 * self.hidden if self.model_type == "gpt2" else int(self.fields["intermediate_size"])
+
+    @property
+    def heads(self) -> int:
+        return int(self.fields["n_head" if self.model_type == "gpt2" else "num_attention_heads"])
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads if self.model_type == "gpt2" else int(self.fields["num_key_value_heads"])
+
 
 def gpt2(name: str = "gpt2-small", vocabulary: int = 50257, positions: int = 1024, **fields: Any) -> Size:
     """GPT-2 small: 12 layers of 768, 124 M parameters with 50,257 tokens."""
     shape = {"n_layer": 12, "n_head": 12, "n_embd": 768, **fields}
     return Size(name, "gpt2", {"vocab_size": vocabulary, "n_positions": positions, **shape})
+
+
+def qwen2(name: str = "qwen2-0.5b", vocabulary: int = 151936, positions: int = 32768, **fields: Any) -> Size:
+    """Qwen2.5-0.5B: 24 layers of 896, 14 heads that share 2 for keys and values, 494 M parameters."""
+    shape = {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        **fields,
+    }
+    return Size(name, "qwen2", {"vocab_size": vocabulary, "max_position_embeddings": positions, **shape})
 
 
 def t5(name: str = "t5-small", vocabulary: int = 32128, **fields: Any) -> Size:
@@ -69,7 +107,7 @@ def make(size: Size, form: str, folder: Path) -> Path:
             elif form == "ctranslate2":
                 _ctranslate2(source, part)
             else:
-                _gguf(size, source, part, form)
+                gguf_files.write(size, source, part, form)
             place.parent.mkdir(exist_ok=True)
             part.rename(place)
     return place
@@ -84,6 +122,8 @@ def _transformers(size: Size, place: Path) -> None:
     if size.encoder_decoder:
         config = transformers.T5Config(**size.fields, **ids, decoder_start_token_id=0)
         model: Any = transformers.T5ForConditionalGeneration(config)
+    elif size.model_type == "qwen2":
+        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**size.fields, **ids))
     else:
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size.fields, **ids))
     _sharpen(model)
@@ -134,65 +174,3 @@ def _tokenizer(size: Size) -> Any:
 def _ctranslate2(source: Path, place: Path) -> None:
     converters: Any = import_module("ctranslate2.converters")
     converters.TransformersConverter(str(source)).convert(str(place))
-
-
-_GGUF_NAMES = {
-    "transformer.wte.weight": "token_embd.weight",
-    "transformer.wpe.weight": "position_embd.weight",
-    "transformer.ln_f": "output_norm",
-    "ln_1": "attn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "ln_2": "ffn_norm",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-}
-
-
-def _gguf(size: Size, source: Path, place: Path, form: str) -> None:
-    """GPT-2 as llama.cpp reads it, without a tokenizer: prompts are ids."""
-    import numpy
-    from safetensors.numpy import load_file
-
-    gguf: Any = import_module("gguf")
-    quants: Any = import_module("gguf.quants")
-    kinds = {
-        "gguf": gguf.GGMLQuantizationType.F32,
-        "gguf-bfloat16": gguf.GGMLQuantizationType.BF16,
-        "gguf-int8": gguf.GGMLQuantizationType.Q8_0,
-    }
-    files = {
-        "gguf": gguf.LlamaFileType.ALL_F32,
-        "gguf-bfloat16": gguf.LlamaFileType.MOSTLY_BF16,
-        "gguf-int8": gguf.LlamaFileType.MOSTLY_Q8_0,
-    }
-    fields = size.fields
-    place.mkdir(parents=True)
-    writer = gguf.GGUFWriter(place / "model.gguf", "gpt2")
-    writer.add_block_count(fields["n_layer"])
-    writer.add_context_length(fields["n_positions"])
-    writer.add_embedding_length(fields["n_embd"])
-    writer.add_feed_forward_length(4 * fields["n_embd"])
-    writer.add_head_count(fields["n_head"])
-    writer.add_layer_norm_eps(1e-5)
-    writer.add_file_type(files[form])
-    writer.add_tokenizer_model("none")
-    writer.add_vocab_size(fields["vocab_size"])
-    for name, tensor in load_file(source / "model.safetensors").items():
-        wide = numpy.ascontiguousarray(tensor.T if tensor.ndim == 2 and ".h." in name else tensor)
-        kind = kinds[form] if wide.ndim == 2 and "wpe" not in name else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(_gguf_name(name), quants.quantize(wide, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _gguf_name(name: str) -> str:
-    if name in _GGUF_NAMES:
-        return _GGUF_NAMES[name]
-    stem, _, end = name.rpartition(".")  # …, weight or bias
-    if stem in _GGUF_NAMES:
-        return f"{_GGUF_NAMES[stem]}.{end}"
-    _, _, number, part = stem.split(".", 3)  # transformer.h.N.part
-    return f"blk.{number}.{_GGUF_NAMES[part]}.{end}"

@@ -16,16 +16,13 @@ class Genctl:
         import torch
 
         from genctl.config.layers import Layer, resolve
-        from genctl.params import Runtime, knobs
         from genctl.session import Session
 
         torch.set_num_threads(setup.threads)
         settings: dict[str, Any] = {"model": str(setup.folder("transformers")), "device": setup.device}
         settings["dtype"] = "bfloat16" if setup.dtype == "bfloat16" else "float32"
-        if setup.dtype == "int8":
-            if "quantize" not in knobs(Runtime):
-                raise Unavailable("genctl has no --quantize")
-            settings["quantize"] = "int8"
+        if setup.dtype in ("int8", "int4"):
+            settings["quantize"] = setup.dtype
         self.layer = Layer("load", settings, {}, "user")
         self.session = Session.load(resolve([self.layer], tentative=True).runtime)
         self.cuda = setup.device.startswith("cuda")

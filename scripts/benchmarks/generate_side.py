@@ -33,8 +33,8 @@ class Generate:
         import torch
         from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-        if setup.dtype == "int8":
-            raise Unavailable("generate() has no int8 on a CPU without further packages")
+        if setup.dtype in ("int8", "int4"):
+            raise Unavailable(f"generate() has no {setup.dtype} on a CPU without further packages")
         torch.set_num_threads(setup.threads)
         kind = AutoModelForSeq2SeqLM if setup.encoder_decoder else AutoModelForCausalLM
         dtype = getattr(torch, setup.dtype)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -18,17 +21,74 @@ PACKAGES = {
 }
 
 
-def physical_cores() -> int:
-    """Cores that this process may use, hyperthreads not counted."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    seen = set()
-    for cpu in allowed:
+_READ = 1 << 29  # bytes summed to measure the bandwidth: beyond any processor's cache
+_BANDWIDTH = f"""
+import time
+import torch
+
+numbers = torch.ones({_READ // 4})
+best = float("inf")
+for _ in range(9):
+    began = time.perf_counter()
+    numbers.sum()
+    best = min(best, time.perf_counter() - began)
+print({_READ} / best)
+"""
+
+
+def cores() -> tuple[int, ...]:
+    """A logical CPU of each physical core of this machine or of its cpuset.
+
+    The mask of this process does not count: whatever started it may have been pinned to a core.
+    """
+    seen: dict[str, int] = {}
+    for cpu in sorted(_allowed()):
         place = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
-            seen.add(place.read_text().strip())
+            seen.setdefault(place.read_text().strip(), cpu)
         except OSError:
-            seen.add(str(cpu))
-    return max(len(seen), 1)
+            seen[str(cpu)] = cpu
+    return tuple(seen.values())
+
+
+def _allowed() -> set[int]:
+    every = range(os.cpu_count() or 1)
+    if not hasattr(os, "sched_setaffinity"):
+        return set(every)
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, every)  # the kernel keeps those of the cpuset
+        return os.sched_getaffinity(0)
+    except OSError:
+        return before
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def pin(chosen: Sequence[int]) -> None:
+    """Let this process, and what it starts, run on these CPUs; nothing where the system cannot."""
+    if chosen and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, chosen)
+
+
+@contextmanager
+def pinned(chosen: Sequence[int]) -> Iterator[None]:
+    """Within it, processes are started on these CPUs."""
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    pin(chosen)
+    try:
+        yield
+    finally:
+        pin(sorted(before))
+
+
+def read_bandwidth() -> float:
+    """Bytes a second that a plain sum over 512 MB reads with all threads, best of nine.
+
+    Measured in a process of its own, which inherits the environment and the CPUs of this one.
+    """
+    done = subprocess.run([sys.executable, "-c", _BANDWIDTH], capture_output=True, text=True, check=True)
+    return float(done.stdout)
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -63,9 +123,6 @@ def cpu_model() -> str:
 
 def gpu_model(device: str) -> str:
     """The GPU's name; asked in a process of its own, because it takes torch."""
-    import subprocess
-    import sys
-
     asked = f"import torch; print(torch.cuda.get_device_name({device!r}))"
     found = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
     return found.stdout.strip() or device
@@ -82,29 +139,34 @@ def versions() -> dict[str, str]:
     return found
 
 
-def header(threads: int, rounds: int, device: str) -> dict[str, object]:
-    """Everything that the figures depend on besides the work."""
+def header(chosen: Sequence[int], rounds: int, device: str, bandwidth: float | None) -> dict[str, object]:
+    """Everything that the figures depend on besides the work. One thread for each of the `chosen` CPUs."""
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": cpu_model(),
-        "cores": physical_cores(),
-        "threads": threads,
+        "cores": len(cores()),
+        "threads": len(chosen),
+        "pinned_to": list(chosen),
+        "read_gb_s": None if bandwidth is None else bandwidth / 1e9,
         "device": device if device == "cpu" else gpu_model(device),
         "rounds": rounds,
-        "environment": {key: value for key, value in environment(threads).items() if key.startswith("OMP")},
+        "environment": {key: value for key, value in environment(len(chosen)).items() if key.startswith("OMP")},
         "versions": versions(),
     }
 
 
 def sentence(found: Mapping[str, object]) -> str:
     """The header in words."""
-    packages, pinned = found["versions"], found["environment"]
+    packages, pinned_by, chosen = found["versions"], found["environment"], found["pinned_to"]
     assert isinstance(packages, dict)
-    assert isinstance(pinned, dict)
+    assert isinstance(pinned_by, dict)
+    assert isinstance(chosen, list)
     device = "" if found["device"] == "cpu" else f", {found['device']}"
+    reads = "" if found["read_gb_s"] is None else f", reads {found['read_gb_s']:.1f} GB/s"
     return (
-        f"{found['date']}; {found['cpu']}, {found['cores']} cores, {found['threads']} threads for every side{device}; "
-        f"{', '.join(f'{key}={value}' for key, value in pinned.items())} for all; "
+        f"{found['date']}; {found['cpu']}, {found['cores']} cores{reads}{device}; every side has {found['threads']} "
+        f"threads and its affinity is set to CPU {', '.join(map(str, chosen))} when it starts, with "
+        f"{', '.join(f'{key}={value}' for key, value in pinned_by.items())}; "
         f"{', '.join(f'{key} {value}' for key, value in packages.items())}; median of {found['rounds']} rounds, in "
         "which the sides take turns; in brackets the least and the greatest ratio within a round"
     )

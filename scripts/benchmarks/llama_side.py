@@ -15,9 +15,9 @@ class LlamaCpp:
     """A model and, for each shape of work, a context that is kept: the cache is cleared before each prompt."""
 
     def __init__(self, setup: Setup) -> None:
-        llama_cpp: Any = import_module("llama_cpp")
         if setup.encoder_decoder:
             raise Unavailable("the checkpoint is not written in llama.cpp's form")
+        llama_cpp: Any = import_module("llama_cpp")
         self.api: Any = llama_cpp
         self.threads = setup.threads
         self.quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)

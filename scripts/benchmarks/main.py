@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import checkpoints, curves, host, measuring, readme, rows, sides, table
+from . import checkpoints, commands, curves, host, measuring, readme, rows, sides, table
 from .checkpoints import Size
 from .work import Setup, Side, Unavailable
 
@@ -24,7 +24,7 @@ class Stock:
     """Checkpoints that are made when they are first asked for, each in a process of its own."""
 
     folder: Path
-    threads: int
+    cores: tuple[int, ...]  # of every side; a thread for each
     device: str
     missing: Sequence[str]  # sides that are not installed
     say: Callable[[str], None]
@@ -41,19 +41,21 @@ class Stock:
                 self.made[size.name, form] = pool.submit(checkpoints.make, size, form, self.folder).result()
         return self.made[size.name, form]
 
-    def transformers(self, size: Size) -> Path:
-        return self.form(size, "transformers")
-
     def open(self, case: rows.Case, name: str) -> Side:
-        """A side in a process of its own, with the case's checkpoint. Raises Unavailable where it cannot be."""
+        """A side in processes of its own, with the case's checkpoint. Raises Unavailable where it cannot be."""
         if name in self.missing:
             raise Unavailable("not installed")
+        if case.manner == "command":
+            ours = case.size.name == commands.BUILTIN
+            folder = None if ours else self.form(case.size, "transformers")
+            return commands.Command(name, folder, self.device)
         dtype = case.dtype_of(name)
         forms = [sides.gguf_form(dtype)] if name == sides.LLAMA else sides.SIDES[name][1]
         if name == sides.LLAMA and case.size.encoder_decoder:
             raise Unavailable("the checkpoint is not written in llama.cpp's form")
         folders = {form: self.form(case.size, form) for form in forms}
-        return sides.Process(name, Setup(folders, dtype, self.device, self.threads, case.size.encoder_decoder))
+        setup = Setup(folders, dtype, self.device, len(self.cores), case.size.encoder_decoder, self.cores)
+        return sides.Fresh(name, setup) if case.manner == "fresh" else sides.Process(name, setup)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
         f"Curves: {', '.join(curves.CURVES)}. Exit status 1 if tokens differ that must not, or a side fails.",
     )
     made.add_argument("--rounds", type=_positive, default=5, help="how often each side does each row (default: 5)")
-    made.add_argument("--threads", type=_positive, help="for every side (default: physical cores)")
+    made.add_argument("--threads", type=_positive, help="for every side, on as many cores (default: all)")
     made.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     made.add_argument("--format", choices=("md", "json"), default="md")
     made.add_argument("--only", nargs="+", default=[], metavar="ROW", help="rows or curves to measure")
@@ -83,7 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and say by the exit status whether all was well."""
     command = parser()
     asked = command.parse_args(arguments)
-    threads = asked.threads or host.physical_cores()
+    cores = host.cores()
+    if asked.threads and asked.threads > len(cores):
+        command.error(f"--threads {asked.threads}: there are {len(cores)} cores, and a thread has one of its own")
+    cores = cores[: asked.threads or None]
     plan = rows.Plan(rows.QUICK if asked.quick else rows.Lengths())
     chosen = rows.cases(plan, asked.only)
     named = asked.only if asked.curves is None else asked.curves or list(curves.CURVES)
@@ -92,17 +97,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.error(f"--only {' '.join(asked.only)}: there is no such row or curve")
     if asked.update_readme and (asked.only or asked.quick or asked.sides):
         command.error("--update-readme wants the whole table: not with --only, --quick or --sides")
-    os.environ.update(host.environment(threads))  # inherited by every side's process; nothing is computed in this one
+    os.environ.update(
+        host.environment(len(cores))
+    )  # inherited by every side's process; nothing is computed in this one
     missing = sides.missing()
     left_out = [*missing, *(name for name in sides.SIDES if asked.sides and name not in asked.sides)]
     for name in missing:
         _say(f"{name} is not installed and left out")
     with ExitStack() as stack:
+        stack.enter_context(host.pinned(cores))
         folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         folder.mkdir(parents=True, exist_ok=True)
-        stock = Stock(folder, threads, asked.device, left_out, _say)
+        bandwidth = host.read_bandwidth() if asked.device == "cpu" else None
+        stock = Stock(folder, cores, asked.device, left_out, _say)
         results = measuring.run(chosen, stock.open, asked.rounds, _say)
-        bench = curves.Bench(stock.open, stock.transformers, plan, asked.rounds, asked.device, asked.quick, _say)
+        bench = curves.Bench(stock.open, plan, asked.rounds, asked.quick, _say)
         grown: list[table.Curve] = []
         try:
             for make in drawn.values():
@@ -110,11 +119,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     grown.append(curve)
         except KeyboardInterrupt:  # half an hour of rows is not thrown away
             _say("interrupted: the table has the curves so far")
-    found = host.header(threads, asked.rounds, asked.device)
+    found = host.header(cores, asked.rounds, asked.device, bandwidth)
     if asked.format == "json":
-        whole = {**found, "rows": list(map(table.record, results)), "curves": [curve.record() for curve in grown]}
+        records = [table.record(measured, bandwidth) for measured in results]
+        whole = {**found, "rows": records, "curves": [curve.record() for curve in grown]}
         print(json.dumps(whole, indent=2, ensure_ascii=False))
-    text = "\n\n".join([host.sentence(found) + ":", table.markdown(results), *(curve.markdown() for curve in grown)])
+    text = "\n\n".join(
+        [host.sentence(found) + ":", table.markdown(results, bandwidth), *(curve.markdown() for curve in grown)]
+    )
     if asked.format == "md":
         print(text)
     if asked.update_readme:

@@ -24,18 +24,26 @@ class Measured:
 
     case: Case
     speeds: dict[str, list[float]] = field(default_factory=dict)  # the case's figure
-    over_s: dict[str, list[float]] = field(default_factory=dict)  # seconds above the baseline, per row and step
-    over_share: dict[str, list[float]] = field(default_factory=dict)  # the same as a share of the baseline
+    rans: list[Ran] = field(default_factory=list)  # genctl's
     tokens: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)  # side -> why
     failed: dict[str, str] = field(default_factory=dict)  # side -> with what; a fault, where absence is none
 
     def ratios(self, side: str) -> list[float]:
-        """genctl's speed as a multiple of a side's, round by round; [] where one of them is absent."""
+        """How many times faster genctl is, or how many times less it takes, round by round; [] where one is absent."""
         mine, theirs = self.speeds.get(GENCTL), self.speeds.get(side)
         if not mine or not theirs:
             return []
+        if self.case.less_is_better:
+            mine, theirs = theirs, mine
         return [a / b for a, b in zip(mine, theirs, strict=True)]
+
+    def share(self, bandwidth: float) -> float | None:
+        """genctl's median share of what reading weights and cache allows; None where that does not bound it."""
+        if not self.speeds.get(GENCTL):
+            return None
+        shares = [share for ran in self.rans if (share := self.case.share(ran, bandwidth)) is not None]
+        return statistics.median(shares) if shares else None
 
     def same(self, side: str) -> bool | None:
         """Whether a side wrote the tokens of generate(), all of them in every round; None if nobody can say."""
@@ -74,8 +82,7 @@ def measure(case: Case, sides: Mapping[str, Side], rounds: int, say: Say = lambd
         say(f"{case.key}: round {number + 1} of {rounds}")
     for name in measured.absent:  # what it did before it failed has no partner in every round
         measured.tokens.pop(name, None)
-        for found in (measured.speeds, measured.over_s, measured.over_share):
-            found.pop(name, None)
+        measured.speeds.pop(name, None)
     return measured
 
 
@@ -86,34 +93,39 @@ def _tried(measured: Measured, name: str, act: Callable[[], None]) -> bool:
     except Unavailable as error:
         measured.absent[name] = str(error)
     except (RuntimeError, ValueError, OSError) as error:
-        lines = str(error).strip().splitlines()
-        measured.absent[name] = measured.failed[name] = f"failed: {lines[-1] if lines else type(error).__name__}"
+        measured.absent[name] = measured.failed[name] = failure(error)
     return name not in measured.absent
 
 
+def failure(error: Exception) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines()
+    return f"failed: {lines[-1] if lines else type(error).__name__}"
+
+
 def _warm_up(case: Case, side: Side) -> None:
+    if case.manner == "fresh":  # nothing is kept, and memory does not warm up
+        return
+    if case.manner == "command":  # fills the file cache
+        side.run(case.work)
+        return
     work = _short(case.work)
     ran = side.run(work, PATIENCE) if isinstance(side, Process) else side.run(work)
     first = ran.first_s or 0.0
     whole = first + (ran.seconds - first) * case.work.new_tokens / work.new_tokens
     if work != case.work and whole <= BRIEF:  # what a side prepares for longer texts is ready then
         side.run(case.work)
-    if case.baseline is not None:
-        side.run(_short(case.baseline))
 
 
 def _once(measured: Measured, name: str, side: Side) -> None:
-    case = measured.case
-    ran = side.run(case.work)
-    speed = case.speed(ran)
-    if speed is None:
-        raise Unavailable("it does not say when its first token came")
-    measured.speeds.setdefault(name, []).append(speed)
+    ran = side.run(measured.case.work)
+    value = measured.case.value(ran)
+    if value is None:
+        raise Unavailable(f"it does not say: {measured.case.figure}")
+    measured.speeds.setdefault(name, []).append(value)
+    if name == GENCTL:
+        measured.rans.append(ran)
     _keep(measured, name, ran)
-    if case.baseline is not None:
-        base = side.run(case.baseline).seconds
-        measured.over_s.setdefault(name, []).append((ran.seconds - base) / case.work.new_tokens)
-        measured.over_share.setdefault(name, []).append(ran.seconds / base - 1)
 
 
 def _keep(measured: Measured, name: str, ran: Ran) -> None:
@@ -144,6 +156,7 @@ def run(
         case = pending.pop(0)
         sides: dict[str, Side] = {}
         absent: dict[str, str] = {}
+        failed: dict[str, str] = {}
         for name in case.sides:
             key = _key(case, name)
             try:
@@ -152,8 +165,11 @@ def run(
                 sides[name] = held[key]
             except Unavailable as error:
                 absent[name] = str(error)
+            except Exception as error:  # a conversion or a library: the others go on
+                absent[name] = failed[name] = failure(error)
         measured = measure(case, sides, rounds, say)
         measured.absent.update(absent)
+        measured.failed.update(failed)
         results.append(measured)
         say(f"{case.key}: {_told(measured)}")
         wanted = {_key(later, name) for later in pending for name in later.sides}
@@ -172,4 +188,4 @@ def _told(measured: Measured) -> str:
 
 
 def _key(case: Case, name: str) -> tuple[Any, ...]:
-    return name, case.size.name, case.dtype_of(name)
+    return name, case.manner, case.size.name, case.dtype_of(name)

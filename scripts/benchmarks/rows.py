@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .checkpoints import SPECIAL, Size, gpt2, t5
+from . import limit
+from .checkpoints import SPECIAL, Size, gpt2, qwen2, t5
+from .commands import BUILTIN
 from .sides import CONTINUOUS, CTRANSLATE2, GENCTL, GENERATE, LLAMA
 from .work import Ask, Ran, Work
 
-Figure = Literal["tokens/s", "prompt tokens/s", "tokens/s after the first"]
+Figure = Literal["tokens/s", "tokens/s after the first", "s to the first token", "s", "MB"]
+Manner = Literal["session", "command", "fresh"]
 ALL = (GENCTL, GENERATE, CTRANSLATE2, LLAMA)
 
 
@@ -26,23 +29,45 @@ class Case:
     dtype: str = "float32"
     sides: tuple[str, ...] = ALL
     figure: Figure = "tokens/s"
-    equal: bool | None = False  # whether genctl must write the tokens of generate(); None: its luck is another
-    baseline: Work | None = None  # what the work is to be compared with, side by side: the same without sampling
+    manner: Manner = "session"  # one process for all rounds; a command for each round; a process for each round
+    equal: bool | None = (
+        True  # whether genctl must write the tokens of generate(); None: other weights, so not compared
+    )
+    limited: bool = False  # whether reading weights and cache bounds it: one step after another
     other_dtypes: Mapping[str, str] = field(default_factory=dict)  # sides that take another type, said in the table
     targets: Mapping[str, float] = field(default_factory=dict)  # side -> least ratio
 
     def dtype_of(self, side: str) -> str:
         return self.other_dtypes.get(side, self.dtype)
 
-    def speed(self, ran: Ran) -> float | None:
-        """The case's figure; None where the side cannot tell when the first token came."""
-        if self.figure == "prompt tokens/s":
-            return self.work.prompt_tokens / ran.seconds
+    @property
+    def less_is_better(self) -> bool:
+        return not self.figure.startswith("tokens")
+
+    def value(self, ran: Ran) -> float | None:
+        """The case's figure; None where the side cannot tell."""
         if self.figure == "tokens/s":
             return self.work.new_tokens / ran.seconds
+        if self.figure == "s":
+            return ran.seconds
+        if self.figure == "MB":
+            return None if ran.peak is None else ran.peak / 1e6
+        if self.figure == "s to the first token":
+            return ran.first_s
         if ran.first_s is None:
             return None
         return (self.work.new_tokens - len(self.work.asks)) / (ran.seconds - ran.first_s)
+
+    def share(self, ran: Ran, bandwidth: float) -> float | None:
+        """How much of what `bandwidth` (bytes a second) allows the steps after the first reach; None if not bounded."""
+        steps = max(ask.new for ask in self.work.asks) - 1
+        if not self.limited or ran.first_s is None or not steps:
+            return None
+        return limit.share(self.size, self.dtype, self.work, (ran.seconds - ran.first_s) / steps, bandwidth)
+
+    def above_weights(self, megabytes: float) -> float:
+        """How much more memory than the weights, as a share of them."""
+        return megabytes * 1e6 / (limit.parameters(self.size) * limit.BYTES[self.dtype]) - 1
 
 
 @dataclass(frozen=True)
@@ -50,6 +75,7 @@ class Lengths:
     """How much of everything: the table's own lengths, or short ones for a quick look."""
 
     new: int = 64
+    new_large: int = 24  # of the larger checkpoint, whose steps take three times as long
     long: int = 512  # tokens of a long prompt
     short: int = 32
     source: int = 128
@@ -58,7 +84,7 @@ class Lengths:
     mixed_out: tuple[int, int] = (8, 128)
 
 
-QUICK = Lengths(new=16, prompts=16, mixed_in=(8, 96), mixed_out=(8, 32))
+QUICK = Lengths(new=16, new_large=8, prompts=16, mixed_in=(8, 96), mixed_out=(8, 32))
 
 
 @dataclass(frozen=True)
@@ -67,6 +93,7 @@ class Plan:
 
     lengths: Lengths = Lengths()
     causal: Size = field(default_factory=gpt2)
+    large: Size = field(default_factory=qwen2)
     seq2seq: Size = field(default_factory=t5)
 
     def prompt(self, tokens: int, number: int = 0, size: Size | None = None) -> tuple[int, ...]:
@@ -74,86 +101,49 @@ class Plan:
         luck = random.Random(f"{tokens} {number}")
         return tuple(luck.randrange(len(SPECIAL), (size or self.causal).vocabulary) for _ in range(tokens))
 
-    def rows(self, count: int, tokens: int, new: int, knobs: Mapping[str, Any] | None = None) -> Work:
+    def rows(
+        self, count: int, tokens: int, new: int, knobs: Mapping[str, Any] | None = None, size: Size | None = None
+    ) -> Work:
         """`count` prompts of `tokens` tokens each, all at once."""
-        asks = (Ask(self.prompt(tokens, number), new, knobs or {}) for number in range(count))
+        asks = (Ask(self.prompt(tokens, number, size), new, knobs or {}) for number in range(count))
         return Work(tuple(asks), count)
 
 
-def greedy(plan: Plan) -> Iterator[Case]:
-    """One prompt of 32 tokens."""
-    work = plan.rows(1, plan.lengths.short, plan.lengths.new)
-    title = f"greedy, {plan.lengths.short}-token prompt"
-    size = plan.causal
-    float32 = {GENERATE: 2.3, CTRANSLATE2: 1.0, LLAMA: 0.95}
-    yield Case("greedy-float32", f"{title}, float32", size, work, equal=True, targets=float32)
-    yield Case("greedy-bfloat16", f"{title}, bfloat16", size, work, "bfloat16", targets={GENERATE: 3.3})
-    yield Case("greedy-int8", f"{title}, int8", size, work, "int8", other_dtypes={GENERATE: "float32"})
+def decoding(plan: Plan) -> Iterator[Case]:
+    """Greedy search with one row in each type, then with several rows; both checkpoints."""
+    yield from _decoding(plan, "", "GPT-2 small", plan.causal, plan.lengths.new)
+    yield from _decoding(plan, "qwen-", "Qwen2.5-0.5B", plan.large, plan.lengths.new_large)
 
 
-def several(plan: Plan) -> Iterator[Case]:
-    """Prompts side by side."""
-    for count in (5, 16):
-        work = plan.rows(count, plan.lengths.short, plan.lengths.new)
-        targets = {GENERATE: 2.7} if count == 16 else {}
-        float32 = {**targets, CTRANSLATE2: 1.0, LLAMA: 1.0}
-        yield Case(f"rows{count}-float32", f"{count} rows, float32", plan.causal, work, equal=True, targets=float32)
-        yield Case(f"rows{count}-bfloat16", f"{count} rows, bfloat16", plan.causal, work, "bfloat16", targets=targets)
-
-
-def long(plan: Plan) -> Iterator[Case]:
-    """A long prompt: reading it, and writing after it."""
-    tokens, size = plan.lengths.long, plan.causal
-    behind = {CTRANSLATE2: 1.0}
-    yield Case(
-        "prefill-float32", f"prefill {tokens}, float32", size, plan.rows(1, tokens, 1), figure="prompt tokens/s",
-        equal=True, targets=behind,
-    )  # fmt: skip
-    yield Case(
-        "decode-float32", f"decode after a {tokens}-token prompt, float32", size,
-        plan.rows(1, tokens, plan.lengths.new), figure="tokens/s after the first", equal=True,
-        targets={GENERATE: 2.3, **behind},
-    )  # fmt: skip
+def _decoding(plan: Plan, prefix: str, name: str, size: Size, new: int) -> Iterator[Case]:
+    for count, dtype in (
+        *((1, dtype) for dtype in ("float32", "bfloat16", "int8", "int4")),
+        *((count, dtype) for dtype in ("float32", "int8") for count in (5, 16)),
+    ):
+        key, words = (f"rows{count}", f"{count} rows") if count > 1 else ("greedy", "greedy")
+        quantised = dtype.startswith("int")
+        yield Case(
+            f"{prefix}{key}-{dtype}", f"{name} size, {words}, {dtype}", size,
+            plan.rows(count, plan.lengths.short, new, size=size), dtype,
+            ALL if dtype != "int4" else (GENCTL, GENERATE, LLAMA),
+            equal=True if dtype == "float32" else None, limited=True,
+            other_dtypes={GENERATE: "float32"} if quantised else {},  # it has neither 8 nor 4 bits
+            targets=TARGETS.get(f"{key}-{dtype}", {}) if not prefix else {},
+        )  # fmt: skip
 
 
 def beams(plan: Plan) -> Iterator[Case]:
     """Beam search, causal and encoder-decoder."""
-    tokens, sides = plan.lengths.long, (GENCTL, GENERATE, CTRANSLATE2)
-    for dtype in ("float32", "bfloat16"):
-        full = dtype == "float32"
-        yield Case(
-            f"beam5-{dtype}", f"beam 5, {tokens}-token prompt, {plan.lengths.new} new, {dtype}", plan.causal,
-            plan.rows(1, tokens, plan.lengths.new, {"num_beams": 5}), dtype, sides, equal=full,
-            targets={GENERATE: 5.0, CTRANSLATE2: 1.0} if full else {},
-        )  # fmt: skip
-    source = plan.prompt(plan.lengths.source, size=plan.seq2seq)
-    work = Work((Ask(source, plan.lengths.new, {"num_beams": 4}),))
-    title = f"T5-small size, beam 4, {plan.lengths.source} in, {plan.lengths.new} new, float32"
+    lengths, sides = plan.lengths, (GENCTL, GENERATE, CTRANSLATE2)
     yield Case(
-        "t5-beam4", title, plan.seq2seq, work, sides=sides, equal=True, targets={GENERATE: 2.7, CTRANSLATE2: 1.0}
-    )
-
-
-def sampling(plan: Plan) -> Iterator[Case]:
-    """Sampling, with greedy search beside it: what a draw costs."""
-    nucleus: dict[str, Any] = {"do_sample": True, "top_k": 0, "top_p": 0.9, "seed": 7}
-    cases: list[tuple[str, str, dict[str, Any], tuple[int, ...]]] = [
-        ("topp", "top-p 0.9", nucleus, (1, 16)),
-        ("topk-topp", "top-k 50, top-p 0.9", {**nucleus, "top_k": 50}, (1, 16)),
-        ("topp-inverse-cdf", 'top-p 0.9, sampler = "inverse-cdf"', {**nucleus, "sampler": "inverse-cdf"}, (1, 16)),
-    ]
-    for key, title, knobs, counts in cases:
-        plain = "sampler" not in knobs  # the others draw in their one way, whatever genctl does
-        for count in counts:
-            lengths = plan.lengths
-            yield Case(
-                f"{key}-{count}", f"{title}, {count} row{'s' * (count > 1)}, float32", plan.causal,
-                plan.rows(count, lengths.short, lengths.new, knobs),
-                sides=(GENCTL, GENERATE, CTRANSLATE2) if plain else (GENCTL, GENERATE),
-                equal=True if plain and count == 1 else None,
-                baseline=plan.rows(count, lengths.short, lengths.new),
-                targets={GENERATE: 2.5} if key == "topp" else {},
-            )  # fmt: skip
+        "beam5-float32", f"GPT-2 small size, beam 5, {lengths.long}-token prompt, {lengths.new} new, float32",
+        plan.causal, plan.rows(1, lengths.long, lengths.new, {"num_beams": 5}), sides=sides,
+        targets=TARGETS["beam5-float32"],
+    )  # fmt: skip
+    source = plan.prompt(lengths.source, size=plan.seq2seq)
+    work = Work((Ask(source, lengths.new, {"num_beams": 4}),))
+    title = f"T5-small size, beam 4, {lengths.source} in, {lengths.new} new, float32"
+    yield Case("t5-beam4", title, plan.seq2seq, work, sides=sides, targets=TARGETS["t5-beam4"])
 
 
 def mixed(plan: Plan) -> Iterator[Case]:
@@ -166,7 +156,7 @@ def mixed(plan: Plan) -> Iterator[Case]:
     (shortest, longest), (few, many) = lengths.mixed_in, lengths.mixed_out
     title = f"{lengths.prompts} prompts, {shortest}-{longest} in, {few}-{many} out, batch 16, float32"
     sides = (GENCTL, GENERATE, CTRANSLATE2, LLAMA, CONTINUOUS)
-    yield Case("mixed", title, plan.causal, Work(asks, 16), sides=sides, equal=True, targets={GENERATE: 3.8})
+    yield Case("mixed", title, plan.causal, Work(asks, 16), sides=sides, targets=TARGETS["mixed"])
 
 
 def compare(plan: Plan) -> Iterator[Case]:
@@ -177,18 +167,50 @@ def compare(plan: Plan) -> Iterator[Case]:
         {"do_sample": True, "top_k": 50, "temperature": 0.7, "seed": 2},
         {"repetition_penalty": 1.2},
     )
-    with_beam = (*strategies[:3], {"num_beams": 5})
     prompt = plan.prompt(plan.lengths.long)
-    title = f"compare: 4 strategies, {plan.lengths.long}-token prompt"
-    for key, name, chosen, targets in (
-        ("compare", f"{title}, float32", strategies, {GENERATE: 5.0}),
-        ("compare-beam", f"{title}, beam 5 among them, float32", with_beam, {}),
+    work = Work(tuple(Ask(prompt, plan.lengths.new, knobs) for knobs in strategies), 4, scores=True)
+    title = f"compare: 4 strategies, {plan.lengths.long}-token prompt, float32"
+    yield Case("compare", title, plan.causal, work, sides=(GENCTL, GENERATE), targets=TARGETS["compare"])
+
+
+def processes(plan: Plan) -> Iterator[Case]:
+    """What a process costs: its first token, its memory, a whole run. generate() is a plain script there."""
+    lengths, pair = plan.lengths, (GENCTL, GENERATE)
+    first: Figure = "s to the first token"
+    builtin, one = Size(BUILTIN, "builtin"), plan.rows(1, lengths.short, 1)
+    yield Case(
+        "first-token-builtin", f"start of the process to the first token, {BUILTIN}", builtin, one,
+        manner="command", sides=pair, figure=first, equal=None,
+    )  # fmt: skip
+    yield Case(
+        "first-token", "start of the process to the first token, GPT-2 small size", plan.causal, one,
+        manner="command", sides=pair, figure=first,
+    )  # fmt: skip
+    yield Case(
+        "run", f"{lengths.new} tokens from the shell, start to end, GPT-2 small size", plan.causal,
+        plan.rows(1, lengths.short, lengths.new), manner="command", sides=pair, figure="s",
+    )  # fmt: skip
+    for prefix, name, size, new in (
+        ("", "GPT-2 small", plan.causal, lengths.new),
+        ("qwen-", "Qwen2.5-0.5B", plan.large, lengths.new_large),
     ):
-        work = Work(tuple(Ask(prompt, plan.lengths.new, knobs) for knobs in chosen), 4, scores=True)
-        yield Case(key, name, plan.causal, work, sides=(GENCTL, GENERATE), equal=True, targets=targets)
+        work = plan.rows(1, lengths.short, new, size=size)
+        title = f"peak memory, {name} size, greedy, float32 (weights + … %)"
+        yield Case(f"{prefix}memory", title, size, work, manner="fresh", figure="MB")
 
 
-KINDS = (greedy, several, long, beams, sampling, mixed, compare)
+# what a row is meant to reach: side -> least ratio
+TARGETS: dict[str, dict[str, float]] = {
+    "greedy-float32": {GENERATE: 2.3, CTRANSLATE2: 1.0, LLAMA: 0.95},
+    "greedy-bfloat16": {GENERATE: 3.3},
+    "rows5-float32": {CTRANSLATE2: 1.0, LLAMA: 1.0},
+    "rows16-float32": {GENERATE: 2.7, CTRANSLATE2: 1.0, LLAMA: 1.0},
+    "beam5-float32": {GENERATE: 5.0, CTRANSLATE2: 1.0},
+    "t5-beam4": {GENERATE: 2.7, CTRANSLATE2: 1.0},
+    "mixed": {GENERATE: 3.8},
+    "compare": {GENERATE: 5.0},
+}
+KINDS = (decoding, beams, mixed, compare, processes)
 
 
 def cases(plan: Plan, only: Sequence[str] = ()) -> list[Case]:

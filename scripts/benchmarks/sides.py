@@ -1,6 +1,7 @@
 """The sides by name, in the order of the table, and a process of its own for each: they share nothing but the machine.
 
-Every process is started with the same environment, so threads are as many and as pinned for all.
+Every process is started with the same environment and begins by setting its affinity to the same CPUs, whatever it
+inherits: threads are as many and as pinned for all.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import multiprocessing
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from . import gguf_files, host
 from .checkpoints import installed
 from .work import Ran, Setup, Side, Unavailable, Work
 
@@ -22,7 +25,7 @@ SIDES: dict[str, tuple[str, tuple[str, ...]]] = {
     GENCTL: ("genctl", ("transformers",)),
     GENERATE: ("transformers", ("transformers",)),
     CTRANSLATE2: ("ctranslate2", ("ctranslate2",)),
-    LLAMA: ("llama_cpp", ("gguf", "gguf-bfloat16", "gguf-int8")),
+    LLAMA: ("llama_cpp", tuple(gguf_files.FORMS)),
     CONTINUOUS: ("transformers", ("transformers",)),
 }
 
@@ -58,7 +61,7 @@ def make(name: str, setup: Setup) -> Side:
 
 
 class Process:
-    """A side in a fresh process. Raises as the side does; a process that dies is Unavailable."""
+    """A side in a fresh process. Raises as the side does, and RuntimeError where it fails or its process dies."""
 
     def __init__(self, name: str, setup: Setup) -> None:
         self.name = name
@@ -105,7 +108,7 @@ class Process:
             kind, value = self.pipe.recv()
         except EOFError:
             self.process.join()
-            raise Unavailable(f"its process ended with status {self.process.exitcode}") from None
+            raise RuntimeError(f"its process ended with status {self.process.exitcode}") from None
         if kind == "unavailable":
             raise Unavailable(value)
         if kind == "error":
@@ -113,8 +116,24 @@ class Process:
         return value
 
 
+class Fresh:
+    """A side that starts anew for each work, and says how much memory its process took."""
+
+    def __init__(self, name: str, setup: Setup) -> None:
+        self.name, self.setup = name, setup
+
+    def run(self, work: Work) -> Ran:
+        """Load, do the work, and end."""
+        process = Process(self.name, self.setup)
+        try:
+            return replace(process.run(work), peak=process.peak())
+        finally:
+            process.close()
+
+
 def _serve(pipe: Connection, name: str, setup: Setup) -> None:
     answers: Mapping[str, Callable[[], Any]] = {"peak": peak}
+    host.pin(setup.cores)
     try:
         side = make(name, setup)
         pipe.send(("made", None))

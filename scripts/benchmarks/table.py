@@ -11,11 +11,18 @@ from .measuring import Measured
 from .sides import CTRANSLATE2, GENCTL, GENERATE, LLAMA, SIDES
 
 COLUMNS = (GENCTL, GENERATE, CTRANSLATE2, LLAMA)
+LIMIT = (
+    "- share of the limit: the time in which the machine reads the weights and the cache that a step of genctl needs, "
+    "as a share of the measured time of a step after the first"
+)
 WORDS = {True: "yes", False: "no", None: ""}
 
 
-def record(measured: Measured) -> dict[str, Any]:
-    """A case as JSON: medians, ratios with their spread, and whether the tokens were generate()'s."""
+def record(measured: Measured, bandwidth: float | None = None) -> dict[str, Any]:
+    """A case as JSON: medians, ratios with their spread, share of the limit, whether the tokens were generate()'s.
+
+    `bandwidth` is in bytes a second.
+    """
     case = measured.case
     sides: dict[str, Any] = {}
     for name, speeds in measured.speeds.items():
@@ -29,12 +36,8 @@ def record(measured: Measured) -> dict[str, Any]:
             here["ratio"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
         if name in case.targets:
             here["target"] = case.targets[name]
-        if name in measured.over_s:
-            over, share = measured.over_s[name], measured.over_share[name]
-            here["over_greedy"] = {
-                "ms_per_row_and_step": statistics.median(over) * 1e3,
-                "percent": statistics.median(share) * 100,
-            }
+        if case.figure == "MB":
+            here["above_weights"] = case.above_weights(here["median"])
         sides[name] = here
     return {
         "row": case.key,
@@ -42,31 +45,35 @@ def record(measured: Measured) -> dict[str, Any]:
         "unit": case.figure,
         "sides": sides,
         "absent": measured.absent,
+        "share_of_limit": None if bandwidth is None else measured.share(bandwidth),
         "tokens_must_be_equal": case.equal,
         "tokens_equal": measured.same(GENCTL),
     }
 
 
-def markdown(results: Sequence[Measured]) -> str:
-    """The table of speeds, then what sampling costs over greedy search, then what could not be measured."""
+def markdown(results: Sequence[Measured], bandwidth: float | None = None) -> str:
+    """The table, then what could not be measured. `bandwidth` (bytes a second) gives the share of the limit."""
     peers = COLUMNS[1:]
     lines = [
-        f"| work | unit | {' | '.join(COLUMNS)} | {' | '.join(f'× {name}' for name in peers)} | tokens equal |",
-        f"|---|---|{'--:|' * len(COLUMNS)}{'--:|' * len(peers)}---|",
+        f"| work | unit | {' | '.join(COLUMNS)} | {' | '.join(f'× {name}' for name in peers)} "
+        "| share of the limit | tokens equal |",
+        f"|---|---|{'--:|' * len(COLUMNS)}{'--:|' * len(peers)}--:|---|",
     ]
     for measured in results:
-        cells = [_speed(measured, name) for name in COLUMNS] + [_ratio(measured, name) for name in peers]
-        equal = WORDS[measured.same(GENCTL)]
-        lines.append(f"| {measured.case.title} | {measured.case.figure} | {' | '.join(cells)} | {equal} |")
+        cells = [_value(measured, name) for name in COLUMNS] + [_ratio(measured, name) for name in peers]
+        share = None if bandwidth is None else measured.share(bandwidth)
+        cells += ["–" if share is None else f"{share:.0%}", WORDS[measured.same(GENCTL)]]
+        lines.append(f"| {measured.case.title} | {measured.case.figure} | {' | '.join(cells)} |")
         for name in SIDES:  # peers of this case alone
             if name not in COLUMNS and name in measured.speeds:
                 lines.append(_aside(measured, name))
-    sampled = [measured for measured in results if measured.over_s]
-    if sampled:
-        lines += ["", *_over(sampled)]
     notes = _absences(results)
     if any("≠" in line for line in lines):
         notes.insert(0, "- ≠: other tokens than generate()'s, as many")
+    if any(measured.case.manner == "command" for measured in results):
+        notes.insert(0, "- from the shell: `genctl run`; for generate() a plain script with Auto classes")
+    if any(measured.case.limited for measured in results):
+        notes.insert(0, LIMIT)
     if notes:
         lines += ["", *notes]
     return "\n".join(lines)
@@ -79,14 +86,15 @@ def number(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _speed(measured: Measured, name: str) -> str:
-    if name not in measured.speeds:
-        return "–"
-    other = measured.case.other_dtypes.get(name)
-    # a peer that wrote something else did like work, not the same; of one that draws, nothing else is to be expected
+def _value(measured: Measured, name: str) -> str:
     case = measured.case
+    if name not in measured.speeds:
+        return "failed" if name in measured.failed else "–"
+    # a peer that wrote something else did like work, not the same; of one that draws, nothing else is to be expected
     unlike = bool(case.equal) and not case.work.samples and name != GENCTL and measured.same(name) is False
-    return number(statistics.median(measured.speeds[name])) + (f" ({other})" if other else "") + " ≠" * unlike
+    value, other = statistics.median(measured.speeds[name]), case.other_dtypes.get(name)
+    above = f" (+{case.above_weights(value) * 100:.0f} %)" if case.figure == "MB" else ""
+    return number(value) + above + (f" ({other})" if other else "") + " ≠" * unlike
 
 
 def _ratio(measured: Measured, name: str) -> str:
@@ -98,27 +106,8 @@ def _ratio(measured: Measured, name: str) -> str:
 
 def _aside(measured: Measured, name: str) -> str:
     """A line for a peer that has no column: its speed under generate()'s, and the ratio to it."""
-    cells = ["", _speed(measured, name), "", "", _ratio(measured, name), "", ""]
+    cells = ["", _value(measured, name), "", "", _ratio(measured, name), "", "", ""]
     return f"| the same, {name} | {measured.case.figure} | {' | '.join(cells)} | |"
-
-
-def _over(results: Sequence[Measured]) -> list[str]:
-    sides = [name for name in COLUMNS if any(name in measured.over_s for measured in results)]
-    lines = [
-        f"| cost of sampling over greedy search, per row and step | {' | '.join(sides)} |",
-        f"|---|{'--:|' * len(sides)}",
-    ]
-    for measured in results:
-        cells = []
-        for name in sides:
-            if name in measured.over_s:
-                over = statistics.median(measured.over_s[name]) * 1e3
-                share = statistics.median(measured.over_share[name]) * 100
-                cells.append(f"{over:.2f} ms ({share:+.0f} %)")
-            else:
-                cells.append("–")
-        lines.append(f"| {measured.case.title} | {' | '.join(cells)} |")
-    return lines
 
 
 def _absences(results: Sequence[Measured]) -> list[str]:

@@ -16,11 +16,12 @@ class Unavailable(Exception):
 class Setup:
     """A checkpoint as a side loads it."""
 
-    folders: Mapping[str, Path]  # form ("transformers", "ctranslate2", "gguf") -> where it lies
-    dtype: str = "float32"  # float32, bfloat16 or int8
+    folders: Mapping[str, Path]  # form ("transformers", "ctranslate2", "gguf", …) -> where it lies
+    dtype: str = "float32"  # float32, bfloat16, int8 or int4
     device: str = "cpu"
     threads: int = 1
     encoder_decoder: bool = False
+    cores: tuple[int, ...] = ()  # the CPUs that a side of its own process is pinned to; () leaves it as it is
 
     def folder(self, form: str) -> Path:
         """Where the checkpoint lies in a form. Raises Unavailable where it was not made."""
@@ -87,6 +88,7 @@ class Ran:
     tokens: tuple[tuple[int, ...], ...]  # the new tokens of each ask, prompts and padding not included
     seconds: float
     first_s: float | None = None  # until every prompt had its first token, where the side can tell
+    peak: int | None = None  # bytes, where the side was asked for nothing else
 
 
 class Side(Protocol):

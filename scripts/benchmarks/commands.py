@@ -1,0 +1,85 @@
+"""Whole commands as sides: `genctl run`, and the script that a person would write in its place."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .sides import GENCTL, GENERATE
+from .work import Ran, Unavailable, Work, checked
+
+PLAIN = """
+import sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder, new, prompt = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder)
+inputs = tokenizer(prompt, return_tensors="pt")
+made = model.generate(**inputs, max_new_tokens=int(new), do_sample=False)
+print(tokenizer.decode(made[0, inputs["input_ids"].shape[1] :]), flush=True)
+"""
+BUILTIN = "builtin:stories"
+_STORY = "Once upon a time"
+
+
+class Command:
+    """A process for each work: one prompt, greedy. Its prompt is text, which both read with the checkpoint's tokenizer.
+
+    `folder` None is the checkpoint that genctl brings.
+    """
+
+    def __init__(self, name: str, folder: Path | None, device: str = "cpu") -> None:
+        if name not in (GENCTL, GENERATE):
+            raise Unavailable("it has no such command")
+        if name == GENERATE and device != "cpu":
+            raise Unavailable("the plain script runs on the CPU")
+        self.ours, self.folder, self.device = name == GENCTL, folder, device
+
+    def run(self, work: Work) -> Ran:
+        """Run it; the clock starts with the process. Raises RuntimeError if it fails."""
+        (ask,) = work.asks
+        text = _STORY if self.folder is None else " ".join(f"w{token}" for token in ask.prompt)
+        if self.ours:
+            model = BUILTIN if self.folder is None else str(self.folder)
+            options = ["-m", model, "-n", str(ask.new), "--device", self.device]
+            command = [sys.executable, "-m", "genctl", "run", *options, text]
+        else:
+            command = [sys.executable, "-c", PLAIN, str(self.folder or builtin()), str(ask.new), text]
+        output, ran = _timed(command)
+        if self.folder is None:  # words of a story, whose tokens nobody counts
+            return ran
+        tokens = tuple(int(word[1:]) for word in output.split())
+        return checked(work, Ran((tokens,), ran.seconds, ran.first_s))
+
+
+def builtin() -> Path:
+    """Where the checkpoint that genctl brings lies."""
+    import genctl
+
+    return Path(genctl.__file__).parent / "models" / "builtin" / BUILTIN.partition(":")[2]
+
+
+def _timed(command: Sequence[str]) -> tuple[str, Ran]:
+    """What a command prints, and the seconds until its first byte and until its end."""
+    began = time.perf_counter()
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process,
+    ):
+        assert process.stdout is not None
+        first = process.stdout.read(1)
+        first_s = time.perf_counter() - began
+        rest = process.stdout.read()
+        status = process.wait()
+        seconds = time.perf_counter() - began
+        errors.seek(0)
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+    if not first or status:
+        last = lines[-1] if lines else ""
+        raise RuntimeError(f"{' '.join(command[1:4])[:60]} … ended with {status}: {last}")
+    return (first + rest).decode(), Ran((), seconds, first_s)
