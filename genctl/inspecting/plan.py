@@ -21,7 +21,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import UsageError
-from genctl.native.families import CLASSES
+from genctl.native.checkpoint import CLASSES
 from genctl.params import Generation, Runtime
 from genctl.planning import UNBOUNDED
 

@@ -69,7 +69,6 @@ class Seq2SeqRuntime(NativeRuntime):
         first: bool = False,
         keep: int = 0,
         hidden: bool = False,
-        ahead: int | None = None,
         history: Tensor | None = None,
     ) -> Output:
         """One pass, as `decode.runtime.ModelRuntime` says."""

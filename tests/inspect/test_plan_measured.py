@@ -123,7 +123,7 @@ def test_beams_of_one_prompt(folder: Any, arch: str) -> None:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("form", ["dynamic", "quantized"])
 def test_a_batch_of_beams(folder: Any, arch: str, form: str) -> None:
-    made = planned(folder(arch), arch, batch=2, num_beams=2, cache_implementation=form)
+    made = planned(folder(arch), arch, batch=2, kind="transformers", num_beams=2, cache_implementation=form)
     same(made, measured(arch, Beam(2), batch=2, form=form))
 
 
@@ -215,3 +215,13 @@ def test_auto_takes_the_type_of_the_config_then_of_the_files(tmp_path: Path, fol
     assert build(Runtime(model=str(whole), device="cpu")).notes == [
         "config.json names no dtype: float32 is taken; --dtype says otherwise"
     ]
+
+
+def test_a_native_run_keeps_one_row_for_each_source(folder: Any) -> None:
+    settings = {"batch": 2, "length": LENGTH, "source_length": PROMPT}
+    rows = {}
+    for name in ("native", "transformers"):
+        runtime = Runtime(model=str(folder("t5")), device="cpu", runtime=name)  # type: ignore[arg-type]
+        layers = plan(runtime, Generation(num_beams=3), **settings)["layers"]  # type: ignore[arg-type]
+        rows[name] = {layer["shape"][0] for layer in layers if layer["kind"] == "cross-attention"}
+    assert rows == {"native": {2}, "transformers": {6}}
