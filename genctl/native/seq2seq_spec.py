@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,10 @@ class Seq2SeqSpec:
     shared: bool = True  # both sides have one vocabulary (not in some Marian models)
     tied: bool = True  # sides with one vocabulary share a matrix, and the head has the decoder's
     head_scale: float = 1.0  # what the head reads is multiplied by it (T5 1.0)
+
+    # positions are places or distances, never angles
+    rope: ClassVar[None] = None
+    local_rope: ClassVar[None] = None
 
     @property
     def vocab(self) -> int:
