@@ -23,6 +23,7 @@ from genctl.errors import ModelError, UsageError
 from genctl.models import architecture, check, hub, layout, native_loading, packing, resolve, weights
 from genctl.models.guarded import guarded
 from genctl.models.progress import quiet
+from genctl.native.kernels import GROUP
 from genctl.native.spec import Spec
 from genctl.params import Runtime
 
@@ -125,8 +126,8 @@ def _native_cache(spec: Spec, dtype: torch.dtype) -> Any:
 def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     """Bytes that the loaded model's parameters and buffers take, tied ones once, as laid out for where it computes.
 
-    On the CPU the weights of linear layers are repacked (`models.packing`): a tied one is then kept in both forms, and
-    with --quantize they take 8 bits.
+    On the CPU the weights of linear layers are repacked (`models.packing`, `native.linear`): a tied one is then kept in
+    both forms, and with --quantize they take 8 or 4 bits.
     """
     model = skeleton.model
     held = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
@@ -140,17 +141,23 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
         for parameter in module._parameters.values():
             if parameter is not None:
                 users[id(parameter)] = users.get(id(parameter), 0) + 1
-        if packing.is_linear(module) and _packs(model, module, places[id(module)], runtime):
+        whole = skeleton.native is not None and runtime.quantize is not None  # small ones too
+        if packing.is_linear(module) and (whole or _packs(model, module, places[id(module)], runtime)):
             packed.append(module)
-    extra = 0
+    extra, head = 0, model.get_output_embeddings()
     for module in packed:
         weight: Any = module.weight
         users[id(weight)] -= 1
+        inputs = getattr(module, "in_features", None) or weight.shape[0]
+        outputs = weight.numel() // inputs
         if runtime.quantize is None:
             extra += weight.nbytes
-        else:
-            outputs = weight.numel() // (getattr(module, "in_features", None) or weight.shape[0])
+        elif skeleton.native is None:
             extra += weight.numel() + 2 * outputs  # int8 numbers, a bfloat16 scale for each output
+        elif runtime.quantize == "int4" and module is not head and not (outputs % 16 or inputs % GROUP):
+            extra += weight.numel() // 2 + 4 * weight.numel() // GROUP  # a bfloat16 scale and zero for each group
+        else:
+            extra += weight.numel() + 4 * outputs
     return int(sum(size for key, size in held.items() if users.get(key, 1)) + extra)
 
 

@@ -11,6 +11,8 @@ N rows, I features in, O features out. `--quantize` on builtin:stories: see docs
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,12 @@ def int8_codes(weight: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tens
     return codes, scales
 
 
+@cache
+def _zeros(size: int) -> Tensor:
+    """int64 [size], which all products of a size share."""
+    return torch.zeros(size, dtype=torch.int64)
+
+
 class Int8:
     """8-bit weights and rows, multiplied as integers."""
 
@@ -47,7 +55,7 @@ class Int8:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         codes, self.scales = int8_codes(weight)
         self.packed, self.bias = kernels.int8_packed(codes), bias
-        self.zeros = torch.zeros(weight.shape[0], dtype=torch.int64)
+        self.zeros = _zeros(weight.shape[0])
         self.middle = torch.tensor(128.5)
 
     def __call__(self, x: Tensor) -> Tensor:
