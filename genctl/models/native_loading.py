@@ -42,7 +42,10 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
     try:
         _options(runtime, trust_remote_code)
         made = _plan(checkpoint)
-        if isinstance(made, Seq2SeqPlan) and dtype_of(runtime, checkpoint) == "float16":
+        dtype = dtype_of(runtime, checkpoint)
+        if dtype not in DTYPES.values():
+            raise NotNative(f"config.json: dtype = {dtype!r:.40} is not known to the native runtime")
+        if isinstance(made, Seq2SeqPlan) and dtype == "float16":
             raise NotNative("transformers cuts off an encoder-decoder's float16 sums where they overflow")
     except NotNative as reason:
         if runtime.runtime == "native":

@@ -12,13 +12,13 @@ from typing import Any
 
 def main() -> None:
     from genctl.__main__ import main as program
-    from genctl.decode.forward import Forward
+    from genctl.native.runtime import NativeRuntime
 
     fatal = int(sys.argv.pop(1))
-    before = Forward.__call__
+    before = NativeRuntime.__call__
     passes = 0
 
-    def call(self: Forward, *arguments: Any, **keywords: Any) -> Any:
+    def call(self: NativeRuntime, *arguments: Any, **keywords: Any) -> Any:
         nonlocal passes
         passes += 1
         if passes == fatal:
@@ -26,7 +26,7 @@ def main() -> None:
             time.sleep(60)
         return before(self, *arguments, **keywords)
 
-    Forward.__call__ = call  # type: ignore[method-assign]
+    NativeRuntime.__call__ = call  # type: ignore[method-assign]
     program()
 
 

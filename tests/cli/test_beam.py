@@ -71,7 +71,7 @@ def test_parents_lead_from_step_to_step_through_the_recorded_rows(gpt2: Path, tm
         row = next((place for place, one in here if one["written"][0]["id"] == token), None)
     assert row is None  # the last token ended it
     began = told[0]
-    assert began["settings"] == {"num_beams": 5, "length_penalty": 1.0, "runtime": "transformers"}
+    assert began["settings"] == {"num_beams": 5, "length_penalty": 1.0, "runtime": "native"}
 
 
 def test_a_run_with_beams_tells_parents_and_a_greedy_one_does_not() -> None:

@@ -431,14 +431,14 @@ def test_a_shortage_of_memory_is_said_and_changes_nothing_else(gpt2: Path, monke
         "jsonl",
     )
     wanted = genctl(*arguments)
-    call = Forward.__call__
+    call = NativeRuntime.__call__
 
-    def small(self: Forward, feed: Any, cache: Any, **given: Any) -> Any:
+    def small(self: NativeRuntime, feed: Any, cache: Any, **given: Any) -> Any:
         if len(feed) > 4:
             raise MemoryError
         return call(self, feed, cache, **given)
 
-    monkeypatch.setattr(Forward, "__call__", small)
+    monkeypatch.setattr(NativeRuntime, "__call__", small)
     done = genctl(*arguments)
     assert done.status == 0
     assert "note: not enough memory for 6 lanes at once, going on with 3\n" in done.err
