@@ -11,6 +11,7 @@ N rows, F tokens fed to each, I features in, O features out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Protocol
 
@@ -116,13 +117,58 @@ class Float16:
         return (self.counted,)
 
 
+class Bfloat16:
+    """oneDNN's product with bfloat16 weights; with one token, FBGEMM's, which reads them at nearly memory bandwidth.
+
+    The panels of all products of a model are made together, by all threads, when the first such token comes.
+    """
+
+    form = "oneDNN, bfloat16; FBGEMM with one token"
+
+    def __init__(self, product: Mapped | Packed, group: list[Bfloat16]) -> None:
+        self.product, self.group = product, group
+        self.panels: Float16 | None = None
+        self.waits = True  # whether panels have not been thought of
+        group.append(self)
+
+    @property
+    def weight(self) -> Tensor:
+        """Numbers [O, I]."""
+        return self.product.weight.to_dense() if isinstance(self.product, Packed) else self.product.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[O]."""
+        return self.product.bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [N, F, I] -> [N, F, O]."""
+        if x.shape[0] != 1 or x.shape[1] != 1:
+            return self.product(x)
+        if self.waits:
+            with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+                list(pool.map(Bfloat16._pack, self.group))
+        return self.product(x) if self.panels is None else self.panels(x)
+
+    def _pack(self) -> None:
+        weight = self.weight
+        if _fits_float16(weight):
+            self.panels = Float16(weight, self.bias)
+            pages.release(weight, pages.mapped_files())
+        self.waits = False
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Weight and bias; panels are not counted, which take the place of pages that are let go."""
+        return self.product.tensors()
+
+
 class Joined:
     """Products of the same x. `parts` are computed one by one with one row, and as one product with several."""
 
     def __init__(self, parts: Sequence[Linear], sizes: Sequence[int]) -> None:
         self.parts, self.sizes = tuple(parts), list(sizes)
         self.one: Linear | None = parts[0] if len(parts) == 1 else None
-        mapped = [part for part in self.parts if isinstance(part, Mapped)]
+        mapped = [part for part in self.parts if isinstance(part, (Mapped, Bfloat16))]
         self.mapped = mapped if len(mapped) == len(self.parts) else []
         self.form = self.parts[0].form
 
@@ -157,12 +203,13 @@ class Products:
     def __init__(self, quantize: str | None = None, *, pack: bool = True) -> None:
         self.quantize, self.pack = quantize, pack
         self.mapped = pages.mapped_files()
+        self.group: list[Bfloat16] = []
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """weight [O, I], bias [O]."""
         make = self._quantized(weight, self.quantize) or self._exact(weight)
         product = make(weight, bias)
-        if not isinstance(product, (Plain, Mapped)):
+        if not isinstance(product, (Plain, Mapped, Bfloat16)):
             pages.release(weight if weight.is_contiguous() else weight.t(), self.mapped)
         return product
 
@@ -199,7 +246,10 @@ class Products:
             return Plain
         if kernels.has_onednn(weight.dtype):
             # [in, out] in the file (GPT-2): reading it across its rows is slow
-            return Mapped if weight.is_contiguous() else Packed
+            make = Mapped if weight.is_contiguous() else Packed
+            if weight.dtype == torch.bfloat16 and kernels.has_float16():
+                return lambda weight, bias: Bfloat16(make(weight, bias), self.group)
+            return make
         if weight.dtype in (torch.float16, torch.bfloat16) and kernels.has_float16() and _fits_float16(weight):
             return Float16
         return Plain

@@ -74,6 +74,8 @@ def test_which_form_runs() -> None:
     assert isinstance(Products().linear(matrix[:16]), Plain)
     half = Products().linear(matrix.half())
     assert isinstance(half, linear.Float16 if has["FBGEMM float16"] else Plain)
+    if has["oneDNN bfloat16"] and has["FBGEMM float16"]:
+        assert isinstance(Products().linear(matrix.bfloat16()), linear.Bfloat16)
     eight = Products("int8").linear(matrix)
     assert isinstance(eight, quantized.Int8 if has["oneDNN int8"] else quantized.Int8Weights)
     four = Products("int4").linear(matrix)
@@ -118,6 +120,28 @@ def test_several_rows_are_packed_when_they_first_come_and_one_row_never() -> Non
     made(five)
     assert isinstance(made.packed, Packed)
     assert torch.equal(made(one), alone)  # what ran before does not change what runs now
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_panels_of_all_bfloat16_weights_are_made_when_one_token_comes(transposed: bool) -> None:
+    if not (kernels.has_onednn(torch.bfloat16) and kernels.has_float16()):
+        pytest.skip("no 16-bit products here")
+    products, matrix = Products(), weight((512, 768), torch.bfloat16)
+    if transposed:
+        matrix = matrix.t().contiguous().t()
+    huge = matrix.clone() * 1e6  # beyond what float16 holds
+    pair = [products.linear(matrix), products.linear(huge)]
+    assert all(isinstance(one, linear.Bfloat16) for one in pair)
+    prompt, token = torch.randn(1, 9, 768).bfloat16(), torch.randn(1, 1, 768).bfloat16()
+    before = pair[0](prompt)
+    assert pair[0].panels is None  # type: ignore[attr-defined]
+    pair[0](token)
+    assert pair[0].panels is not None  # type: ignore[attr-defined]
+    assert pair[1].panels is None  # type: ignore[attr-defined]
+    assert torch.equal(pair[0](prompt), before)
+    for one, numbers in zip(pair, (matrix, huge), strict=True):
+        wanted = F.linear(token.double(), numbers.double())
+        assert (one(token).double() - wanted).abs().max() < 1e-2 * wanted.abs().max()
 
 
 @pytest.mark.parametrize("rows", [2, 5, 33])
