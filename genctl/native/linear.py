@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
@@ -202,8 +203,12 @@ class Products:
 
     def __init__(self, quantize: str | None = None, *, pack: bool = True) -> None:
         self.quantize, self.pack = quantize, pack
-        self.mapped = pages.mapped_files()
         self.group: list[Bfloat16] = []
+
+    @cached_property
+    def mapped(self) -> list[tuple[int, int]]:
+        """Where files are mapped, looked up when the first tensor is there."""
+        return pages.mapped_files()
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """weight [O, I], bias [O]."""

@@ -53,10 +53,10 @@ class Int8:
     form = "oneDNN, int8"
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        codes, self.scales = int8_codes(weight)
-        self.packed, self.bias = kernels.int8_packed(codes), bias
+        codes, scales = int8_codes(weight)
+        self.packed, self.scales, self.bias = kernels.int8_packed(codes), scales / 127, bias
         self.zeros = _zeros(weight.shape[0])
-        self.middle = torch.tensor(128.5)
+        self.middle, self.most = torch.tensor(128.5), torch.tensor(127.0)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., I] -> [..., O]."""
@@ -65,10 +65,10 @@ class Int8:
             return x.new_empty(*x.shape[:-1], len(self.scales))
         if flat.dtype != torch.float32:
             flat = flat.float()
-        largest = torch.linalg.vector_norm(flat, torch.inf, -1, keepdim=True).clamp_(min=1e-30)
-        codes = torch.addcmul(self.middle, flat, 127.0 / largest).to(torch.uint8)  # cut off, which rounds x + 128
+        largest = torch.linalg.vector_norm(flat, torch.inf, -1, keepdim=True)  # where it is 0, so is the product
+        codes = torch.addcmul(self.middle, flat, self.most / largest).to(torch.uint8)  # cut off, which rounds x + 128
         y = kernels.int8(codes, self.packed, self.scales, self.zeros)
-        y = y.mul_(largest.div_(127.0)) if self.bias is None else torch.addcmul(self.bias, y, largest.div_(127.0))
+        y = y.mul_(largest) if self.bias is None else torch.addcmul(self.bias, y, largest)
         return y.to(x.dtype).view(*x.shape[:-1], -1)
 
     def tensors(self) -> tuple[Tensor, ...]:
