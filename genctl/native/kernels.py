@@ -53,7 +53,7 @@ def onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def onednn_packed(weight: Tensor) -> Tensor:
     """A weight [O, I] in the blocks that a product of any number of rows reads fastest. A copy."""
     # no number of rows is given: the layout for one row is slower with two and more
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
     return packed
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
@@ -74,26 +73,36 @@ class Packed:
 
 
 class Mapped:
-    """oneDNN's product with a weight as it lies in the file; with several rows, with a packed copy of it."""
+    """oneDNN's product with a weight as it lies in the file; with a packed copy of it where that is faster.
+
+    That is with several rows, and with one token where the file has [in, out] (GPT-2): reading that across its rows is
+    slow. The copy is made when such an x first comes, so that a prompt does not wait for it.
+    """
 
     form = "oneDNN, mapped"
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
+        self.across = not weight.is_contiguous()
         self.packed: Packed | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [N, F, I] -> [N, F, O]."""
-        if x.shape[0] == 1:
+        if x.shape[0] == 1 and not (self.across and x.shape[1] == 1):
             return kernels.onednn(x, self.weight, self.bias)
         if self.packed is None:
             self.packed = Packed(self.weight, self.bias)
-            pages.release(self.weight, pages.mapped_files())
+            _let_go(self.weight)
         return self.packed(x)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Weight and bias; the copy is not counted, which takes the place of pages that are let go."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+def _let_go(weight: Tensor) -> None:
+    """Let the pages of a weight go of which there is a copy."""
+    pages.release(weight if weight.is_contiguous() else weight.t(), pages.mapped_files())
 
 
 class Float16:
@@ -126,7 +135,7 @@ class Bfloat16:
 
     form = "oneDNN, bfloat16; FBGEMM with one token"
 
-    def __init__(self, product: Mapped | Packed, group: list[Bfloat16]) -> None:
+    def __init__(self, product: Mapped, group: list[Bfloat16]) -> None:
         self.product, self.group = product, group
         self.panels: Float16 | None = None
         self.waits = True  # whether panels have not been thought of
@@ -135,7 +144,7 @@ class Bfloat16:
     @property
     def weight(self) -> Tensor:
         """Numbers [O, I]."""
-        return self.product.weight.to_dense() if isinstance(self.product, Packed) else self.product.weight
+        return self.product.weight
 
     @property
     def bias(self) -> Tensor | None:
@@ -155,7 +164,7 @@ class Bfloat16:
         weight = self.weight
         if _fits_float16(weight):
             self.panels = Float16(weight, self.bias)
-            pages.release(weight, pages.mapped_files())
+            _let_go(weight)
         self.waits = False
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -180,7 +189,7 @@ class Joined:
         if self.mapped and x.shape[0] > 1:
             self.one = Packed(*_stacked([(part.weight, part.bias) for part in self.mapped]))
             for part in self.mapped:
-                pages.release(part.weight, pages.mapped_files())
+                _let_go(part.weight)
             return torch.split(self.one(x), self.sizes, -1)
         return [part(x) for part in self.parts]
 
@@ -205,17 +214,12 @@ class Products:
         self.quantize, self.pack = quantize, pack
         self.group: list[Bfloat16] = []
 
-    @cached_property
-    def mapped(self) -> list[tuple[int, int]]:
-        """Where files are mapped, looked up when the first tensor is there."""
-        return pages.mapped_files()
-
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """weight [O, I], bias [O]."""
         make = self._quantized(weight, self.quantize) or self._exact(weight)
         product = make(weight, bias)
         if not isinstance(product, (Plain, Mapped, Bfloat16)):
-            pages.release(weight if weight.is_contiguous() else weight.t(), self.mapped)
+            _let_go(weight)
         return product
 
     def joined(self, *parts: tuple[Tensor, Tensor | None]) -> Joined:
@@ -224,7 +228,7 @@ class Products:
         if self.quantize is not None:  # x is quantised once
             one = self.linear(*_stacked(parts))
             for weight, _ in parts:
-                pages.release(weight, self.mapped)
+                _let_go(weight)
             return Joined([one], sizes)
         return Joined([self.linear(*part) for part in parts], sizes)
 
@@ -250,11 +254,9 @@ class Products:
         if not self.pack or weight.device.type != "cpu" or weight.numel() < SMALL:
             return Plain
         if kernels.has_onednn(weight.dtype):
-            # [in, out] in the file (GPT-2): reading it across its rows is slow
-            make = Mapped if weight.is_contiguous() else Packed
             if weight.dtype == torch.bfloat16 and kernels.has_float16():
-                return lambda weight, bias: Bfloat16(make(weight, bias), self.group)
-            return make
+                return lambda weight, bias: Bfloat16(Mapped(weight, bias), self.group)
+            return Mapped
         if weight.dtype in (torch.float16, torch.bfloat16) and kernels.has_float16() and _fits_float16(weight):
             return Float16
         return Plain
