@@ -62,6 +62,10 @@ class StandIn(GenerationMixin):  # type: ignore[misc]
         self.column = torch.zeros(16, 1, 1, 8)
         self.calls, self.seconds = 0, 0.0
 
+    def modules(self) -> Iterator[Any]:
+        """It has no layers."""
+        return iter(())
+
     def _supports_default_dynamic_cache(self) -> bool:
         return True
 
