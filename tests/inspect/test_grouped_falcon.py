@@ -64,6 +64,8 @@ def test_a_plan_without_weights_follows_config_json(folder: Path, tmp_path: Path
         assert plan(runtime, Generation(), batch=1)["layers"][0]["shape"][1] == held
     elsewhere = Runtime(model=str(tmp_path), device="cuda")
     assert plan(elsewhere, Generation(), batch=1)["layers"][0]["shape"][1] == HEADS
+    named = Runtime(model=str(tmp_path), device="cuda", runtime="native")
+    assert plan(named, Generation(), batch=1)["layers"][0]["shape"][1] == HELD["native"]
 
 
 @pytest.mark.parametrize("kind", HELD)
