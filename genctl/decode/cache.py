@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from genctl.decode.layers import STEP, GrowingLayer, QuantizedLayer, SlidingLayer, StaticLayer
+from genctl.decode.layers import STEP, GrowingLayer, QuantizedLayer, SlidingLayer, SlottedLayer, StaticLayer
+from genctl.errors import UsageError
 
 __all__ = ["STEP", "GrowingLayer", "QuantizedLayer", "SlidingLayer", "StaticLayer"]
 
@@ -62,12 +63,15 @@ def kept_as(cache: Cache, form: str, room: int = 0) -> Cache:
 
     A static layer is allocated with `room` for so many columns more.
     Sliding windows, recurrent states and cross-attention stay what they are: they do not grow. Offloading needs an
-    accelerator, and means nothing without.
+    accelerator, and means nothing without. Raises UsageError for a native model's cache on a GPU that is offloaded.
     """
     part = self_part(cache)
     if form == "offloaded":
         layer = next((layer for layer in part.layers if isinstance(layer, GrowingLayer)), None)
         if layer is not None and layer.is_initialized and layer.device.type == "cuda":
+            if isinstance(part, LayerCache):
+                hint = "leave out --runtime native, or choose another --cache"
+                raise UsageError("cache_implementation = offloaded runs on transformers' classes", hint=hint)
             part.offloading, part.only_non_sliding, part.prefetch_stream = True, True, torch.Stream()
             for number in range(len(part.layers)):
                 part.offload(number, True)
@@ -86,12 +90,19 @@ def refill(cache: Cache, fresh: Cache) -> None:
         cache.layers[number] = new
 
 
+def slotted(cache: Cache) -> Cache:
+    """A cache with its growing layers made ready for steps of one shape, in place."""
+    cache.layers = [_reformed(layer, SlottedLayer, 0) for layer in cache.layers]
+    return cache
+
+
 def _reformed(layer: Any, form: type[GrowingLayer], room: int) -> Any:
-    if type(layer) is not GrowingLayer:
+    if type(layer) not in (GrowingLayer, SlottedLayer) or isinstance(layer, form):
         return layer
     new = form()
     if layer.is_initialized:
-        new.hold(*layer.content(), room=room if form.fixed else 0)
+        keys, values = layer.content()
+        new.hold(keys, values, room if form.fixed else 0)
     return new
 
 

@@ -175,17 +175,6 @@ class Compiled:
         return eager(cache)
 
 
-def kept(cache: Cache) -> Cache:
-    """A cache with its growing layers made ready for compiled steps, in place."""
-    for number, layer in enumerate(cache.layers):
-        if type(layer) is GrowingLayer:
-            new = SlottedLayer()
-            if layer.is_initialized:
-                new.hold(*layer.content())
-            cache.layers[number] = new
-    return cache
-
-
 def alike(found: Tensor, wanted: Tensor, within: float) -> bool:
     """Whether logits differ by at most `within` of the largest of them, or of 1."""
     if found.shape != wanted.shape:

@@ -367,9 +367,7 @@ class Forward(Reader):
         """A cache, or None, in the form that the steps to come want, in place."""
         if self.compiled is None or not isinstance(cache, Cache):
             return cache
-        from genctl.decode.compiled import kept
-
-        return kept(cache)
+        return caches.slotted(cache)
 
     def shares(self, prefix: Prefix) -> bool:
         """Every row has a copy of its prompt's keys and values: the attention is transformers'."""

@@ -54,7 +54,7 @@ def compare(session: Session, request: Request, *, steps: int = STEPS) -> Compar
     from genctl.decode.forward import Forward  # transformers comes with it, as the checkpoint wants it
 
     theirs = Forward(loaded.model)
-    feed = torch.tensor([list(lane.tokens)])
+    feed = torch.tensor([list(lane.tokens)], device=ours.device)
     context = session.planner.context
     count = steps if context is None else max(0, min(steps, context - len(lane.tokens)))
     both: tuple[ModelRuntime, ModelRuntime] = (ours, theirs)
@@ -68,6 +68,8 @@ def compare(session: Session, request: Request, *, steps: int = STEPS) -> Compar
         mine, wanted = (forward(feed, cache, sources=read, first=step == 0).logits for forward, cache, read in pair)
         difference = max(difference, float((mine - wanted).abs().max()))
         largest = max(largest, float(wanted.abs().max()))
+        if step == 0:  # the steps that a run takes
+            held = [forward.kept(cache) for forward, cache in zip(both, held, strict=True)]
         feed = wanted[:, -1].argmax(-1, keepdim=True)
     close = difference <= CLOSE.get(ours.dtype, 1e-4) * largest
     return Comparison(difference, largest, len(lane.tokens), count, close, len(lane.source or ()))

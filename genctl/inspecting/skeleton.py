@@ -23,6 +23,7 @@ from genctl.errors import ModelError, UsageError
 from genctl.models import architecture, check, hub, layout, native_loading, packing, resolve, weights
 from genctl.models.guarded import guarded
 from genctl.models.progress import quiet
+from genctl.native.graphs import fits
 from genctl.native.kernels import GROUP
 from genctl.native.spec import Spec
 from genctl.params import Runtime
@@ -96,7 +97,10 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
     ModelError where the config does not name them either, or where the architecture cannot be run with it at all.
     """
     if isinstance(skeleton.native, Spec) and form != "off":
-        return describe(caches.kept_as(_native_cache(skeleton.native, skeleton.model.dtype), form))
+        native = _native_cache(skeleton.native, skeleton.model.dtype)
+        if skeleton.device.startswith("cuda") and fits(skeleton.native):
+            native = caches.slotted(native)
+        return describe(caches.kept_as(native, form))
     forward = Forward(skeleton.model)
     if form == "off" or not forward.supports_cache:
         return []

@@ -109,9 +109,9 @@ def load(
         device = _device(runtime.device) if runtime.device_map is None else None
         layout.check_device(runtime, device)
         if native is not None and device is not None:
-            reason = native_loading.device_reason(runtime, device)
+            reason = native_loading.device_reason(native, runtime, device)
             if not reason:
-                return _native(native, runtime, place, checkpoint, on_event)
+                return _native(native, runtime, place, checkpoint, device, on_event)
         config = architecture.read_config(checkpoint, trust_remote_code)
         kind = architecture.auto_class(checkpoint, config, trust_remote_code)
         dtype, told = _dtype(checkpoint, config, runtime, device)
@@ -138,10 +138,19 @@ def load(
 
 
 def _native(
-    plan: AnyPlan, runtime: Runtime, place: Place, checkpoint: check.Checkpoint, on_event: OnEvent | None
+    plan: AnyPlan,
+    runtime: Runtime,
+    place: Place,
+    checkpoint: check.Checkpoint,
+    device: torch.device,
+    on_event: OnEvent | None,
 ) -> Loaded:
     size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
-    model, notes = native_loading.load(plan, runtime, checkpoint, layout.looker(size), on_event)
+
+    def read() -> tuple[NativeModel, list[str]]:
+        return native_loading.load(plan, runtime, checkpoint, device, layout.looker(size), on_event)
+
+    model, notes = read() if device.type == "cpu" else guarded(read, f"cannot move the model to {device}")
     tokenizer, left_to = _plain_tokenizer(checkpoint) if checkpoint.has_tokenizer else (None, "")
     loaded = Loaded(
         model=model,
@@ -251,7 +260,7 @@ def _dtype(
     chosen = layout.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
     if chosen == stored:
         return "auto", []
-    return getattr(torch, chosen), [f"{stored} weights are read as {chosen} on this GPU; --dtype {stored} keeps them"]
+    return getattr(torch, chosen), [layout.dtype_note(stored, chosen)]
 
 
 def _model(

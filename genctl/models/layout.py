@@ -75,6 +75,11 @@ def dtype_on(device: str, stored: str, bfloat16: bool) -> str:
     return "bfloat16" if bfloat16 else "float16"
 
 
+def dtype_note(stored: str, chosen: str) -> str:
+    """What to tell with --verbose where `dtype_on` chose another type."""
+    return f"{stored} weights are read as {chosen} on this GPU; --dtype {stored} keeps them"
+
+
 def settle(model: nn.Module, runtime: Runtime, device: torch.device | None, config: dict[str, Any]) -> list[str]:
     """Look at the numbers, and repack the layers if the model computes on the CPU; what to tell with --verbose.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from genctl.errors import ModelError, UsageError
 from genctl.events import Loading
+from genctl.models import layout
 from genctl.models.check import Checkpoint
 from genctl.models.progress import OnEvent
 from genctl.models.weights import few
@@ -62,7 +63,8 @@ def spec_of_run(runtime: Runtime, checkpoint: Checkpoint, device: str, *, trust_
 
     Without weight files config.json alone decides.
     """
-    if not device.startswith("cpu"):
+    elsewhere = runtime.runtime == "native" and device.startswith("cuda")
+    if not device.startswith("cpu") and not elsewhere:
         return None
     if checkpoint.weights.files:
         made, _ = plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
@@ -124,23 +126,36 @@ def dtype_of(runtime: Runtime, checkpoint: Checkpoint) -> str:
     return next(DTYPES[tensor.dtype] for tensor in checkpoint.weights.tensors.values() if tensor.dtype in DTYPES)
 
 
-def device_reason(runtime: Runtime, device: torch.device) -> str:
-    """Why the native runtime does not run there; "" on the CPU. Raises UsageError where it was asked for by name."""
+def device_reason(made: AnyPlan, runtime: Runtime, device: torch.device) -> str:
+    """Why the native runtime does not run there; "" on the CPU, and on a CUDA device for a decoder asked for by name.
+
+    Raises UsageError for what was asked for by name and does not run there.
+    """
     if device.type == "cpu":
         return ""
-    if runtime.runtime == "native":
-        raise UsageError(f"--runtime native runs on the CPU, not on {device}", hint="add --device cpu")
-    return f"the device is {device}"
+    if runtime.runtime != "native":
+        return f"the device is {device}"
+    if device.type != "cuda":
+        hint = "add --device cpu"
+        raise UsageError(f"--runtime native runs on the CPU and on CUDA devices, not on {device}", hint=hint)
+    if isinstance(made, Seq2SeqPlan):
+        hint = "leave out --runtime native, or add --device cpu"
+        raise UsageError(f"--runtime native: on {device} encoder-decoders run on transformers' classes", hint=hint)
+    return ""
 
 
 def load(
     made: AnyPlan,
     runtime: Runtime,
     checkpoint: Checkpoint,
+    device: torch.device,
     look: Callable[[str, Tensor], None] | None,
     on_event: OnEvent | None,
 ) -> tuple[NativeModel, list[str]]:
-    """Map the weights; the model, and what to tell of it. `look` is given each tensor, and may raise."""
+    """Map the weights, or move them to a GPU as they are read; the model, and what to tell of it.
+
+    `look` is given each tensor, and may raise. On a GPU `--dtype auto` is what `layout.dtype_on` says.
+    """
     import torch
 
     from genctl.native.linear import Products
@@ -156,21 +171,33 @@ def load(
         if on_event is not None:
             on_event(Loading(runtime.model, done, made.tensors, "tensors"))
 
-    dtype = getattr(torch, dtype_of(runtime, checkpoint))
+    stored = chosen = dtype_of(runtime, checkpoint)
+    if device.type == "cuda" and runtime.dtype == "auto":
+        chosen = layout.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
     products = Products(runtime.quantize, pack=runtime.pack)
     file = checkpoint.folder / "generation_config.json"
     special = SpecialTokens(checkpoint.config, checkpoint.generation if file.is_file() else None)
     name, files = CLASSES[made.spec.family], checkpoint.weights.files
-    model = read(made, files, checkpoint.config, special, dtype=dtype, look=seen, products=products, name=name)
+    model = read(
+        made,
+        files,
+        checkpoint.config,
+        special,
+        dtype=getattr(torch, chosen),
+        device=None if device.type == "cpu" else device,
+        look=seen,
+        products=products,
+        name=name,
+    )
     held = Counter(product.form for product in model.products())
-    notes = []
+    notes = [layout.dtype_note(stored, chosen)] if chosen != stored else []
     if set(held) != {"plain"}:
         how = "" if runtime.quantize is None else f" with weights in {runtime.quantize}"
         forms = ", ".join(f"{count} {form}" for form, count in sorted(held.items()))
         notes.append(f"{held.total()} linear layers{how} ({forms})")
     if runtime.quantize is not None:
         size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
-        notes[0] += f"; all weights {model.bytes() / 1e6:,.1f} MB, {size / 1e6:,.1f} MB as read"
+        notes[-1] += f"; all weights {model.bytes() / 1e6:,.1f} MB, {size / 1e6:,.1f} MB as read"
     if made.unused:
         notes.append(f"{len(made.unused)} tensors in the weight files are not used: {few(made.unused)}")
     return model, notes

@@ -55,6 +55,34 @@ class Sight:
         return (seen & self.mask[:, None, None, total - columns :]) | (keys == queries)
 
 
+class Slots:
+    """A layer's buffers with all their columns, written or not, in a step whose tensors keep one shape.
+
+    Keys and values are `[N, K, C, D]`; `place` int64 [1] is the column of the fed token.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, place: Tensor) -> None:
+        self.keys, self.values, self.place = keys, values, place
+
+    def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one column, key and value [N, K, 1, D]; returns all, `[N, K, C, D]`."""
+        self.keys.index_copy_(2, self.place, key)
+        self.values.index_copy_(2, self.place, value)
+        return self.keys, self.values
+
+
+class Seen(Sight):
+    """Which of the slots count, as a tensor says: bool [N, 1, 1, C], that of the fed token included."""
+
+    def __init__(self, slots: Tensor) -> None:
+        super().__init__(slots.shape[-1] - 1, 1, None, slots.device)
+        self.slots = slots
+
+    def of(self, columns: int, window: int | None) -> Tensor | None:
+        """The slots that count, whatever the columns: there is no window here."""
+        return self.slots
+
+
 def attention(
     query: Tensor,
     key: Tensor,

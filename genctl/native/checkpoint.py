@@ -40,14 +40,15 @@ def model_of(
     special: SpecialTokens,
     *,
     dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
     products: Products | None = None,
     name: str = "",
 ) -> NativeModel:
-    """The model of a plan, whose tensors `get` gives by their names in the files."""
+    """The model of a plan, whose tensors `get` gives by their names in the files. `device` is for decoders alone."""
     from genctl.native.model import NativeConfig, NativeModel
 
     if isinstance(plan, Plan):
-        decoder = load.build(plan, get, dtype=dtype, products=products)
+        decoder = load.build(plan, get, dtype=dtype, device=device, products=products)
         return NativeModel(decoder, NativeConfig(config, plan.spec), special, name)
     from genctl.native.seq2seq_model import Seq2SeqConfig, Seq2SeqModel
 
@@ -62,14 +63,18 @@ def read(
     special: SpecialTokens,
     *,
     dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
     look: Callable[[str, Tensor], object] | None = None,
     products: Products | None = None,
     name: str = "",
 ) -> NativeModel:
     """Map the files and build the model. `dtype` is what to compute in: None for that of the embeddings.
 
+    `device` is where a decoder's tensors go as they are read: None leaves them mapped.
     `look` is given each tensor by its name in the files, and may raise. `products` says how matrices are held.
     """
     from genctl.native.files import mapped
 
-    return model_of(plan, mapped(files, look), config, special, dtype=dtype, products=products, name=name)
+    return model_of(
+        plan, mapped(files, look), config, special, dtype=dtype, device=device, products=products, name=name
+    )

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from genctl.native.attention import Sight, alibi, alibi_slopes, attention
+from genctl.native.attention import Seen, Sight, Slots, alibi, alibi_slopes, attention
 from genctl.native.linear import Joined, Linear
 from genctl.native.rope import Rotary
 from genctl.native.spec import Spec
@@ -104,14 +104,16 @@ class Decoder:
         past: int = 0,
         keep: int = 0,
         states: list[Tensor] | None = None,
+        sight: Sight | None = None,
     ) -> Tensor:
         """tokens int64 [N, F] at positions int64 [N or 1, F] -> logits [N, F, V], of the last `keep` tokens if not 0.
 
         `layers` is a cache with `past` columns, to which keys and values are added. mask [N, past + F] is 0 where a row
         has padding. `states` is given what each layer reads, and last what the head reads, each [N, F, E].
+        `sight` says what is seen where `mask` does not.
         """
         spec, weights = self.spec, self.weights
-        shared = self._shared(tokens, positions, mask, past)
+        shared = self._shared(tokens, positions, mask, past, sight)
         x = self._embed(tokens, positions)
         for number, layer in enumerate(weights.layers):
             if states is not None:
@@ -128,6 +130,17 @@ class Decoder:
             logits = torch.tanh(logits / spec.final_softcap) * spec.final_softcap
         return logits
 
+    def step(
+        self, tokens: Tensor, positions: Tensor, place: Tensor, slots: Tensor, buffers: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """One token of each row, on tensors whose shapes and addresses may stay from step to step (see `graphs`).
+
+        tokens and positions int64 [N, 1]; of each layer keys and values [N, K, C, D], to which column `place` int64 [1]
+        is written; slots bool [N, 1, 1, C] says which columns count, the new one included -> logits [N, 1, V].
+        """
+        layers = [Slots(keys, values, place) for keys, values in buffers]
+        return self(tokens, positions, layers, past=slots.shape[-1] - 1, sight=Seen(slots))
+
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """[N, F] -> x [N, F, E]."""
         spec, weights = self.spec, self.weights
@@ -138,9 +151,9 @@ class Decoder:
             x = x + F.embedding(positions + spec.learned, weights.positions)
         return weights.embed_norm(x)
 
-    def _shared(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, past: int) -> Pass:
+    def _shared(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, past: int, sight: Sight | None) -> Pass:
         fed = tokens.shape[1]
-        shared = Pass(Sight(past, fed, mask, self.device))
+        shared = Pass(sight or Sight(past, fed, mask, self.device))
         if self.rotary is not None:
             shared.angles = self._angles(self.rotary, positions, past)
             shared.local_angles = shared.angles

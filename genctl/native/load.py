@@ -133,9 +133,13 @@ def build(
     get: Callable[[str], Tensor],
     *,
     dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
     products: Products | None = None,
 ) -> Decoder:
-    """The decoder of a plan, whose tensors `get` gives by their names in the files."""
+    """The decoder of a plan, whose tensors `get` gives by their names in the files.
+
+    Each is moved to `device` as it comes (None: it stays where it is), so that no second copy of the model is made.
+    """
     from genctl.native.decoder import Decoder
     from genctl.native.linear import Products
 
@@ -143,7 +147,7 @@ def build(
     kind = embed.dtype if dtype is None else dtype
 
     def converted(name: str) -> Tensor:
-        return (embed if name == plan.embed else get(name)).to(kind)
+        return (embed if name == plan.embed else get(name)).to(device=device, dtype=kind)
 
     return Decoder(plan.spec, _Builder(plan, converted, products or Products()).weights())
 

@@ -19,6 +19,7 @@ from genctl.decode.sources import Sources
 from genctl.decode.types import Prefix, Source
 from genctl.errors import ModelError
 from genctl.native.decoder import Decoder
+from genctl.native.graphs import Graphs, fits
 from genctl.native.model import NativeModel
 
 
@@ -38,7 +39,11 @@ def runtime_of(model: Any, *, compile: bool = False) -> ModelRuntime:
 
 
 class NativeRuntime(Reader):
-    """A native decoder. `forwards` counts its passes."""
+    """A native decoder. `forwards` counts its passes.
+
+    With `graphs` steps of one token go through `graphs.Graphs`, on a cache of fixed size: on a GPU unless it is False,
+    on a CPU if it is True.
+    """
 
     kind = "native"
     is_encoder_decoder = False
@@ -46,7 +51,7 @@ class NativeRuntime(Reader):
     together = pads = pads_sources = pads_behind = True
     compiled = None
 
-    def __init__(self, model: NativeModel) -> None:
+    def __init__(self, model: NativeModel, *, graphs: bool | None = None) -> None:
         self.model = model
         self.decoder = model.decoder
         self.config = model.config
@@ -58,6 +63,8 @@ class NativeRuntime(Reader):
         self.forwards = 0
         self.watch: Callable[[Passed], None] | None = None
         self.findings: list[str] = []
+        wanted = self.device.type == "cuda" if graphs is None else graphs
+        self.graphs = Graphs(self.decoder) if wanted and fits(model.spec) else None
 
     @property
     def vocab_size(self) -> int:
@@ -97,8 +104,8 @@ class NativeRuntime(Reader):
         return caches.LayerCache([None] * len(windows) if whole else windows, room)
 
     def kept(self, cache: Any) -> Any:
-        """The cache as it is."""
-        return cache
+        """A cache, or None, in the form that the steps to come want, in place."""
+        return cache if self.graphs is None or cache is None else caches.slotted(cache)
 
     def shares(self, prefix: Prefix) -> bool:
         """Whether rows that continue a prompt may share its keys and values: not where scores are changed by hand."""
@@ -153,8 +160,11 @@ class NativeRuntime(Reader):
         if positions is None:
             positions = torch.arange(past, past + feed.shape[1], device=feed.device)[None]
         states: list[Tensor] | None = [] if hidden else None
-        layers = None if cache is None else cache.layers
-        logits = self.decoder(feed, positions, layers, mask=mask, past=past, keep=keep, states=states)
+        if self.graphs is not None and self.graphs.takes(feed, cache, hidden=hidden):
+            logits = self.graphs.step(feed, cache, mask, positions)
+        else:
+            layers = None if cache is None else cache.layers
+            logits = self.decoder(feed, positions, layers, mask=mask, past=past, keep=keep, states=states)
         self.forwards += 1
         if self.watch is not None:
             inputs = {"input_ids": feed, "attention_mask": mask}

@@ -24,7 +24,7 @@ class Seq2SeqRuntime(NativeRuntime):
     reads_together = False  # texts begin with a token or two: there is nothing to gain
 
     def __init__(self, model: Seq2SeqModel) -> None:
-        super().__init__(model)
+        super().__init__(model, graphs=False)
         self.network = model.network
 
     @property

@@ -64,6 +64,11 @@ def test_a_plan_without_weights_follows_config_json(folder: Path, tmp_path: Path
         assert plan(runtime, Generation(), batch=1)["layers"][0]["shape"][1] == held
     elsewhere = Runtime(model=str(tmp_path), device="cuda")
     assert plan(elsewhere, Generation(), batch=1)["layers"][0]["shape"][1] == HEADS
+    named = Runtime(model=str(tmp_path), device="cuda", runtime="native")
+    layer = plan(named, Generation(), batch=1)["layers"][0]
+    assert (layer["shape"][1], layer["kind"]) == (HELD["native"], "static")  # steps of one shape, for CUDA graphs
+    quantized = plan(named, Generation(cache_implementation="quantized"), batch=1)["layers"][0]
+    assert (quantized["shape"][1], quantized["kind"]) == (HELD["native"], "quantised")
 
 
 @pytest.mark.parametrize("kind", HELD)

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import hub
+from genctl.models import check, hub, native_loading
+from genctl.native import checkpoint as checkpoints
 from genctl.native.model import NativeModel
 from genctl.params import Runtime
 from tests.tiny import checkpoint, tiny, tokenizer
@@ -66,6 +67,61 @@ def test_native_and_what_only_transformers_does_contradict_each_other(llama: Pat
     for options in ({"compile": True}, {"device_map": "auto"}):
         with pytest.raises(UsageError, match="--runtime native"):
             native(llama, runtime="native", **options)
+
+
+def on(device: str, folder: Path, runtime: Runtime) -> str:
+    made = check.inspect(folder, allow_pickle=False, trust_remote_code=False, need_tokenizer=False)
+    plan, _ = native_loading.plan(runtime, made, trust_remote_code=False)
+    assert plan is not None
+    return native_loading.device_reason(plan, runtime, torch.device(device))
+
+
+def test_a_gpu_runs_natively_where_that_is_said_and_possible(llama: Path, tmp_path: Path) -> None:
+    named = Runtime(runtime="native")
+    assert on("cuda", llama, named) == on("cuda:1", llama, named) == on("cpu", llama, named) == ""
+    assert on("cuda", llama, Runtime()) == "the device is cuda"
+    with pytest.raises(UsageError, match="native runs on the CPU and on CUDA devices, not on mps"):
+        on("mps", llama, named)
+    sources = checkpoint("t5", tmp_path)
+    assert on("cpu", sources, named) == ""
+    assert on("cuda", sources, Runtime()) == "the device is cuda"
+    with pytest.raises(UsageError, match="on cuda encoder-decoders run on transformers' classes"):
+        on("cuda", sources, named)
+
+
+@pytest.mark.parametrize(("dtype", "read"), [("auto", torch.bfloat16), ("float32", torch.float32)])
+def test_tensors_are_moved_as_they_are_read(
+    llama: Path, dtype: str, read: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The meta device stands for a GPU: it has no numbers, and a product that is not plain would fail there."""
+
+    class Device:
+        type = "cuda"
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    given: list[Any] = []
+
+    def to_meta(*args: Any, device: Any, **kwargs: Any) -> Any:
+        given.append(device)
+        return checkpoints.read(*args, device=torch.device("meta"), **kwargs)
+
+    monkeypatch.setattr(native_loading, "read", to_meta)
+    runtime = Runtime(model=str(llama), runtime="native", dtype=dtype)  # type: ignore[arg-type]
+    made = check.inspect(llama, allow_pickle=False, trust_remote_code=False, need_tokenizer=False)
+    plan, _ = native_loading.plan(runtime, made, trust_remote_code=False)
+    assert plan is not None
+    looked: list[str] = []
+    device: Any = Device()
+    found, notes = native_loading.load(
+        plan, runtime, made, device, lambda name, tensor: looked.append(tensor.device.type), None
+    )
+    assert given == [device]
+    assert {(tensor.device.type, tensor.dtype) for _, tensor in found.named_tensors()} == {("meta", read)}
+    assert {product.form for product in found.products()} == {"plain"}
+    assert found.device.type == "meta"
+    assert set(looked) == {"cpu"}  # each is looked at before it moves
+    told = ["float32 weights are read as bfloat16 on this GPU; --dtype float32 keeps them"]
+    assert notes == (told if dtype == "auto" else [])
 
 
 def test_damaged_weights_are_named_as_they_are_in_the_file(tmp_path: Path) -> None:

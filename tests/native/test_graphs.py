@@ -1,0 +1,247 @@
+"""Steps whose tensors keep one shape: the same logits as the ordinary step, the same tokens in the loop.
+
+They run here without capturing, as on any CPU; the tests marked `gpu` capture them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from genctl import events
+from genctl.decode import cache as caches
+from genctl.decode.layers import STEP, GrowingLayer, QuantizedLayer, SlidingLayer, SlottedLayer
+from genctl.decode.loop import decode
+from genctl.decode.types import Lane
+from genctl.errors import UsageError
+from genctl.models import hub
+from genctl.native.graphs import fits
+from genctl.native.model import NativeModel
+from genctl.native.runtime import NativeRuntime
+from genctl.params import Runtime
+from genctl.strategies.assisted import Assisted
+from genctl.strategies.beam import Beam
+from genctl.strategies.contrastive import Contrastive
+from genctl.strategies.drafting import PromptLookup
+from genctl.strategies.sample import Sample
+from tests import runtimes
+from tests.native.test_generate import PROMPTS, generated
+from tests.native.variations import model
+from tests.tiny import EOS, checkpoint
+
+CLOSE = 1e-5  # of the largest number
+NEW = 12
+ROWS: dict[str, Sequence[tuple[int, ...]]] = {
+    "one row": [PROMPTS[0]],
+    "three rows": [PROMPTS[0]] * 3,
+    "left-padded": PROMPTS,
+}
+FULL = ("llama", "gpt2", "gpt_neox")  # grouped heads; learned positions; one matrix of q, k and v for each head
+
+
+def graphed(name: str) -> NativeRuntime:
+    """The native runtime of a tiny model, with steps of one shape."""
+    return NativeRuntime(runtimes.native(model(name)).model, graphs=True)
+
+
+def read(runtime: NativeRuntime, prompts: Sequence[tuple[int, ...]]) -> tuple[Any, Tensor, Tensor]:
+    """Prompts padded on the left: their cache, mask int64 [N, T] and the last logits [N, V]."""
+    longest = max(map(len, prompts))
+    tokens = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    cache = runtime.new_cache()
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    output = runtime(tokens, cache, mask=mask, positions=positions, first=True, keep=1)
+    return runtime.kept(cache), mask, output.logits[:, -1]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", FULL)
+def test_a_step_gives_the_logits_of_the_ordinary_one(name: str, rows: str) -> None:
+    plain, fixed = runtimes.native(model(name)), graphed(name)
+    caches_of = {}
+    for runtime in (plain, fixed):
+        caches_of[runtime], mask, logits = read(runtime, ROWS[rows])
+    padded = not bool(mask.all())
+    widths = set()
+    for step in range(STEP + 3):  # past the end of the first buffers
+        feed = logits.argmax(-1, keepdim=True) if step % 2 else (logits.argmax(-1, keepdim=True) + 7) % 300
+        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        given: dict[str, Any] = {"positions": mask.sum(-1, keepdim=True) - 1}
+        if padded:
+            given["mask"] = mask
+        wanted, found = (runtime(feed, caches_of[runtime], **given).logits for runtime in (plain, fixed))
+        assert found.dtype == torch.float32
+        assert found.shape == wanted.shape
+        assert (found - wanted).abs().max() <= CLOSE * wanted.abs().max()
+        logits = wanted[:, -1]
+        widths.add(caches_of[fixed].layers[0].buffers[0].shape[2])
+    assert fixed.graphs is not None
+    assert fixed.graphs.steps == STEP + 3
+    assert widths == {STEP, 2 * STEP}
+    for left, right in zip(caches_of[plain].layers, caches_of[fixed].layers, strict=True):
+        assert type(right) is SlottedLayer
+        for old, new in zip(left.content(), right.content(), strict=True):
+            torch.testing.assert_close(old, new, rtol=CLOSE, atol=CLOSE)
+
+
+def test_columns_that_were_taken_back_do_not_count() -> None:
+    """A draft leaves its columns in the buffers, behind those that count: a step that saw them would differ."""
+    plain, fixed = runtimes.native(model("llama")), graphed("llama")
+    found = []
+    for runtime in (plain, fixed):
+        cache, _, _ = read(runtime, [PROMPTS[1]])
+        for token in (5, 6, 7):
+            runtime(torch.tensor([[token]]), cache)
+        caches.crop(cache, 2)
+        found.append(runtime(torch.tensor([[9]]), cache).logits)
+    torch.testing.assert_close(found[0], found[1], rtol=CLOSE, atol=CLOSE)
+    assert fixed.graphs is not None
+    assert fixed.graphs.steps == 4
+
+
+def test_what_a_graph_would_read_is_made_anew_when_buffers_change_and_only_then() -> None:
+    runtime = graphed("llama")
+    graphs = runtime.graphs
+    assert graphs is not None
+    cache, _, _ = read(runtime, [PROMPTS[0]])
+    seen = []
+    for _ in range(STEP):  # 6 tokens: the buffers grow on the way
+        runtime(torch.tensor([[9]]), cache)
+        seen.append(id(graphs._fixed[1]))
+    assert seen[0] == seen[STEP - len(PROMPTS[0]) - 1] != seen[-1]
+    assert len(set(seen)) == 2
+    rows = caches.select(cache, torch.tensor([0, 0, 0]))
+    runtime(torch.tensor([[9]] * 3), rows)
+    assert set(graphs._fixed) == {1, 3}
+    other = caches.select(cache, torch.tensor([0]))  # as many rows, other buffers
+    runtime(torch.tensor([[9]]), other)
+    assert id(graphs._fixed[1]) != seen[-1]
+
+
+def lanes(**fields: Any) -> list[Lane]:
+    return [Lane(str(n), prompt, Sample(), NEW, eos=(EOS,), **fields) for n, prompt in enumerate(PROMPTS)]
+
+
+def written(runtime: NativeRuntime, these: list[Lane], width: int = 1) -> dict[str, list[list[int]]]:
+    told = list(decode(runtime, these, width=width))
+    assert not [event for event in told if isinstance(event, events.Failed)]
+    return {e.lane: [list(h.tokens) for h in e.hypotheses] for e in told if isinstance(e, events.Finished)}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_the_loop_writes_what_generate_writes(name: str) -> None:
+    wanted = {str(n): generated(name, prompt) for n, prompt in enumerate(PROMPTS)}
+    for width in (1, 3):
+        runtime = graphed(name)
+        assert written(runtime, lanes(), width) == wanted
+        assert runtime.graphs is not None
+        # the rest read prompts: with three together in one pass or alone
+        assert runtime.graphs.steps >= runtime.forwards - len(PROMPTS) > 5
+    beams = [Lane("0", PROMPTS[1], Beam(3), NEW, eos=(EOS,), returned=3)]
+    runtime = graphed(name)
+    assert written(runtime, beams)["0"] == generated(name, PROMPTS[1], num_beams=3, num_return_sequences=3)
+    assert runtime.graphs is not None
+    assert runtime.graphs.steps == runtime.forwards - 1
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Sample(True, 3), Contrastive(3, 0.5), Assisted(PromptLookup(3))],
+    ids=["sampling", "hidden states", "drafts"],
+)
+def test_other_strategies_write_what_they_write_otherwise(strategy: Any) -> None:
+    lane = Lane("0", PROMPTS[1], strategy, NEW, eos=(EOS,), seed=5)
+    assert written(graphed("llama"), [lane]) == written(runtimes.native(model("llama")), [lane])
+
+
+def test_other_forms_of_cache_are_what_was_asked_for() -> None:
+    wanted = {str(n): generated("llama", prompt) for n, prompt in enumerate(PROMPTS)}
+    for form, steps in (("static", True), ("offloaded", True)):
+        runtime = graphed("llama")
+        assert written(runtime, lanes(cache=form), 3) == wanted
+        assert runtime.graphs is not None
+        assert bool(runtime.graphs.steps) is steps
+    runtime = graphed("llama")
+    assert written(runtime, lanes(use_cache=False), 2) == wanted
+    cache, _, _ = read(runtime, [PROMPTS[0]])
+    assert {type(layer) for layer in caches.kept_as(cache, "quantized").layers} == {QuantizedLayer}
+
+
+def test_what_looks_elsewhere_than_at_slots_is_computed_as_ever() -> None:
+    """Windows, ALiBi, soft caps, and angles that are made of numbers on the host."""
+    for name, kind in (
+        ("mistral", SlidingLayer),
+        ("gemma2", SlidingLayer),
+        ("bloom", GrowingLayer),
+        ("llama, dynamic rope", GrowingLayer),
+        ("llama, longrope", GrowingLayer),
+    ):
+        runtime = graphed(name)
+        assert not fits(runtime.model.spec)
+        assert runtime.graphs is None
+        cache, _, _ = read(runtime, [PROMPTS[0]])
+        assert type(cache.layers[0]) is kind
+    assert runtimes.native(model("llama")).graphs is None  # a CPU gains nothing
+
+
+def test_an_offloaded_cache_on_a_gpu_is_refused() -> None:
+    cache, _, _ = read(runtimes.native(model("llama")), [PROMPTS[0]])
+    for layer in cache.layers:
+        layer.device = torch.device("cuda")
+    with pytest.raises(UsageError, match="offloaded runs on transformers' classes"):
+        caches.kept_as(cache, "offloaded")
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def on_gpu(folder: Path, **options: Any) -> NativeModel:
+    loaded = hub.load(Runtime(model=str(folder), device="cuda", runtime="native", **options))
+    assert isinstance(loaded.model, NativeModel)
+    return loaded.model
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("name", FULL)
+def test_captured_steps_give_the_logits_of_the_ordinary_ones(name: str, tmp_path: Path) -> None:
+    found = on_gpu(checkpoint(name, tmp_path), dtype="float32")
+    graphs, plain = NativeRuntime(found), NativeRuntime(found, graphs=False)
+    made = [runtime.prefill(PROMPTS[0], None) for runtime in (graphs, plain)]
+    for step in range(STEP + 3):
+        feed = torch.tensor([[3 + step]], device=found.device)
+        one, other = (runtime(feed, prefix.cache).logits for runtime, prefix in zip((graphs, plain), made, strict=True))
+        assert (one - other).abs().max() <= 1e-4 * other.abs().max()
+    assert graphs.graphs is not None
+    assert graphs.graphs.captures == 2  # the buffers grew once
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_captured_steps_write_the_tokens_of_ordinary_ones(tmp_path: Path) -> None:
+    found = on_gpu(checkpoint("llama", tmp_path), dtype="float32")
+    for these, width in (
+        (lanes(), 1),
+        (lanes(), 3),
+        ([Lane("0", PROMPTS[1], Beam(3), NEW, eos=(EOS,), returned=3)], 1),
+        ([Lane("0", PROMPTS[1], Assisted(PromptLookup(3)), NEW, eos=(EOS,))], 1),
+    ):
+        graphs = NativeRuntime(found)
+        assert written(graphs, these, width) == written(NativeRuntime(found, graphs=False), these, width)
+        assert graphs.graphs is not None
+        assert graphs.graphs.captures or isinstance(these[0].strategy, Assisted)  # it reads several tokens at once
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_gpu_holds_the_weights_in_half_of_the_bits(tmp_path: Path) -> None:
+    folder = checkpoint("gpt2", tmp_path)
+    found = on_gpu(folder)
+    assert {(tensor.device.type, tensor.dtype) for _, tensor in found.named_tensors()} == {("cuda", torch.bfloat16)}
+    assert {product.form for product in found.products()} == {"plain"}
