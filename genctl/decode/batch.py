@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from genctl import events
 from genctl.decode import cache as caches
-from genctl.decode import host, shared
+from genctl.decode import shared
 from genctl.decode.cache import Cache
-from genctl.decode.host import Desk, sent
-from genctl.decode.lane import Run
+from genctl.decode.lane import LaneState, Said
 from genctl.decode.runtime import ModelRuntime, Output
+from genctl.decode.shortage import shortages
 from genctl.decode.sources import Sources, join_sources
+from genctl.decode.transfer import to_device
 from genctl.decode.watch import Watcher
+from genctl.errors import GenctlError
 
 ROOM = 512  # columns a cache is given at once beyond what it holds, at most
 
@@ -23,302 +25,225 @@ ROOM = 512  # columns a cache is given at once beyond what it holds, at most
 class Batch:
     """The rows of several lanes. Between steps rows are reordered, lanes leave and others join."""
 
-    def __init__(self, forward: ModelRuntime, watcher: Watcher | None = None) -> None:
-        self.forward = forward
+    def __init__(self, model: ModelRuntime, watcher: Watcher | None = None) -> None:
+        self.model = model
         self.watcher = watcher
-        self.torn: list[Run] = []  # whose searches have been asked for a choice that is not written yet
-        self.reordered: list[int] = []  # where the rows were before the pass, if any was moved or copied
-        self.runs: list[Run] = []
-        self.joining: list[Run] = []
+        self.states: list[LaneState] = []
+        self.clear()
+
+    def clear(self) -> list[LaneState]:
+        """Forget everything. Returns the lanes that have not ended, which go on elsewhere."""
+        left = [state for state in self.states if state.alive]
+        self.states = []
         self.cache: Cache | None = None
-        self.held: list[tuple[Run, int]] = []  # whose rows the cache has, in order, and how many
+        self.held: list[tuple[LaneState, int]] = []  # whose rows were in the last pass, in order, and how many
         self.columns = 0  # of the cache
-        self.pads: dict[int, int] = {}  # id of a run -> columns of padding before its tokens
+        self.pads: dict[LaneState, int] = {}  # columns of padding before a lane's tokens
         self._padding: tuple[list[int], Tensor] | None = None  # the last pads, and those on the device
         self.sources: Sources | None = None
-        self.layout: list[tuple[int, int]] = []  # for which runs and counts `sources` was made
+        self.layout: list[tuple[LaneState, int]] = []  # for which lanes and counts `sources` was made
+        self.reordered: list[int] = []  # where the rows were before the pass, if any was moved or copied
+        return left
 
-    def __len__(self) -> int:
-        return len(self.runs) + len(self.joining)
-
-    def welcomes(self, run: Run) -> bool:
+    def welcomes(self, state: LaneState) -> bool:
         """Whether a lane may share this batch's passes without a change in what it receives."""
-        if not len(self):
+        if not self.states:
             return True
-        other = (self.runs or self.joining)[0]
-        if (run.lane.use_cache, run.lane.cache) != (other.lane.use_cache, other.lane.cache):
+        other = self.states[0]
+        if (state.lane.use_cache, state.lane.cache) != (other.lane.use_cache, other.lane.cache):
             return False
-        if drafts(run) or drafts(other) or not self.forward.together:
+        if state.lane.strategy.drafts or other.lane.strategy.drafts or not self.model.together:
             return False
-        cache = run.prefix.cache
+        cache = state.prefix.cache
         if cache is not None and not caches.mergeable(cache):
             return False
-        members = (*self.runs, *self.joining)
-        if any(_source_length(run) != _source_length(member) for member in members) and not self.forward.pads_sources:
+        if any(_source_length(state) != _source_length(one) for one in self.states) and not self.model.pads_sources:
             return False
-        if all(run.reach == member.reach for member in members):
+        if all(state.reach == one.reach for one in self.states):
             return True
         # where frequencies depend on the length, only texts that stay below it may be of different lengths
-        return self.forward.pads and all(_end(member) <= self.forward.bound for member in (run, *members))
+        return self.model.pads and all(_end(one) <= self.model.bound for one in (state, *self.states))
 
-    def join(self, run: Run) -> None:
-        """Take a lane in, from the next step on."""
-        self.joining.append(run)
+    def join(self, state: LaneState) -> None:
+        """Take a lane in: what its prefill said is what it chooses from first."""
+        self.states.append(state)
 
-    def live(self) -> list[Run]:
-        """The lanes that have not ended."""
-        return [run for run in (*self.runs, *self.joining) if run.live]
+    @property
+    def started(self) -> bool:
+        """Whether some of its lanes have been fed."""
+        return any(state.alive for state, _ in self.held)
 
-    def clear(self) -> None:
-        """Forget everything: the lanes go on elsewhere."""
-        self.runs, self.joining, self.held, self.layout = [], [], [], []
-        self.cache = self.sources = None
-        self.torn = []
-
-    def step(self, interrupted: str) -> Iterator[events.Event]:
-        """Bring the cache into the order that the last choices ask for, feed, and let every lane advance."""
-        self._arrange()
-        output = self._feed()
-        if self.watcher is not None:
-            lanes = [run.lane.name for run in self.runs for _ in range(run.rows)]
-            yield self.watcher.read(lanes, max(run.step for run in self.runs), self.reordered)
-        said = list(self._said(output))
-        # on a GPU all lanes choose before the host waits, once; on a CPU a lane's scores are still near when it is told
-        for group in [[one] for one in said] if host.near(output.logits) else [said]:
-            yield from self._advance(group, interrupted)
-        self.runs = [run for run in self.runs if run.live]
-
-    def _said(self, output: Output) -> Iterator[tuple[Run, Output, Tensor]]:
-        """What the model said to each lane, and the normalizer of that."""
-        normalizer = output.logits.logsumexp(-1)
-        at = 0
-        for run in self.runs:
-            count = run.rows
-            part = slice(at, at + count)
-            at += count
-            mine = output if count == output.logits.shape[0] else _slice(output, part)
-            said = normalizer[part]
-            if self.cache is None:  # everything was read again: only what follows the newest token is news
-                mine, said = _last(mine, 1 + run.drafted), said[:, -1 - run.drafted :]
-            yield run, mine, said
-
-    def _advance(self, group: Sequence[tuple[Run, Output, Tensor]], interrupted: str) -> Iterator[events.Event]:
-        """Let lanes choose, wait for the device, and say what they wrote.
-
-        Where one fails for want of memory, those before it are written first; it and those after it are not.
-        """
-        desk, failed = Desk(), None
-        chosen: list[Run] = []
-        for run, mine, said in group:
-            run.passes += 1
-            self.torn.append(run)
-            try:
-                run.choose(mine, said, desk)
-            except (MemoryError, RuntimeError) as error:
-                failed = error
-                break
-            chosen.append(run)
-        desk.fetch()
-        for run in chosen:
-            run.settle(interrupted)
-        desk.fetch()
-        for run in chosen:
-            yield from run.tell()
-            self.torn.remove(run)
-        if failed is not None:
-            raise failed
+    def fail(self, error: GenctlError) -> Iterator[events.Event]:
+        """End every lane."""
+        for state in self.clear():
+            yield state.fail(error)
 
     # -- the cache -----------------------------------------------------------------------------------------------------
 
-    def _arrange(self) -> None:
-        if not self.runs and not self.joining:
+    def arrange(self) -> None:
+        """Bring the cache into the order that the last choices ask for. Raises OutOfMemory."""
+        self.states = [state for state in self.states if state.alive]
+        if not self.states:
             return
-        cached = (self.runs or self.joining)[0].prefix.cache is not None
-        if cached:
-            self._arrange_cache()
-        self.runs += self.joining
-        self.joining = []
-        if not cached:
-            longest = max(run.reach for run in self.runs)
-            self.pads = {id(run): longest - run.reach for run in self.runs}
-        if self.forward.is_encoder_decoder:
-            self._arrange_sources()
+        with shortages():
+            if self.states[0].prefix.cache is not None:
+                self._arrange_cache()
+            else:
+                longest = max(state.reach for state in self.states)
+                self.pads = {state: longest - state.reach for state in self.states}
+            self.held = [(state, state.rows) for state in self.states]
+            if self.model.is_encoder_decoder:
+                self._arrange_sources()
 
     def _arrange_cache(self) -> None:
         rows: list[int] = []
         at = 0
-        for run, count in self.held:
-            if run.live:
-                rows += [at + parent for parent in run.parents for _ in range(run.branches)]
+        for state, count in self.held:
+            if state.alive:
+                rows += [at + parent for parent in state.reordered]
             at += count
-        everyone = (*self.runs, *self.joining)
-        room = max(run.lane.max_new_tokens - run.pending.rows.written for run in everyone)
-        if not caches.fixed(everyone[0].prefix.cache):
+        before = [state for state, _ in self.held if state.alive]
+        joining = self.states[len(before) :]
+        room = max(state.lane.max_new_tokens - state.live.rows.written for state in self.states)
+        if not caches.fixed(self.states[0].prefix.cache):
             room = min(ROOM, room)
         parts, spare = [], 0
-        if rows:
+        if before:
             assert self.cache is not None
-            spare = min(self.pads[id(run)] for run in self.runs)
+            spare = min(self.pads[state] for state in before)
             self.reordered = [] if rows == list(range(at)) else rows
             if spare or self.reordered:
-                index = sent(rows, self.forward.device)
-                if spare or self.joining or [(run, run.rows) for run in self.runs] != self.held:
-                    self.cache = caches.select(self.cache, index, room=0 if self.joining else room, drop=spare)
+                index = to_device(rows, self.model.device)
+                if spare or joining or [(state, state.rows) for state in before] != self.held:
+                    self.cache = caches.select(self.cache, index, room=0 if joining else room, drop=spare)
                 else:  # rows move within their lanes, whose prompts are the same for all their rows
-                    since = min(self.pads[id(run)] + run.prefix.tokens.shape[1] for run in self.runs)
+                    since = min(self.pads[state] + state.prefix.tokens.shape[1] for state in before)
                     self.cache = caches.reorder(self.cache, index, since)
-            rejected = self._rejected()
+            # a lane that drafts is alone in its batch, and so are those with branches of one length
+            rejected = before[0].fed_draft - before[0].accepted if before[0].fed_draft else 0
             caches.crop(self.cache, rejected)
             self.columns -= spare + rejected
+            self.pads = {state: self.pads[state] - spare for state in before}
             parts.append(self.cache)
-        if self.joining:
-            together = self._together()
+        if joining:
+            together = self._together(before)
             if parts and not together:
                 parts = [shared.unshared(parts[0])]
-            lengths = {id(run): run.read for run in self.joining}
-            parts += [self._fork(run, room, together) for run in self.joining]
+            lengths = {state: state.read for state in joining}
+            parts += [self._fork(state, room, together) for state in joining]
             self.cache = caches.merge(parts, room=room)
-            lengths |= {id(run): self.columns - (self.pads[id(run)] - spare) for run in self.runs}
+            lengths |= {state: self.columns - self.pads[state] for state in before}
             self.columns = max(lengths.values())
-            self.pads = {key: self.columns - length for key, length in lengths.items()}
-        elif spare:
-            self.pads = {id(run): self.pads[id(run)] - spare for run in self.runs}
-        self.held = [(run, run.rows) for run in everyone]
+            self.pads = {state: self.columns - length for state, length in lengths.items()}
 
-    def _together(self) -> bool:
+    def _together(self, before: list[LaneState]) -> bool:
         """Whether all rows continue one prompt, whose keys and values they may then share."""
-        everyone = (*self.runs, *self.joining)
-        prefix = everyone[0].prefix
+        prefix, states = self.states[0].prefix, self.states
         return (
-            sum(run.rows for run in everyone) > 1
-            and (self.cache is None or not self.runs or shared.is_shared(self.cache))
-            and all(run.prefix is prefix and run.own is None and not drafts(run) for run in everyone)
+            sum(state.rows for state in states) > 1
+            and (not before or shared.is_shared(self.cache))
+            and all(one.prefix is prefix and one.own is None and not one.lane.strategy.drafts for one in states)
             and shared.shareable(prefix.cache)
-            and self.forward.shares(prefix)
+            and self.model.shares(prefix)
         )
 
-    def _fork(self, run: Run, room: int, together: bool) -> Cache:
+    def _fork(self, state: LaneState, room: int, together: bool) -> Cache:
         """The cache of a lane that joins: its prompt's, for as many rows as it has."""
-        device = self.forward.device
-        if run.own is not None:  # its rows were read again: they differ, and there are as many as it needs
-            part, run.own = run.own, None
-            return caches.select(part, torch.arange(run.rows, device=device), room=room)
-        part = caches.self_part(run.prefix.cache)
+        device = self.model.device
+        if state.own is not None:  # its rows were read again: they differ, and there are as many as it needs
+            part, state.own = state.own, None
+            return caches.select(part, torch.arange(state.rows, device=device), room=room)
+        part = caches.self_part(state.prefix.cache)
         if together:
-            return shared.share(part, run.rows, room)
-        rows = torch.zeros(run.rows, dtype=torch.long, device=device)
-        alone = run.rows == 1 and not self.runs and len(self.joining) == 1  # else what is needed is made by the merge
+            return shared.share(part, state.rows, room)
+        rows = torch.zeros(state.rows, dtype=torch.long, device=device)
+        alone = state.rows == 1 and len(self.states) == 1  # else what is needed is made by the merge
         part = (caches.continued if alone else caches.select)(part, rows, room=room)
-        return caches.rewindable(part) if drafts(run) else part
-
-    def _rejected(self) -> int:
-        """Draft columns to take back. A lane that drafts is alone in its batch."""
-        run = self.runs[0]
-        choice = run.choice
-        return 0 if choice is None or run.fed_draft == 0 else run.fed_draft - choice.kept
+        return caches.rewindable(part) if state.lane.strategy.drafts else part
 
     def _arrange_sources(self) -> None:
-        layout = [(id(run), run.rows) for run in self.runs]
-        if layout == self.layout:
+        if self.held == self.layout:
             return
-        self.layout = layout
-        cross = [None if run.prefix.cache is None else run.prefix.cache.cross_attention_cache for run in self.runs]
-        sources = [run.prefix.source for run in self.runs if run.prefix.source is not None]
-        counts = [run.rows for run in self.runs]
-        group = len(counts) > 1 and counts[0] > 1 and cross[0] is not None and self.forward.groups(self.runs[0].prefix)
+        self.layout = self.held
+        prefixes = [state.prefix for state in self.states]
+        cross = [None if prefix.cache is None else prefix.cache.cross_attention_cache for prefix in prefixes]
+        sources = [prefix.source for prefix in prefixes if prefix.source is not None]
+        counts = [state.rows for state in self.states]
+        group = len(counts) > 1 and counts[0] > 1 and cross[0] is not None and self.model.groups(prefixes[0])
         self.sources = join_sources(sources, cross, counts, group=group)
 
     # -- the pass ------------------------------------------------------------------------------------------------------
 
-    def _feed(self) -> Output:
-        forward, device = self.forward, self.forward.device
+    def feed(self) -> Iterator[events.Event]:
+        """One forward pass for all lanes; CacheRead, if somebody watches. Raises OutOfMemory and ModelError."""
+        if not self.states:
+            return
+        with shortages():
+            output = self._pass()
+            said = Said.of(output.logits, output.layers)
+        if self.watcher is not None:
+            lanes = [state.lane.name for state in self.states for _ in range(state.rows)]
+            yield self.watcher.read(lanes, max(state.step for state in self.states), self.reordered)
+        at = 0
+        for state in self.states:
+            rows = slice(at, at := at + state.rows)
+            if self.cache is not None:
+                state.hear(said, rows)
+            else:  # everything was read again: only what follows the newest token is news
+                state.hear(said.cut(rows, 1 + state.drafted), slice(0, state.rows))
+
+    def _pass(self) -> Output:
+        model, device = self.model, self.model.device
         if self.cache is None:
             feed = self._everything()
-            keep = 1 + max(run.drafted for run in self.runs)
+            keep = 1 + max(state.drafted for state in self.states)
             start = 0
         else:
-            parts = [run.unfed() for run in self.runs]
+            parts = [state.unfed() for state in self.states]
             feed = parts[0] if len(parts) == 1 else torch.cat(parts)
             keep, start = feed.shape[1], self.columns
-        mask = positions = None
-        longest = max(self.pads.values(), default=0)
         if feed.shape[1] == 1:
             columns = torch.full((1, 1), start, device=device)
         else:
             columns = torch.arange(start, start + feed.shape[1], device=device)[None]
-        if longest:
-            pads = self._before(device)
+        mask, positions = None, columns
+        if any(self.pads.values()):
+            pads = self._before(device)[:, None]
             whole = torch.arange(start + feed.shape[1], device=device)[None]
-            mask = (whole >= pads[:, None]).long()
-            positions = (columns - pads[:, None]).clamp(min=0)
-        else:
-            positions = columns
-        hidden = any(run.lane.strategy.needs_hidden for run in self.runs)
-        output = forward(
+            mask, positions = (whole >= pads).long(), (columns - pads).clamp(min=0)
+        output = model(
             feed,
             self.cache,
             mask=mask,
             positions=positions,
             sources=self.sources,
             keep=keep,
-            hidden=hidden,
+            hidden=any(state.lane.strategy.needs_hidden for state in self.states),
             first=self.cache is None,
-            history=self._everything() if self.cache is not None and forward.wants_history(start) else None,
+            history=self._everything() if self.cache is not None and model.wants_history(start) else None,
         )
         if self.cache is not None:
             self.columns += feed.shape[1]
-        for run in self.runs:
-            run.fed_draft = run.drafted
         return output
 
     def _before(self, device: torch.device) -> Tensor:
         """Columns of padding before the tokens of each row, int64 [N]; the same tensor while they stay the same."""
-        pads = [self.pads[id(run)] for run in self.runs for _ in range(run.rows)]
+        pads = [self.pads[state] for state in self.states for _ in range(state.rows)]
         if self._padding is None or self._padding[0] != pads:
-            self._padding = pads, sent(pads, device)
+            self._padding = pads, to_device(pads, device)
         return self._padding[1]
 
     def _everything(self) -> Tensor:
         """All tokens of all rows, int64 [N, T+D], padded on the left: what a model without a cache is fed."""
-        parts = []
-        for run in self.runs:
-            tokens = run.pending.rows.tokens
-            if run.draft is not None:
-                tokens = torch.cat([tokens.repeat_interleave(run.branches, 0), run.draft.flatten(0, 1)], 1)
-            pad = self.pads[id(run)]
-            parts.append(torch.nn.functional.pad(tokens, (pad, 0)) if pad else tokens)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        padded = [torch.nn.functional.pad(state.whole(), (self.pads[state], 0)) for state in self.states]
+        return padded[0] if len(padded) == 1 else torch.cat(padded)
 
 
-def drafts(run: Run) -> bool:
-    """Whether a lane takes back tokens that it tried: its cache is cropped by its own measure, so it goes alone."""
-    return bool(getattr(run.lane.strategy, "drafts", False))
+def _end(state: LaneState) -> int:
+    """The longest that a lane's rows can become, a draft included."""
+    return state.length - state.live.rows.written + state.lane.max_new_tokens + max(state.drafted, 1)
 
 
-def _end(run: Run) -> int:
-    """The longest that a lane's rows can become."""
-    return run.length - run.pending.rows.written + run.lane.max_new_tokens + run.drafted
-
-
-def _source_length(run: Run) -> int:
-    source = run.prefix.source
+def _source_length(state: LaneState) -> int:
+    source = state.prefix.source
     return 0 if source is None else int(source.ids.shape[1])
-
-
-def _slice(output: Output, part: slice) -> Output:
-    return Output(
-        output.logits[part],
-        output.cache,
-        None if output.hidden is None else output.hidden[part],
-        None if output.layers is None else tuple(layer[part] for layer in output.layers),
-    )
-
-
-def _last(output: Output, count: int) -> Output:
-    """What was said of the newest `count` tokens."""
-    return Output(
-        output.logits[:, -count:],
-        output.cache,
-        None if output.hidden is None else output.hidden[:, -count:],
-        None if output.layers is None else tuple(layer[:, -count:] for layer in output.layers),
-    )

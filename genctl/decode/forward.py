@@ -19,7 +19,7 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
 from genctl.decode import cache as caches
-from genctl.decode import host, own_states
+from genctl.decode import own_states, transfer
 from genctl.decode.abilities import CACHE_DIFFERS, DECODERS, DENSE, ENCODER_DECODERS, FINDINGS, RELATIVE_DECODERS, Probe
 from genctl.decode.layers import GrowingLayer, StaticLayer
 from genctl.decode.length_rope import READ_AGAIN, LengthRope
@@ -349,7 +349,7 @@ class Forward(Reader):
         transformers would look whether anything is hidden, and the host would wait for that in every step.
         """
         usual = self._sdpa and self.config.model_type in DENSE
-        if feed.shape[1] > 1 or host.near(mask) or not usual or not isinstance(cache, Cache):
+        if feed.shape[1] > 1 or transfer.on_host(mask) or not usual or not isinstance(cache, Cache):
             return mask
         full = all(type(layer) in (GrowingLayer, StaticLayer) for layer in caches.self_part(cache).layers)
         return mask[:, None, None].bool() if full else mask

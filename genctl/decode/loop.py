@@ -1,23 +1,28 @@
 """The only loop there is: score -> choose -> commit -> feed.
 
-It holds several lanes (one prompt with one strategy each) and runs one forward pass per step for all: their rows
-are concatenated, shorter ones padded on the left and masked. A finished lane's rows leave at once and a waiting lane
-takes their place. The loop never asks which strategy it drives, and what a row receives does not depend on its
-neighbours: its cache is its own, its generator is its own, its padding is masked.
-
-The loop knows token ids only. Nothing in it grows with the length of a text, except where rows are reordered.
+It holds several lanes (one prompt with one strategy each) and runs one forward pass per step for all: their rows are
+concatenated, shorter ones padded on the left and masked. A finished lane's rows leave at once and a waiting lane takes
+their place. The loop never asks which strategy it drives, and what a row receives does not depend on its neighbours:
+its cache is its own, its generator is its own, its padding is masked. It knows token ids only.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 
 from genctl import events
-from genctl.decode.admission import Admission, Prompt, Shelf
+from genctl.decode.batch import Batch
+from genctl.decode.choose import choose
+from genctl.decode.prefix_cache import PrefixCache, Prompt
 from genctl.decode.runtime import ModelRuntime
+from genctl.decode.scheduler import Scheduler
+from genctl.decode.shortage import OutOfMemory
+from genctl.decode.transfer import fetch
 from genctl.decode.types import Lane, Prefix
 from genctl.decode.watch import Watcher
+from genctl.errors import GenctlError
 
 
 def decode(
@@ -33,27 +38,35 @@ def decode(
     on_shortage: Callable[[int], None] = lambda width: None,
     ahead: int = 0,
 ) -> Iterator[events.Event]:
-    """Run lanes, at most `width` at once, and tell what happens: Prefilled, Stepped …, Finished or Failed for each.
+    """Run lanes, at most `width` at once: Prefilled, Stepped …, Finished or Failed for each.
 
     `lanes` is read lazily, as places become free; of the next `ahead` of them, the one with the most work begins
     first. Lanes with the same prompt share one prefill while any of them is at work; `prefixes` may bring prefills made
     before. `interrupted` is asked once per step: a non-empty answer ends every live row with that reason, and no
-    further lane begins. With `watch` the cache is told of after every pass (CacheRead). `saved` is a prompt read
-    before, with its whole cache: what a lane's prompt has in common with it is not read again. Where memory runs out,
-    fewer lanes go on at once (`on_shortage` is told how many) and the others follow; a lane fails only if it does not
-    fit alone.
+    further lane begins. With `watch` there is a CacheRead after every pass. `saved` is a prompt read before, with its
+    whole cache: what a lane's prompt has in common with it is not read again. Where memory runs out, fewer lanes go on
+    at once (`on_shortage` is given the number) and the others follow; a lane fails only if it does not fit alone.
     """
     watcher = Watcher(forward) if watch else None
-    shelf = Shelf(forward, prefixes or {}, saved)
-    lanes_at_work = Admission(forward, lanes, width, shelf, clock, watcher, on_shortage, ahead)
-    try:
-        while True:
-            reason = interrupted()
-            yield from lanes_at_work.admit(reason)
-            if lanes_at_work.done(reason):
-                return
-            yield from lanes_at_work.step(reason)
-    finally:
-        lanes_at_work.close()
-        if watcher is not None:
-            watcher.close()
+    prefills = PrefixCache(forward, prefixes or {}, saved)
+    with closing(Scheduler(forward, lanes, width, prefills, clock, watcher, on_shortage, ahead)) as scheduler:
+        while scheduler.waiting(reason := interrupted()):
+            yield from scheduler.admit(reason)  # Prefilled, or Failed
+            for batch in scheduler.batches:
+                try:
+                    yield from step(batch, reason)
+                except OutOfMemory as shortage:
+                    yield from scheduler.preempt(batch, shortage)
+                except GenctlError as error:  # the model's own code failed
+                    yield from batch.fail(error)
+            scheduler.forget()
+
+
+def step(batch: Batch, interrupted: str) -> Iterator[events.Event]:
+    """One token for every row of a batch, or several where a draft is accepted."""
+    chosen = choose(batch.states)  # processors, then searches
+    facts = fetch([each.questions for each in chosen])  # the one wait for the device
+    for each, answers in zip(chosen, facts, strict=True):
+        yield from each.commit(answers, interrupted)  # Stepped; Finished when nothing lives
+    batch.arrange()  # ended rows leave, rows move, rejected drafts are taken back
+    yield from batch.feed()  # one forward pass for all lanes; CacheRead, if somebody watches

@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from genctl.decode.host import Asked
     from genctl.decode.processors.rows import Row
 
 # What processors are given: logits, log-probabilities, or nothing yet: with "raw" the search calls `Context.process`.
 Space: TypeAlias = Literal["logits", "logprobs", "raw"]
 
-# Whether nothing better can come: (results kept so far, live rows after the choice) -> bool.
-Enough: TypeAlias = Callable[["Sequence[Closed]", "Rows"], bool]
+# Whether nothing better can come: (results kept so far, live rows, totals of the candidates) -> bool.
+IsDone: TypeAlias = Callable[["Sequence[FinishedRow]", "Rows", "Sequence[float]"], bool]
 
 
 @dataclass(frozen=True)
@@ -61,12 +60,6 @@ class Rows:
         return int(self.tokens.shape[1]) - self.prompt_len
 
 
-def _nothing() -> Asked:
-    from genctl.decode.host import Asked  # torch comes with it
-
-    return Asked()
-
-
 @dataclass
 class Scores:
     """What the model says after each row (j = 0) and after each draft prefix (j = 1..D)."""
@@ -74,50 +67,54 @@ class Scores:
     rows: Rows
     raw: Tensor  # f32 [N, D+1, V], the model's logits
     logits: Tensor  # f32 [N, D+1, V], after the processors, in the strategy's space
-    normalizer: Tensor  # f32 [N, D+1], logsumexp of `raw`
+    logprobs: Tensor  # f32 [N, D+1, V], the model's own log-probabilities, in nats
     survivors: list[int]  # R indices into the candidates of the last Choice
-    ended: Sequence[Closed] = ()
-    hidden: Tensor | None = None  # f32 [N, D+1, H]
-    layers: tuple[Tensor, ...] | None = None  # per layer [N, D+1, H]
+    ended: Sequence[FinishedRow] = ()
+    layers: tuple[Tensor, ...] | None = None  # hidden states of each layer, [N, D+1, H]
     left: Sequence[Row] | None = None  # N, the same as `logits` without what filters removed, where it is known
-    asked: Asked = field(default_factory=_nothing)  # by the loop, of this step: fetched with what a search asks
 
     @property
-    def logprobs(self) -> Tensor:
-        """f32 [N, D+1, V]: the model's own log-probabilities, in nats."""
-        return self.raw - self.normalizer[..., None]
+    def hidden(self) -> Tensor | None:
+        """f32 [N, D+1, H], what the output head reads."""
+        return None if self.layers is None else self.layers[-1]
+
+
+@dataclass
+class Pruning:
+    """Which candidates of a beam go on, and whose end is a result."""
+
+    width: int  # rows to keep alive, and results to keep, in each group
+    groups: Sequence[int] | None = None  # [C], the group of each candidate; None is one group
+    may_finish: Tensor | None = None  # bool [C], whether its end is a result; None: of the first `width` of a group
+    tiers: Sequence[int] | None = None  # [C], results of a higher tier come before those of a lower one
 
 
 @dataclass
 class Choice:
-    """What to write now, what to try next. Candidates best first; the loop closes the finished and cuts the rest."""
+    """What to write now, what to try next. Candidates best first; those with a total of -inf are impossible."""
 
     rows: Tensor  # int64 [C], which of the N scored rows each candidate continues
     tokens: Tensor | None  # int64 [C], the token to write; None when the draft already holds it
-    kept: int = 0  # draft tokens accepted, written before `tokens`
+    accepted: int = 0  # draft tokens to write before `tokens`
     draft: Tensor | None = None  # int64 [C, B, D], to score before the next choice
-    ranks: Tensor | None = None  # f32 [C], the totals the search ranks by; None means the model's log-probability
-    width: int | None = None  # rows to keep alive, and results to keep, in each group; None keeps every candidate
-    groups: Sequence[int] | None = None  # [C], which group each candidate belongs to; None is one group
-    ends: Sequence[bool] | None = None  # [C], whether its end is a result; None: of the first `width` of a group
-    standing: Sequence[int] | None = None  # [C], results of a higher standing come before those of a lower one
-    slots: Sequence[int] | None = None  # [C], which returned sequence each candidate is, where rows are independent
+    totals: Tensor | None = None  # f32 [C], what the search ranks by; None means the model's log-probability
+    pruning: Pruning | None = None  # None keeps every candidate and every result
     notes: Sequence[str] | None = None  # [C], what to show beside each candidate
-    enough: Enough | None = None  # asked once it is written: whether the search ends here, without a further pass
+    is_done: IsDone | None = None  # asked once it is written: whether the search ends here, without a further pass
 
 
 @dataclass(frozen=True)
-class Closed:
+class FinishedRow:
     """A hypothesis that ended."""
 
     tokens: tuple[int, ...]  # new tokens only
     logprob: float  # the model's own, nats
     total: float  # what the search summed
     reason: str
-    slot: int | None = None
+    sequence_index: int | None = None  # which returned sequence it is, where rows are independent
     stop: str = ""
     group: int = 0
-    standing: int = 0
+    tier: int = 0
     kind: str = ""
 
     def score(self, length_penalty: float) -> float:
@@ -148,22 +145,69 @@ class Strategy(Protocol):
     """One way to choose tokens: a frozen dataclass of knobs with one generator.
 
     Yield a Choice; the loop writes it, runs the model once and sends back the Scores. Return when nothing further is
-    worth trying. A class attribute `waits = False` says that the search reads no number of a tensor but by
-    `scores.asked`: what the loop has to check is then fetched together with that, instead of before.
+    worth trying.
     """
 
     @property
-    def kind(self) -> str: ...
-    @property
-    def length_penalty(self) -> float: ...
-    @property
-    def needs_hidden(self) -> bool: ...
-    @property
-    def space(self) -> Space: ...
-    @property
-    def rows(self) -> int: ...
+    def kind(self) -> str:
+        """What it is called in records."""
+        ...
 
-    def search(self, scores: Scores, context: Context) -> Search: ...
+    @property
+    def space(self) -> Space:
+        """What processors are applied to."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """The most rows of one lane, branches included."""
+        ...
+
+    @property
+    def length_penalty(self) -> float:
+        """The exponent of a result's score (`FinishedRow.score`)."""
+        ...
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether `Scores.layers` is read."""
+        ...
+
+    @property
+    def drafts(self) -> bool:
+        """Whether tokens on trial are taken back, so that the cache must be able to forget."""
+        ...
+
+    @property
+    def independent(self) -> bool:
+        """Whether each row goes its own way and is one returned sequence, the i-th candidate of the first choice."""
+        ...
+
+    @property
+    def reads_scores(self) -> bool:
+        """Whether its search reads numbers off tensors itself: what the loop checks is then fetched before."""
+        ...
+
+    def search(self, scores: Scores, context: Context) -> Search:
+        """The search, from what follows the prompt."""
+        ...
+
+
+class RowsOfLane(NamedTuple):
+    """Rows of one lane in a choice for several lanes."""
+
+    rng: torch.Generator
+    indices: Sequence[int]  # which of the lane's sequences its rows are
+    sequences: int  # and how many it has
+
+
+@runtime_checkable
+class Independent(Strategy, Protocol):
+    """A strategy without memory: lanes with equal knobs may choose together."""
+
+    def tokens(self, logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[Row] | None) -> Tensor:
+        """One token for each row: logits f32 [R, V] of all lanes, one after another -> int64 [R]."""
+        ...
 
 
 # A processor is a function of what was written and what was scored: (history [R, T], scores [R, V]) -> scores [R, V].

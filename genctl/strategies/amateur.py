@@ -38,6 +38,8 @@ class Amateur:
     needs_hidden: ClassVar[bool] = False
     space: ClassVar[Space] = "raw"
     drafts: ClassVar[bool] = False
+    independent: ClassVar[bool] = True
+    reads_scores: ClassVar[bool] = True
 
     @property
     def rows(self) -> int:

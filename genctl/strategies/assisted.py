@@ -40,6 +40,8 @@ class Assisted:
     needs_hidden: ClassVar[bool] = False
     space: ClassVar[Space] = "logits"
     drafts: ClassVar[bool] = True
+    independent: ClassVar[bool] = True
+    reads_scores: ClassVar[bool] = True
 
     @property
     def kind(self) -> str:
@@ -63,7 +65,7 @@ class Assisted:
             if room > 0 and not set(written.tolist()) & set(context.eos):
                 draft = propose(torch.cat([scores.rows.tokens[0], written]), min(count, int(room)))
             tried = row.new_tensor(draft.tokens)[None, None] if draft.tokens else None
-            scores = yield Choice(row, written[-1:], kept=kept, draft=tried, slots=[0], notes=[note])
+            scores = yield Choice(row, written[-1:], accepted=kept, draft=tried, notes=[note])
 
     def _verify(self, logits: Tensor, draft: Draft, rng: torch.Generator) -> tuple[int, int]:
         """How many draft tokens stay, and the token after them. logits f32 [D+1, V], processed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,11 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genctl.decode import host
-from genctl.decode.host import Asked
+from genctl.decode import transfer
 from genctl.decode.processors.rows import largest
-from genctl.decode.types import Choice, Closed, Context, Rows, Scores, Search, Space
-from genctl.errors import ModelError
+from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
 from genctl.strategies.drawing import draw_distinct
 from genctl.strategies.ending import EarlyStopping, Ending
 
@@ -41,7 +40,8 @@ class Beam:
 
     needs_hidden: ClassVar[bool] = False
     drafts: ClassVar[bool] = False
-    waits: ClassVar[bool] = False  # what must be known is fetched here
+    independent: ClassVar[bool] = False
+    reads_scores: ClassVar[bool] = False
 
     @property
     def kind(self) -> str:
@@ -58,110 +58,101 @@ class Beam:
         return self.num_beams
 
     def search(self, scores: Scores, context: Context) -> Search:
-        size = self.num_beams // self.num_beam_groups
+        size, grouped = self.num_beams // self.num_beam_groups, self.num_beam_groups > 1
         # with several EOS ids all of a row's best candidates may end, and `size` others must be at hand
         count = max(2, 1 + len(context.eos)) * size
         ending = Ending(self.length_penalty, self.early_stopping, context.max_new_tokens)
-        padding = list(context.eos[:1]) if self.pad_token_id is None else [self.pad_token_id]
         members = {group: [0] for group in range(self.num_beam_groups)}  # the live rows of each group
         totals = scores.logits.new_zeros(1)
         while True:
-            parts = []
-            chosen: list[int] = []  # by the groups before, at this step
-            own = scores.logprobs[:, 0] if self.num_beam_groups > 1 else scores.logits[:, 0]
-            fined = own.clone() if self.num_beam_groups > 1 else None  # f32 [R, V]
-            for group in range(self.num_beam_groups):
-                if group not in members:
-                    chosen += padding * size
-                    continue
-                rows = members[group]
-                if fined is not None:
-                    fined[rows] = own[rows] - self._fine(chosen, own)
-                logprobs = own if fined is None else context.process(fined)
-                found = self._candidates(logprobs, totals, rows, count, context, scores.asked)
-                if not found.ends:
-                    continue
-                found.group = group
-                parts.append(found)
-                if fined is not None:
-                    (tokens,) = scores.asked.now(found.tokens)
-                    chosen += [token for token in tokens if token not in context.eos][:size]
-            if not parts:
-                if not scores.ended:
-                    raise ModelError(f"every continuation is forbidden at step {scores.rows.written}")
-                return
-            ranks = _joined([part.totals for part in parts])
-            groups = [part.group for part in parts for _ in part.ends]
-            bests = {part.group: part.best for part in parts}
-            enough = _Enough(ending, size, self.num_beam_groups > 1, bests)
+            parts: dict[int, _Candidates] = {}
+            if grouped:
+                chosen = _ChosenBefore(self, scores.logits, context)
+                for group in range(self.num_beam_groups):
+                    if group not in members:
+                        chosen.add_padding(size)
+                        continue
+                    fined = scores.logprobs[:, 0].clone()
+                    fined[members[group]] -= self.diversity_penalty * chosen.counts
+                    logprobs = context.process(fined)
+                    parts[group] = self._candidates(logprobs, totals, members[group], count, context)
+                    chosen.add(parts[group], size)
+            else:
+                parts[0] = self._candidates(scores.logits[:, 0], totals, members[0], count, context)
+            ranks = _joined([part.totals for part in parts.values()])
+            groups = [group for group, part in parts.items() for _ in range(len(part.totals))]
+            is_done = _IsDone(ending, size, grouped, {group: groups.index(group) for group in parts})
             scores = yield Choice(
-                _joined([part.rows for part in parts]),
-                _joined([part.tokens for part in parts]),
-                ranks=ranks,
-                width=size,
-                groups=groups,
-                ends=[end for part in parts for end in part.ends],
-                enough=enough,
+                _joined([part.rows for part in parts.values()]),
+                _joined([part.tokens for part in parts.values()]),
+                totals=ranks,
+                pruning=Pruning(size, groups if grouped else None, parts[0].may_finish if self.do_sample else None),
+                is_done=is_done,
             )
-            totals = ranks[host.sent(scores.survivors, ranks.device)]
+            totals = ranks[transfer.to_device(scores.survivors, ranks.device)]
             members = {}
             for row, survivor in enumerate(scores.survivors):
-                members.setdefault(groups[survivor], []).append(row)
-            done = enough.done(scores.ended, scores.rows) if self.num_beam_groups > 1 else set()
-            members = {group: rows for group, rows in members.items() if group not in done}
-
-    def _fine(self, chosen: list[int], like: Tensor) -> Tensor:
-        """What each token costs after it was chosen by earlier groups; f32 [V]."""
-        tokens = host.sent(chosen, like.device)
-        return self.diversity_penalty * torch.bincount(tokens, minlength=like.shape[1])
+                if groups[survivor] not in is_done.groups:
+                    members.setdefault(groups[survivor], []).append(row)
 
     def _candidates(
-        self, logprobs: Tensor, totals: Tensor, rows: list[int], count: int, context: Context, asked: Asked
+        self, logprobs: Tensor, totals: Tensor, rows: list[int], count: int, context: Context
     ) -> _Candidates:
         """The continuations of one group's rows, best first. logprobs f32 [R, V], totals f32 [R]."""
         vocabulary = logprobs.shape[1]
-        size = self.num_beams // self.num_beam_groups
-        some = host.sent(rows, logprobs.device) if len(rows) < logprobs.shape[0] else None
+        some = transfer.to_device(rows, logprobs.device) if len(rows) < logprobs.shape[0] else None
         if some is not None:
             logprobs, totals = logprobs[some], totals[some]
+        may_finish = None
         if self.do_sample:
             flat = (logprobs + totals[:, None]).flatten()
             drawn = draw_distinct(flat, count, self.num_beams * vocabulary, context.rng)
             values, order = flat[drawn].sort(descending=True, stable=True)
-            places = drawn[order]
-            sums, luck = asked.now(values, order)
-            ends = [place < self.num_beams for place in luck]
+            places, may_finish = drawn[order], order < self.num_beams
         else:
             values, places = ranked(logprobs, totals, count)
-            (sums,) = asked.now(values)
-            ends = [place < size for place in range(len(values))]
-        if not sums[-1] > -torch.inf:
-            possible = sum(value > -torch.inf for value in sums)
-            values, places, ends = values[:possible], places[:possible], ends[:possible]
         within = torch.div(places, vocabulary, rounding_mode="floor")
         tokens = places - within * vocabulary
-        return _Candidates(within if some is None else some[within], tokens, values, ends, sums[0])
+        return _Candidates(within if some is None else some[within], tokens, values, may_finish)
 
 
 @dataclass
 class _Candidates:
-    """What one group may continue with, best first."""
+    """What one group may continue with, best first; a total of -inf is impossible."""
 
     rows: Tensor  # int64 [C]
     tokens: Tensor  # int64 [C]
     totals: Tensor  # f32 [C]
-    ends: list[bool]  # [C], whether an end counts
-    best: float  # the first total
-    group: int = 0
+    may_finish: Tensor | None  # bool [C], whether an end counts; None: of the first ones
+
+
+class _ChosenBefore:
+    """How often the groups before have chosen each token at this step."""
+
+    def __init__(self, beam: Beam, scores: Tensor, context: Context) -> None:
+        self.counts = scores.new_zeros(scores.shape[-1])  # f32 [V]
+        self.eos = transfer.to_device(context.eos, scores.device)
+        self.padding = next(iter(context.eos), None) if beam.pad_token_id is None else beam.pad_token_id
+
+    def add_padding(self, size: int) -> None:
+        """A group that has ended is taken to choose padding."""
+        if self.padding is not None:
+            self.counts[self.padding] += size
+
+    def add(self, candidates: _Candidates, size: int) -> None:
+        """The first `size` candidates that go on."""
+        goes_on = (candidates.totals > -torch.inf) & ~torch.isin(candidates.tokens, self.eos)
+        goes_on &= goes_on.cumsum(0) <= size
+        self.counts.index_add_(0, candidates.tokens, goes_on.to(self.counts.dtype))
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-@dataclass(frozen=True)
-class _Enough:
-    """Whether all groups that took part in a choice are done.
+@dataclass
+class _IsDone:
+    """Whether all groups that took part in a choice are done; afterwards `groups` says which are.
 
     transformers 5 hopes for the best live row; its groups, from version 4, for the best candidate, ended or not.
     """
@@ -169,19 +160,21 @@ class _Enough:
     ending: Ending
     size: int
     grouped: bool
-    bests: dict[int, float]  # total of each group's best candidate
+    first: dict[int, int]  # the place of each group's best candidate
+    groups: frozenset[int] = frozenset()
 
-    def __call__(self, ended: Sequence[Closed], rows: Rows) -> bool:
-        return len(self.done(ended, rows)) == len(self.bests)
-
-    def done(self, ended: Sequence[Closed], rows: Rows) -> set[int]:
-        found = set()
-        for group, best in self.bests.items():
-            results = [closed for closed in ended if closed.group == group]
-            hope = best if self.grouped else rows.totals[0]
-            if self.ending.reached(results, self.size, hope, rows.written):
-                found.add(group)
-        return found
+    def __call__(self, ended: Sequence[FinishedRow], rows: Rows, totals: Sequence[float]) -> bool:
+        if not self.grouped:
+            return self.ending.reached(ended, self.size, rows.totals[0], rows.written)
+        took_part = [group for group, place in self.first.items() if totals[place] > -math.inf]
+        self.groups = frozenset(
+            group
+            for group in took_part
+            if self.ending.reached(
+                [row for row in ended if row.group == group], self.size, totals[self.first[group]], rows.written
+            )
+        )
+        return len(self.groups) == len(took_part)
 
 
 def ranked(logprobs: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -190,7 +183,7 @@ def ranked(logprobs: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor
     The second are places in the flattened sums. On a CPU only the best of each row are summed up; of equal sums, whose
     order is torch's, all are.
     """
-    found = _ranked(logprobs, totals, count) if host.near(logprobs) else None
+    found = _ranked(logprobs, totals, count) if transfer.on_host(logprobs) else None
     if found is not None:
         return found
     flat = (logprobs + totals[:, None]).flatten()

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from genctl.decode.types import Choice, Closed, Context, Rows, Scores, Search, Space
+from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
 from genctl.errors import ModelError, UsageError
 from genctl.strategies.ending import EarlyStopping, Ending
 from genctl.strategies.promises import Alternatives, Progress, Promises
@@ -42,6 +42,8 @@ class ConstrainedBeam:
     needs_hidden: ClassVar[bool] = False
     space: ClassVar[Space] = "logprobs"
     drafts: ClassVar[bool] = False
+    independent: ClassVar[bool] = False
+    reads_scores: ClassVar[bool] = True
 
     @property
     def kind(self) -> str:
@@ -67,19 +69,19 @@ class ConstrainedBeam:
                 return
             rows = torch.tensor(found.rows, device=flat.device)
             tokens = torch.tensor(found.tokens, device=flat.device)
-            ranks = flat[rows, tokens]
+            totals = flat[rows, tokens]
             kept = [promises.kept(after) for after in found.progress]
             scores = yield Choice(
                 rows,
                 tokens,
-                ranks=ranks,
-                width=self.num_beams,
-                ends=found.ends,
-                standing=kept,
+                totals=totals,
+                pruning=Pruning(
+                    self.num_beams, may_finish=torch.tensor(found.may_finish, device=flat.device), tiers=kept
+                ),
                 notes=[f"{count}/{len(promises)}" for count in kept],
-                enough=_Enough(ending, self.num_beams, found.best, len(promises)),
+                is_done=_IsDone(ending, self.num_beams, found.best, len(promises)),
             )
-            totals = ranks[scores.survivors]
+            totals = totals[scores.survivors]
             progress = [found.progress[survivor] for survivor in scores.survivors]
 
     def _check(self, promises: Promises, context: Context, vocabulary: int) -> None:
@@ -174,12 +176,12 @@ class _Candidates:
     rows: list[int]
     tokens: list[int]
     progress: list[Progress]
-    ends: list[bool]  # whether an end is a result: the others are at hand where rows end
+    may_finish: list[bool]  # whether an end is a result: the others are at hand where rows end
     best: float  # the largest total among all continuations, ends included
 
 
 @dataclass(frozen=True)
-class _Enough:
+class _IsDone:
     """Whether there are `capacity` results that keep their promises, and nothing better is expected."""
 
     ending: Ending
@@ -187,8 +189,8 @@ class _Enough:
     best: float
     promises: int
 
-    def __call__(self, ended: Sequence[Closed], rows: Rows) -> bool:
-        complete = [closed for closed in ended if closed.standing == self.promises]
+    def __call__(self, ended: Sequence[FinishedRow], rows: Rows, totals: Sequence[float]) -> bool:
+        complete = [row for row in ended if row.tier == self.promises]
         return self.ending.reached(complete, self.capacity, self.best, rows.written)
 
 

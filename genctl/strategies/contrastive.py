@@ -29,6 +29,8 @@ class Contrastive:
     needs_hidden: ClassVar[bool] = True
     space: ClassVar[Space] = "logits"
     drafts: ClassVar[bool] = False  # a loser's branch is dropped, so no token is ever taken back
+    independent: ClassVar[bool] = False
+    reads_scores: ClassVar[bool] = True
 
     @property
     def kind(self) -> str:
@@ -45,7 +47,7 @@ class Contrastive:
         logits, kept = scores.logits[0, -1], 0
         while True:
             top = logits.softmax(-1).topk(min(self.top_k, len(logits)))
-            scores = yield Choice(row, None, kept=kept, draft=top.indices[None, :, None])
+            scores = yield Choice(row, None, accepted=kept, draft=top.indices[None, :, None])
             assert scores.hidden is not None
             hidden = scores.hidden[:, 1]  # [k, H], each candidate read after the row
             values = (1 - self.penalty_alpha) * top.values - self.penalty_alpha * seen.nearest(hidden)

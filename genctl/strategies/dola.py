@@ -40,6 +40,8 @@ class Dola:
     needs_hidden: ClassVar[bool] = True
     space: ClassVar[Space] = "raw"
     drafts: ClassVar[bool] = False
+    independent: ClassVar[bool] = True
+    reads_scores: ClassVar[bool] = True
 
     @property
     def rows(self) -> int:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from genctl.decode import host
+from genctl.decode import transfer
 from genctl.decode.processors.rows import Row
 
 Sampler: TypeAlias = Literal["multinomial", "inverse-cdf"]
@@ -27,41 +27,44 @@ _UNIT = 2.0**-53
 
 
 def multinomial(
-    logits: Tensor, slots: Sequence[int], count: int, rng: torch.Generator, left: Sequence[Row] | None = None
+    logits: Tensor, indices: Sequence[int], count: int, rng: torch.Generator, left: Sequence[Row] | None = None
 ) -> Tensor:
-    """logits f32 [R, V] -> int64 [R]: what `torch.multinomial(p, 1)` draws for rows `slots` of `count` rows p.
+    """logits f32 [R, V] -> int64 [R]: what `torch.multinomial(p, 1)` draws for rows `indices` of `count` rows p.
 
     Noise is drawn for all `count` rows, so that a row's luck does not depend on which others are still there. `left`
     are the same rows without what is -inf, where that is at hand.
     """
-    if not host.near(logits) or logits.dtype != torch.float32 or not bits_are_known():
+    if not transfer.on_host(logits) or logits.dtype != torch.float32 or not bits_are_known():
         noise = torch.empty(count, logits.shape[1], device=logits.device).exponential_(1, generator=rng)
-        if len(slots) < count:
-            noise = noise[host.sent(slots, noise.device)]
+        if len(indices) < count:
+            noise = noise[transfer.to_device(indices, noise.device)]
         return (logits.softmax(-1) / noise).argmax(-1)
     bits = torch.empty(count, logits.shape[1], dtype=torch.long).random_(generator=rng).numpy()
     scores = logits.detach().numpy()
     rows: Sequence[Row | None] = [None] * len(scores) if left is None else left
-    drawn = [_race(row, bits[slot], few) for row, slot, few in zip(scores, slots, rows, strict=True)]
+    drawn = [_race(row, bits[index], few) for row, index, few in zip(scores, indices, rows, strict=True)]
     return torch.tensor(drawn, dtype=torch.long)
 
 
 def inverse_cdf(
-    logits: Tensor, slots: Sequence[int], count: int, rng: torch.Generator, left: Sequence[Row] | None = None
+    logits: Tensor, indices: Sequence[int], count: int, rng: torch.Generator, left: Sequence[Row] | None = None
 ) -> Tensor:
     """logits f32 [R, V] -> int64 [R]: the token at which the sum of probabilities exceeds one uniform number.
 
-    A number is drawn for each of `count` rows, of which the given ones are `slots`. `left`: see `multinomial`.
+    A number is drawn for each of `count` rows, of which the given ones are `indices`. `left`: see `multinomial`.
     """
     luck = torch.rand(count, dtype=torch.float64, device=logits.device, generator=rng)
-    if len(slots) < count:
-        luck = luck[host.sent(slots, luck.device)]
-    if not host.near(logits):
+    if len(indices) < count:
+        luck = luck[transfer.to_device(indices, luck.device)]
+    if not transfer.on_host(logits):
         return inverse_cdf_on_device(logits, luck)
     drawn = []
     for number, (row, part) in enumerate(zip(logits.detach().numpy(), luck.tolist(), strict=True)):
         known = None if left is None else left[number].ids
         places = np.flatnonzero(row > -np.inf) if known is None else known
+        if not len(places):  # nothing can be drawn: the loop refuses such a row
+            drawn.append(0)
+            continue
         found = row[places]
         below = found - found.max()
         if len(places) > _FEW:
@@ -97,7 +100,7 @@ def draw_distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) 
 
 def _distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) -> Tensor | None:
     """The same from few possible places; None, before anything is drawn, where there are many or fewer than `count`."""
-    if not host.near(totals) or totals.dtype != torch.float32 or not bits_are_known():
+    if not transfer.on_host(totals) or totals.dtype != torch.float32 or not bits_are_known():
         return None
     places = np.flatnonzero(totals.detach().numpy() > -np.inf)
     if not count <= len(places) <= _FEW:
@@ -122,6 +125,8 @@ def _race(scores: NDArray[np.float32], bits: NDArray[np.int64], left: Row | None
         best, places = left.best, left.ids
     else:
         best = float(scores.max())
+        if not -np.inf < best < np.inf:  # nothing can be drawn: the loop refuses such a row
+            return 0
         there = scores > -np.inf
         places = np.flatnonzero(there) if np.count_nonzero(there) <= _FEW else _hopeful(scores, best, bits)
     noise = _noise(bits[places])

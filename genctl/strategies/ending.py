@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from genctl.decode.types import Closed
+from genctl.decode.types import FinishedRow
 
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
@@ -19,7 +19,7 @@ class Ending:
     early_stopping: EarlyStopping
     longest: int  # new tokens that a row may have
 
-    def reached(self, results: Sequence[Closed], capacity: int, best: float, written: int) -> bool:
+    def reached(self, results: Sequence[FinishedRow], capacity: int, best: float, written: int) -> bool:
         """Whether `capacity` results are there and a row with the total `best` is not expected to beat the worst.
 
         `written` is how many new tokens the rows have. With `early_stopping` False the row is taken to end right now,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from genctl.decode import host
-from genctl.decode.types import Choice, Context, Scores, Search, Space
+from genctl.decode import transfer
+from genctl.decode.processors.rows import Row
+from genctl.decode.types import Choice, Context, RowsOfLane, Scores, Search, Space
 from genctl.strategies.drawing import Sampler, inverse_cdf, multinomial
 
 
@@ -30,7 +32,8 @@ class Sample:
     needs_hidden: ClassVar[bool] = False
     space: ClassVar[Space] = "logits"
     drafts: ClassVar[bool] = False
-    waits: ClassVar[bool] = False  # nothing here has to be known on the host
+    independent: ClassVar[bool] = True
+    reads_scores: ClassVar[bool] = False
 
     @property
     def kind(self) -> str:
@@ -41,22 +44,36 @@ class Sample:
         return self.n
 
     def search(self, scores: Scores, context: Context) -> Search:
-        draw = multinomial if self.sampler == "multinomial" else inverse_cdf
-        slots = list(range(self.n))
+        indices = list(range(self.n))
         rows = torch.zeros(self.n, dtype=torch.long, device=scores.logits.device)
         while True:
-            logits, left = scores.logits, scores.left
-            if len(slots) != logits.shape[0]:  # the prompt's one row, for all
-                logits, left = logits[rows], left and [left[0]] * len(slots)
-            tokens = draw(logits[:, 0], slots, self.n, context.rng, left) if self.do_sample else best(logits)[:, 0]
-            scores = yield Choice(rows, tokens, slots=slots)
-            slots = [slots[survivor] for survivor in scores.survivors]
-            if self.n > 1:
-                rows = torch.arange(len(slots), device=logits.device)
+            logits = scores.logits[rows, 0]
+            left = scores.left and [scores.left[0]] * self.n if len(scores.logits) < len(indices) else scores.left
+            tokens = self.tokens(logits, [RowsOfLane(context.rng, indices, self.n)], left)
+            scores = yield Choice(rows, tokens)
+            indices = [indices[survivor] for survivor in scores.survivors]
+            rows = torch.arange(len(indices), device=logits.device)
+
+    def tokens(self, logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[Row] | None) -> Tensor:
+        """One token for each row: logits f32 [R, V] of all lanes, one after another -> int64 [R]."""
+        if not self.do_sample:
+            return best(logits)
+        draw = multinomial if self.sampler == "multinomial" else inverse_cdf
+        drawn, at = [], 0
+        before = [lane.rng.get_state() for lane in lanes]
+        try:
+            for lane in lanes:
+                part = slice(at, at := at + len(lane.indices))
+                drawn.append(draw(logits[part], lane.indices, lane.sequences, lane.rng, left and left[part]))
+        except Exception:  # what is drawn again later has the same luck
+            for lane, state in zip(lanes, before, strict=True):
+                lane.rng.set_state(state)
+            raise
+        return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
 
 
 def best(logits: Tensor) -> Tensor:
     """The most probable token, the first of equals; f32 [..., V] -> int64 [...]."""
-    if not host.near(logits):
+    if not transfer.on_host(logits):
         return logits.argmax(-1)
     return torch.from_numpy(logits.numpy().argmax(-1))  # a tenth of torch's own time

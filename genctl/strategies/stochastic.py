@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from genctl.decode.types import Choice, Closed, Context, Rows, Scores, Search, Space
+from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
 from genctl.errors import ModelError
 
 
@@ -29,6 +29,8 @@ class StochasticBeam:
     needs_hidden: ClassVar[bool] = False
     space: ClassVar[Space] = "logprobs"
     drafts: ClassVar[bool] = False
+    independent: ClassVar[bool] = False
+    reads_scores: ClassVar[bool] = True
 
     @property
     def kind(self) -> str:
@@ -47,7 +49,7 @@ class StochasticBeam:
             noisy = conditioned(following, perturbed, context.rng).flatten()
             values, places = noisy.topk(min(self.num_beams, len(noisy)))
             # a result that beats a candidate has taken its place in the beam
-            better = sorted((closed.total for closed in scores.ended), reverse=True)
+            better = [row.total for row in scores.ended]
             count = sum(
                 value > -torch.inf and place + sum(total > value for total in better) < self.num_beams
                 for place, value in enumerate(values.tolist())
@@ -58,12 +60,14 @@ class StochasticBeam:
                 return
             values, places = values[:count], places[:count]
             rows = torch.div(places, vocabulary, rounding_mode="floor")
-            scores = yield Choice(rows, places % vocabulary, ranks=values, width=self.num_beams, enough=self._enough)
+            scores = yield Choice(
+                rows, places % vocabulary, totals=values, pruning=Pruning(self.num_beams), is_done=self._is_done
+            )
             summed, perturbed = following.flatten()[places][scores.survivors], values[scores.survivors]
 
-    def _enough(self, ended: Sequence[Closed], rows: Rows) -> bool:
+    def _is_done(self, ended: Sequence[FinishedRow], rows: Rows, totals: Sequence[float]) -> bool:
         """Whether the beam is full of results: every live row holds less than each of them."""
-        return len(ended) >= self.num_beams and min(closed.total for closed in ended) > rows.totals[0]
+        return len(ended) >= self.num_beams and min(row.total for row in ended) > rows.totals[0]
 
 
 def conditioned(logprobs: Tensor, maxima: Tensor, rng: torch.Generator) -> Tensor:

@@ -192,6 +192,25 @@ ORDER: tuple[Entry, ...] = tuple(
     )
 )
 
+# Processors that look at scores alone: lanes with equal knobs may share one pass of them.
+OF_SCORES = frozenset(
+    (
+        "temperature",
+        "dynatemp",
+        "top_n_sigma",
+        "top_h",
+        "top_k",
+        "top_p",
+        "min_p",
+        "typical_p",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "remove_invalid_values",
+        "suppress_tokens",
+        "renormalize_logits",
+    )
+)
+
 NAMES: dict[str, Entry] = {entry.name: entry for entry in ORDER}
 
 
@@ -237,7 +256,9 @@ def _make(entry: Entry, material: Material) -> Named | None:
         raise UsageError(f"{entry.name}: {one_line(error)}") from error
     if function is None:
         return None
-    return Named(entry.name, function, {name: getattr(material.generation, name) for name in entry.knobs})
+    settings = {name: getattr(material.generation, name) for name in entry.knobs}
+    key = (entry.name, repr(settings)) if entry.name in OF_SCORES else None
+    return Named(entry.name, function, settings, key=key)
 
 
 def _listed(number: int, item: dict[str, Any], material: Material) -> Named | None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genctl.decode import host
+from genctl.decode import transfer
 from genctl.decode.processors.rows import Places, Row, front, largest
 from genctl.decode.types import Processor
 
@@ -54,7 +54,7 @@ def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Ten
 
     None where a row was not cut here.
     """
-    if not host.near(scores) or scores.dtype != torch.float32:
+    if not transfer.on_host(scores) or scores.dtype != torch.float32:
         return _exactly(filters, history, scores), None
     given = scores.detach().numpy()
     made = np.full(given.shape, -np.inf, np.float32)

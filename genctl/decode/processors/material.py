@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -62,6 +62,7 @@ class Named:
     function: Processor
     settings: dict[str, Any] = field(default_factory=dict)
     foreign: bool = False  # a user's own: its failures are reported as such
+    key: Hashable = None  # equal keys: the same function of scores alone, whatever the text; None: it may look at it
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V].

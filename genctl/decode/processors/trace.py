@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from genctl.decode.host import Asked
 from genctl.decode.processors.filters import Filter, cut
 from genctl.decode.processors.rows import Row
 from genctl.decode.types import Processor
@@ -44,16 +43,14 @@ def process(processors: Sequence[Processor], history: Tensor, scores: Tensor) ->
     Filters that follow each other are one pass over a row. The given scores stay as they are. Raises UsageError when
     the processors left a row without tokens, ModelError when the scores are not numbers.
     """
-    return sift(processors, history, scores)[0]
+    scores, left = sift(processors, history, scores)
+    if processors and left is None:
+        check(scores, processors)
+    return scores
 
 
-def sift(
-    processors: Sequence[Processor], history: Tensor, scores: Tensor, asked: Asked | None = None
-) -> tuple[Tensor, list[Row] | None]:
-    """Like `process`; where filters come last, what they left of each row is returned too.
-
-    With `asked` the scores are checked when it is fetched.
-    """
+def sift(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tuple[Tensor, list[Row] | None]:
+    """Like `process`, but unchecked; where filters come last, what they left of each row is returned too."""
     given, left = scores, None
     waiting: list[Filter] = []
     for processor in processors:
@@ -66,8 +63,6 @@ def sift(
         scores = processor(history, scores.clone() if scores is given else scores)
         waiting = []
     scores, left = _filtered(waiting, history, scores)
-    if processors and left is None:
-        check(scores, [name_of(processor) for processor in processors], asked)
     return scores, left
 
 
@@ -95,7 +90,7 @@ def apply(
         stages.append(Stage(name_of(processor), scores, made, seconds))
         scores = made
     if stages:
-        check(scores, [stage.name for stage in stages])
+        check(scores, processors)
     return scores, stages
 
 
@@ -128,23 +123,21 @@ def traces(stages: Sequence[Stage], rows: Tensor, tokens: Tensor) -> list[tuple[
     return [tuple(of_row) for of_row in zip(*columns, strict=True)]
 
 
-def check(scores: Tensor, names: Sequence[str], asked: Asked | None = None) -> None:
-    """One pass over scores f32 [R, V]: every row must have a token that can be chosen.
+def check(scores: Tensor, processors: Sequence[Processor]) -> None:
+    """One pass over scores f32 [R, V]: every row must have a token that can be chosen. Raises what `judge` raises."""
+    judge([scores.amax(-1).tolist()], processors)
 
-    Raises UsageError naming the processors when a row has none left, ModelError when a score is NaN or +inf. With
-    `asked` that is when it is fetched.
+
+def judge(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> None:
+    """The largest score of each row, NaN if any score of the row is, after `processors`.
+
+    Raises UsageError naming the processors when a row has no token left, ModelError when a score is NaN or +inf.
     """
-    later = asked or Asked()
-    later.ask(scores.amax(-1), lambda best: _judge(best, names))  # NaN if any score of the row is
-    if asked is None:
-        later.fetch()
-
-
-def _judge(best: list[float], names: Sequence[str]) -> None:
-    if all(map(math.isfinite, best)):
+    if all(math.isfinite(score) for line in best for score in line):
         return
+    names = [name_of(processor) for processor in processors]
     after = f" after {', '.join(names)}" if names else ""
-    if any(math.isnan(score) or score == math.inf for score in best):
+    if any(math.isnan(score) or score == math.inf for line in best for score in line):
         raise ModelError(
             f"the scores are not all numbers{after}: NaN or infinite",
             hint="remove_invalid_values = true replaces them; a larger dtype may avoid them",

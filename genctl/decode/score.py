@@ -1,0 +1,62 @@
+"""Score: what the model said, as a search sees it, after the lane's processors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from genctl.decode.processors import trace as tracing
+from genctl.decode.processors.rows import Row
+from genctl.decode.types import Processor, Space
+
+Stages = list[list[tracing.Stage]]  # for each scored position, what each processor did
+
+
+class Scored(NamedTuple):
+    """Scores with what is known of them."""
+
+    logits: Tensor  # f32 [N, D+1, V], after the processors
+    stages: Stages  # where the lane is traced
+    left: list[Row] | None = None  # what filters left of each row, where they came last and nothing is drafted
+    best: Tensor | None = None  # f32 [D+1, N], the largest score of each row, to be judged by `trace.judge`
+
+
+def score(
+    processors: Sequence[Processor],
+    tokens: Tensor,
+    draft: Tensor | None,
+    logits: Tensor,
+    logprobs: Tensor,
+    space: Space,
+    *,
+    trace: bool = False,
+) -> Scored:
+    """Apply processors to what follows each row and each draft prefix.
+
+    tokens int64 [R, T]; draft int64 [R, B, D] or None; logits and logprobs f32 [N, D+1, V].
+    """
+    scores = logprobs if space == "logprobs" else logits
+    if space == "raw" or not processors:
+        return Scored(scores, [])
+    flat: Tensor | None = None
+    if draft is not None:
+        tokens = tokens.repeat_interleave(draft.shape[1], 0)
+        flat = draft.flatten(0, 1)
+    columns: list[Tensor] = []
+    stages: Stages = []
+    left = None
+    for place in range(scores.shape[1]):
+        history = tokens if place == 0 or flat is None else torch.cat([tokens, flat[:, :place]], 1)
+        here = scores[:, place]
+        if trace:
+            here, stage = tracing.apply(processors, history, here, timing=True)
+            stages.append(stage)
+        else:
+            here, left = tracing.sift(processors, history, here)
+        columns.append(here)
+    if len(columns) > 1:
+        return Scored(torch.stack(columns, 1), stages, None, torch.stack([column.amax(-1) for column in columns]))
+    return Scored(columns[0][:, None], stages, left, None if left is not None else columns[0].amax(-1)[None])
