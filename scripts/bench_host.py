@@ -55,11 +55,11 @@ class StandIn(GenerationMixin):  # type: ignore[misc]
         self.device = torch.device("cpu")
         generator = torch.Generator().manual_seed(0)
         # Zipf's law, as a language model has it: nine tenths of the probability on ten to a few hundred tokens
-        ranks = torch.stack([torch.randperm(vocabulary, generator=generator) for _ in range(7 * 16)]) + 1
-        spread = 1.2 + 0.6 * torch.rand(7 * 16, 1, generator=generator)
-        self.answers = (-spread * ranks.log()).view(7, 16, 1, vocabulary)
+        ranks = torch.stack([torch.randperm(vocabulary, generator=generator) for _ in range(7 * 64)]) + 1
+        spread = 1.2 + 0.6 * torch.rand(7 * 64, 1, generator=generator)
+        self.answers = (-spread * ranks.log()).view(7, 64, 1, vocabulary)
         self.answers[..., :known] += 3.0  # what the tokenizer can spell
-        self.column = torch.zeros(16, 1, 1, 8)
+        self.column = torch.zeros(64, 1, 1, 8)
         self.calls, self.seconds = 0, 0.0
 
     def modules(self) -> Iterator[Any]:

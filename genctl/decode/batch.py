@@ -199,8 +199,7 @@ class Batch:
             keep = 1 + max(state.drafted for state in self.states)
             start = 0
         else:
-            parts = [state.unfed() for state in self.states]
-            feed = parts[0] if len(parts) == 1 else torch.cat(parts)
+            feed = self._unfed()
             keep, start = feed.shape[1], self.columns
         if feed.shape[1] == 1:
             columns = torch.full((1, 1), start, device=device)
@@ -225,6 +224,14 @@ class Batch:
         if self.cache is not None:
             self.columns += feed.shape[1]
         return output
+
+    def _unfed(self) -> Tensor:
+        """What the model has not read of each row, int64 [N, F]."""
+        newest = [state.newest for state in self.states]
+        if None not in newest:
+            return to_device([token for tokens in newest for token in tokens or ()], self.model.device)[:, None]
+        parts = [state.unfed() for state in self.states]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _before(self, device: torch.device) -> Tensor:
         """Columns of padding before the tokens of each row, int64 [N]; the same tensor while they stay the same."""

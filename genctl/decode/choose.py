@@ -120,16 +120,16 @@ def _groups(states: Sequence[LaneState]) -> Iterator[list[LaneState]]:
 def _together(states: list[LaneState]) -> list[Chosen | Over | Stuck]:
     """One choice for lanes whose rows are independent."""
     first, last = states[0], states[-1]
-    lane, strategy, said = first.lane, first.lane.strategy, first.said
+    lane, strategy, said = first.lane, first.independent, first.said
     assert said is not None
-    assert isinstance(strategy, Independent)
+    assert strategy is not None
     place = slice(first.place.start, last.place.stop)
     if place.stop - place.start < len(said.logits):
         said = said.map(lambda tensor: tensor[place])
     try:
         with shortages():
             # processors of lanes that share look at no text
-            scored = score(lane.processors, first.live.rows.tokens, None, said.logits, said.logprobs, strategy.space)
+            scored = score(lane.processors, first.live.rows.text, None, said.logits, said.logprobs, strategy.space)
             tokens = strategy.tokens(scored.logits[:, 0], [state.rows_of_lane() for state in states], scored.left)
             rows = torch.arange(len(tokens), device=tokens.device)
             counts = [len(state.survivors) for state in states]
@@ -142,17 +142,17 @@ def _alone(state: LaneState) -> Chosen | Over:
     """One lane's choice."""
     lane, strategy, said = state.lane, state.lane.strategy, state.heard()
     try:
-        with shortages(torn=not isinstance(strategy, Independent)):
+        with shortages(torn=state.independent is None):
             _refuse(state)
             if strategy.reads_scores and not state.tolerant:
                 _finite(state, said.logprobs)
-            tokens = state.live.rows.tokens
+            tokens = state.live.rows.text
             state.stages = []
             scored = score(
                 lane.processors, tokens, state.draft, said.logits, said.logprobs, strategy.space, trace=lane.trace
             )
-            if isinstance(strategy, Independent):
-                choice = _independent(state, strategy, scored)
+            if state.independent is not None:
+                choice = _independent(state, state.independent, scored)
             else:
                 if strategy.reads_scores and scored.best is not None:
                     [[best]] = fetch([[scored.best]])

@@ -20,6 +20,49 @@ from genctl.decode.types import Choice, FinishedRow, Lane, Rows, Stop, Written
 
 Node = tuple[int, Any]  # a token and the node before it; None at the prompt: forks share what they have in common
 
+LATE = 64  # columns that wait to be put into a buffer
+
+
+class Tokens:
+    """The tokens of R rows, int64 [R, length], in a buffer with room behind it. Filled when somebody looks."""
+
+    def __init__(self, buffer: Tensor, length: int, late: list[Tensor]) -> None:
+        self.buffer = buffer  # int64 [R, capacity]
+        self.length = length
+        self.late = late  # the newest columns, [R, m] each, not in the buffer yet
+
+    @classmethod
+    def begin(cls, tokens: Tensor, capacity: int) -> Tokens:
+        """One row after a prompt. tokens int64 [1, T]; `capacity` is how many tokens may follow without a copy."""
+        length = tokens.shape[1]
+        buffer = tokens.new_empty(1, length + capacity)
+        buffer[:, :length] = tokens
+        return cls(buffer, length, [])
+
+    def tensor(self) -> Tensor:
+        """int64 [R, length], a view that later tokens do not change."""
+        if self.late:
+            columns = self.late[0] if len(self.late) == 1 else torch.cat(self.late, 1)
+            count = columns.shape[1]
+            if self.length > self.buffer.shape[1]:
+                room = self.buffer.new_empty(len(self.buffer), max(64, self.buffer.shape[1] // 2) + count)
+                self.buffer = torch.cat([self.buffer, room], 1)
+            self.buffer[:, self.length - count : self.length] = columns
+            self.late = []
+        return self.buffer.narrow(1, 0, self.length)
+
+    def continued(self, parents: list[int], written: Tensor, candidates: list[int]) -> Tokens:
+        """Rows `parents` of these with `written` [C, m] of the `candidates` behind each."""
+        if len(self.late) >= LATE:
+            self.tensor()
+        buffer, late, length = self.buffer, self.late, self.length + written.shape[1]
+        if parents != list(range(len(buffer))):
+            self.tensor()
+            buffer, late = self.buffer.index_select(0, transfer.to_device(parents, buffer.device)), []
+        if len(candidates) < len(written):
+            written = written[transfer.to_device(candidates, written.device)]
+        return Tokens(buffer, length, [*late, written] if length > self.length and parents else late)
+
 
 @dataclass
 class LiveRows:
@@ -28,30 +71,11 @@ class LiveRows:
     rows: Rows
     nodes: list[Node | None]  # R, the new tokens of each row as a linked list
     indices: list[int | None]  # R, which returned sequence each row is, where rows are independent
-    buffer: Tensor  # int64 [R, capacity], `rows.tokens` is its filled part
 
     @classmethod
     def begin(cls, tokens: Tensor, capacity: int) -> LiveRows:
         """One row after a prompt. tokens int64 [1, T]; `capacity` is how many tokens may follow without a copy."""
-        length = tokens.shape[1]
-        buffer = tokens.new_empty(1, length + capacity)
-        buffer[:, :length] = tokens
-        return cls(Rows(buffer[:, :length], [0.0], [0.0], length), [None], [None], buffer)
-
-    def extended(self, parents: list[int], written: Tensor, candidates: list[int]) -> tuple[Tensor, Tensor]:
-        """Tokens [R', T+m] and their buffer: rows `parents` with `written` [C, m] of the `candidates` behind each."""
-        buffer, count = self.buffer, written.shape[1]
-        length = self.rows.tokens.shape[1]
-        if parents != list(range(buffer.shape[0])):
-            buffer = buffer.index_select(0, transfer.to_device(parents, buffer.device))
-        if length + count > buffer.shape[1]:
-            room = buffer.new_empty(buffer.shape[0], max(64, buffer.shape[1] // 2) + count)
-            buffer = torch.cat([buffer, room], 1)
-        if count and parents:
-            if len(candidates) < written.shape[0]:
-                written = written[transfer.to_device(candidates, written.device)]
-            buffer[:, length : length + count] = written
-        return buffer.narrow(1, 0, length + count), buffer
+        return cls(Rows(Tokens.begin(tokens, capacity), [0.0], [0.0], tokens.shape[1]), [None], [None])
 
 
 class Facts:
@@ -116,15 +140,15 @@ def decide(
     pruning, totals = choice.pruning, facts.totals
     width = None if pruning is None else pruning.width
     groups = None if pruning is None else pruning.groups
-    going: Counter[int] = Counter()  # candidates of each group that live on
-    seen: Counter[int] = Counter()
+    going: dict[int, int] = {}  # candidates of each group that live on
+    seen: dict[int, int] = {}
     for candidate, scored in enumerate(facts.rows):
         if totals is not None and not totals[candidate] > -math.inf:
             continue  # impossible
         group = 0 if groups is None else groups[candidate]
-        place = seen[group]
-        seen[group] += 1
-        full = width is not None and going[group] == width
+        place = seen.get(group, 0)
+        seen[group] = place + 1
+        full = width is not None and going.get(group, 0) == width
         counts = width is None or (place < width if facts.may_finish is None else facts.may_finish[candidate])
         if full and (facts.may_finish is None or not counts):
             continue
@@ -134,7 +158,7 @@ def decide(
                 outcome.ended.append(ended)
         elif not full:
             outcome.survivors.append(candidate)
-            going[group] += 1
+            going[group] = going.get(group, 0) + 1
     return outcome
 
 
@@ -196,8 +220,8 @@ def survived(
         logprobs.append(logprob)
         totals.append(logprob if facts.totals is None else facts.totals[candidate])
         indices.append(sequence_index(live, row, candidate) if independent else None)
-    tokens, buffer = live.extended(parents, written, survivors)
-    return LiveRows(Rows(tokens, logprobs, totals, live.rows.prompt_len), nodes, indices, buffer)
+    text = live.rows.text.continued(parents, written, survivors)
+    return LiveRows(Rows(text, logprobs, totals, live.rows.prompt_len), nodes, indices)
 
 
 def sequence_index(live: LiveRows, row: int, candidate: int) -> int:

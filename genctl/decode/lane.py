@@ -84,6 +84,8 @@ class LaneState:
         named = [processor for processor in lane.processors if isinstance(processor, Named)]
         # asked to replace what is not a number, the lane goes on with what its processors make of it
         self.tolerant = any(processor.name == "remove_invalid_values" for processor in named)
+        # a strategy without memory needs no search of the lane's own
+        self.independent = lane.strategy if isinstance(lane.strategy, Independent) else None
         self.shares = self._shares(named)
         self.stages: Stages = []  # what each processor did at this step, where it is traced
         self.context = Context(prefix, rng, lane.eos, lane.max_new_tokens, self.model, lane.processors, self._process)
@@ -103,14 +105,14 @@ class LaneState:
         """What lanes have in common that choose together; None where this one chooses alone."""
         lane = self.lane
         keys = tuple(processor.key for processor in named)
-        if lane.trace or not isinstance(lane.strategy, Independent) or len(keys) < len(lane.processors) or None in keys:
+        if lane.trace or self.independent is None or len(keys) < len(lane.processors) or None in keys:
             return None
         return lane.strategy, keys, lane.top, lane.scores
 
     def _process(self, scores: Tensor) -> Tensor:
         """The lane's processors on a search's own scores, f32 [N, V]."""
         lane, rows = self.lane, self.live.rows
-        scored = score(lane.processors, rows.tokens, None, scores[:, None], scores[:, None], "logits", trace=lane.trace)
+        scored = score(lane.processors, rows.text, None, scores[:, None], scores[:, None], "logits", trace=lane.trace)
         self.stages = scored.stages
         if scored.best is not None and not lane.trace:
             tracing.judge(scored.best.tolist(), lane.processors)
@@ -119,7 +121,7 @@ class LaneState:
     @property
     def length(self) -> int:
         """Tokens of each row, prompt included; the newest may not have been read by the model yet."""
-        return int(self.live.rows.tokens.shape[1])
+        return self.live.rows.text.length
 
     @property
     def branches(self) -> int:
@@ -150,6 +152,13 @@ class LaneState:
     def reordered(self) -> list[int]:
         """The scored row that each row of the next pass continues."""
         return [parent for parent in self.parents for _ in range(self.branches)]
+
+    @property
+    def newest(self) -> list[int] | None:
+        """The one token of each row that the model has not read; None where that is not all, or not so."""
+        if self.draft is not None or self.front is not None:
+            return None
+        return [node[0] for node in self.live.nodes if node is not None]
 
     def unfed(self) -> Tensor:
         """What the model has not read yet, int64 [N, F]: the newest token, unless a draft held it, and the draft."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from genctl.decode.commit import Tokens
 from genctl.decode.processors import trace as tracing
 from genctl.decode.processors.rows import Row
 from genctl.decode.types import Processor, Space
@@ -26,7 +27,7 @@ class Scored(NamedTuple):
 
 def score(
     processors: Sequence[Processor],
-    tokens: Tensor,
+    text: Tokens,
     draft: Tensor | None,
     logits: Tensor,
     logprobs: Tensor,
@@ -36,11 +37,12 @@ def score(
 ) -> Scored:
     """Apply processors to what follows each row and each draft prefix.
 
-    tokens int64 [R, T]; draft int64 [R, B, D] or None; logits and logprobs f32 [N, D+1, V].
+    `text` is that of R rows; draft int64 [R, B, D] or None; logits and logprobs f32 [N, D+1, V].
     """
     scores = logprobs if space == "logprobs" else logits
     if space == "raw" or not processors:
         return Scored(scores, [])
+    tokens = text.tensor()
     flat: Tensor | None = None
     if draft is not None:
         tokens = tokens.repeat_interleave(draft.shape[1], 0)

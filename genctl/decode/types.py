@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from genctl.decode.commit import Tokens
     from genctl.decode.processors.rows import Row
 
 # What processors are given: logits, log-probabilities, or nothing yet: with "raw" the search calls `Context.process`.
@@ -49,15 +50,20 @@ class Prefix:
 class Rows:
     """The live hypotheses of a lane, best first."""
 
-    tokens: Tensor  # int64 [R, T], prompt included
+    text: Tokens
     logprobs: list[float]  # R sums over the new tokens, the model's own, in nats
     totals: list[float]  # R sums that the search ranks by
     prompt_len: int
 
     @property
+    def tokens(self) -> Tensor:
+        """int64 [R, T], prompt included."""
+        return self.text.tensor()
+
+    @property
     def written(self) -> int:
         """New tokens in each row."""
-        return int(self.tokens.shape[1]) - self.prompt_len
+        return self.text.length - self.prompt_len
 
 
 @dataclass
