@@ -1,0 +1,44 @@
+"""The strategy that the documentation shows works as it says."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from genctl.decode.types import Independent, Strategy
+from tests.decode.driver import NEW, PROMPTS, Case
+
+FILE = Path(__file__).parents[2] / "docs" / "second_best.py"
+
+
+@pytest.fixture(scope="module")
+def second_best() -> Any:
+    return runpy.run_path(str(FILE), run_name="second_best")["SecondBest"]()
+
+
+def test_the_example_is_a_strategy_in_a_short_file(second_best: Any) -> None:
+    assert isinstance(second_best, Strategy)
+    assert not isinstance(second_best, Independent)
+    assert len(FILE.read_text().splitlines()) < 100
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "t5"])
+def test_the_example_writes_the_second_best_token_at_every_step(second_best: Any, arch: str) -> None:
+    case = Case(arch)
+    lanes = [case.lane(prompt, second_best, str(number), eos=()) for number, prompt in enumerate(PROMPTS)]
+    found = case.ours(lanes, width=3)
+    for number, prompt in enumerate(PROMPTS):
+        written = list(found[str(number)][0])
+        assert len(written) == NEW
+        with torch.no_grad():
+            if case.encoder_decoder:
+                logits = case.model(
+                    input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([[case.start, *written[:-1]]])
+                ).logits[0]
+            else:
+                logits = case.model(torch.tensor([[*prompt, *written[:-1]]])).logits[0, len(prompt) - 1 :]
+        assert written == logits.topk(2).indices[:, 1].tolist()
