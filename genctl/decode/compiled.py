@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.generation.utils import GenerationMixin
 
+from genctl import compat
 from genctl.decode import cache as caches
 from genctl.decode.layers import GrowingLayer, SlottedLayer
 from genctl.errors import ModelError
@@ -81,10 +82,7 @@ class Compiled:
         self._told: set[str] = set()
         mode = "reduce-overhead" if device.type == "cuda" else None  # the first records CUDA graphs
         with calm():
-            import torch._dynamo  # the compiler, which nothing else needs
-
-            dynamo = torch._dynamo.config
-            dynamo.recompile_limit = max(dynamo.recompile_limit, VARIANTS)  # at the limit it would stop without a word
+            compat.raise_recompile_limit(VARIANTS)
             self._step: Step = torch.compile(_stepping(model, accepted), mode=mode)
 
     def takes(self, feed: Tensor, cache: Any, *, hidden: bool) -> bool:
@@ -143,8 +141,8 @@ class Compiled:
             self._mark(keys)
             self._mark(values)
         for tensor in (feed, whole, positions):
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        torch._dynamo.maybe_mark_dynamic(whole, 1)
+            compat.mark_dynamic(tensor, 0)
+        compat.mark_dynamic(whole, 1)
         if self.device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch is, here
         logits = self._step(feed, whole, positions, place, buffers)
@@ -156,10 +154,10 @@ class Compiled:
 
     def _mark(self, buffer: Tensor) -> None:
         """Rows and width may change; on a GPU the address does not change from step to step, so it is not copied."""
-        if not hasattr(buffer, "_dynamo_weak_dynamic_indices"):
-            torch._dynamo.maybe_mark_dynamic(buffer, [0, 2])
+        if not compat.is_marked_dynamic(buffer):
+            compat.mark_dynamic(buffer, [0, 2])
             if self.device.type == "cuda":
-                torch._dynamo.mark_static_address(buffer)
+                compat.mark_static_address(buffer)
 
     def _refuse(self, what: str) -> bool:
         if what not in self._told:
@@ -199,7 +197,7 @@ def _check(model: Any, accepted: frozenset[str]) -> None:
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelError(f"--compile is for decoders; {name} is an encoder-decoder", hint="leave out --compile")
     why = ""
-    if not {"past_key_values", "attention_mask"} <= accepted or not model._supports_default_dynamic_cache():
+    if not {"past_key_values", "attention_mask"} <= accepted or not compat.takes_dynamic_cache(model):
         why = "keeps no cache of keys and values that could be masked"
     elif any(type(layer) is not GrowingLayer for layer in caches.new_cache(model.config).layers):
         why = "has layers that keep a window or a recurrent state"

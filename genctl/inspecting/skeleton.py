@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from genctl import compat
 from genctl.decode import cache as caches
 from genctl.decode.describe import CROSS, describe
 from genctl.decode.forward import Forward
@@ -142,9 +143,8 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     packed: list[nn.Module] = []
     places = packing.places_of(model)
     for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                users[id(parameter)] = users.get(id(parameter), 0) + 1
+        for _, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            users[id(parameter)] = users.get(id(parameter), 0) + 1
         whole = skeleton.native is not None and runtime.quantize is not None  # small ones too
         if packing.is_linear(module) and (whole or _packs(model, module, places[id(module)], runtime)):
             packed.append(module)
@@ -290,7 +290,7 @@ def _made(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
             module.warn_if_padding_and_no_attention_mask = lambda *args, **kwargs: None
     # what an architecture keeps in float32 whatever is asked, as `from_pretrained` does it
-    for pattern, wanted in model._get_dtype_plan(dtype).items():
+    for pattern, wanted in compat.kept_dtypes(model, dtype).items():
         for name, tensor in model.state_dict(keep_vars=True).items():
             if re.search(pattern.replace("*", ".*"), name):
                 tensor.data = tensor.data.to(wanted)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from genctl import compat
 from genctl.native import kernels, pages
 from genctl.native.linear import Float16, Linear, Make, Packed
 from genctl.native.quantized import Int8Weights
@@ -128,8 +129,7 @@ def unfit(model: nn.Module, names: Sequence[str], quantize: str | None, smallest
     falcon = kind.__name__ == "FalconLinear" and kind.__module__.startswith("transformers.")
     if module is model or not (kind in (nn.Linear, Conv1D) or falcon):
         return "of another class"
-    replaced = "forward" in module.__dict__ or hasattr(module, "_hf_hook")
-    if replaced or module._forward_hooks or module._forward_pre_hooks:
+    if compat.has_hooks(module):
         return "with hooks"
     weight, bias = module.weight, module.bias
     if type(weight) is not nn.Parameter or weight.ndim != 2:
