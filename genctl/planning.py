@@ -85,7 +85,7 @@ class Planner:
     def companion(self, name: str) -> tuple[Loaded, ModelRuntime]:
         """A second checkpoint (an assistant, an amateur) on the same device, loaded once."""
         from genctl.models import hub
-        from genctl.native.runtime import runtime_of
+        from genctl.native.runtime_factory import runtime_of
 
         if name not in self.companions:
             # a companion's steps come in bursts between the model's own: it is packed, never compiled

@@ -53,7 +53,7 @@ class Session:
     """A loaded checkpoint, ready to decode."""
 
     def __init__(self, loaded: Loaded, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None) -> None:
-        from genctl.native.runtime import runtime_of
+        from genctl.native.runtime_factory import runtime_of
         from genctl.planning import Planner
 
         self.loaded = loaded
