@@ -60,3 +60,56 @@ def test_private_names_of_libraries_are_in_compat_alone() -> None:
     ]
     assert not found, "\n".join(found)
     assert list(private_uses(FILES[COMPAT])), "nothing is looked for"
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_files(tree: ast.AST, modules: dict[str, Path]) -> set[Path]:
+    """The files of this project that a file imports when it runs, inside functions too; types alone do not count."""
+    for_types = {
+        id(node)
+        for test in ast.walk(tree)
+        if isinstance(test, ast.If) and ast.unparse(test.test) == "TYPE_CHECKING"
+        for node in ast.walk(test)
+    }
+    names: list[tuple[str, str]] = []
+    for node in ast.walk(tree):
+        if id(node) not in for_types:
+            if isinstance(node, ast.Import):
+                names += [(alias.name, "") for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names += [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
+    return {
+        modules[whole] if whole in modules else modules[parent]
+        for whole, parent in names
+        if {whole, parent} & {*modules}
+    }
+
+
+def on_cycles(imports: dict[Path, set[Path]]) -> list[Path]:
+    """The files that import themselves by way of others."""
+
+    def reaches(start: Path) -> bool:
+        seen, waiting = set(), list(imports[start] - {start})
+        while waiting:
+            path = waiting.pop()
+            if path not in seen:
+                seen.add(path)
+                waiting += imports[path]
+        return start in seen
+
+    return [path for path in imports if reaches(path)]
+
+
+def test_no_files_import_each_other() -> None:
+    modules = {module_name(path): path for path in FILES}
+    imports = {path: imported_files(tree, modules) for path, tree in FILES.items()}
+    assert sum(map(len, imports.values())) > 500
+    assert not on_cycles(imports), "\n".join(map(str, on_cycles(imports)))
+
+
+def test_a_cycle_is_found() -> None:
+    a, b, c = Path("a"), Path("b"), Path("c")
+    assert on_cycles({a: {b}, b: {c}, c: {b}}) == [b, c]

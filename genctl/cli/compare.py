@@ -101,7 +101,8 @@ def compare(
     inline knobs. The runs of a checkpoint share one reading of the prompt and one forward pass per step; each text
     equals what its run gives alone.
     """
-    from genctl.cli.comparing import Asked, perform
+    from genctl.cli.comparing import Asked
+    from genctl.cli.comparing_job import perform
 
     asked = Asked(
         arguments=tuple(prompts or ()),

@@ -17,7 +17,7 @@ from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling
-from genctl.cli.comparing import Asked, Naming, settled
+from genctl.cli.comparing import Asked, Naming, check, dry, each, rows_of, runs_of, settled
 from genctl.cli.cutting import cut_note
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.prompting import is_terminal
@@ -51,6 +51,24 @@ class Saved:
     prefill_s: float = 0.0  # spent
     spared_s: float = 0.0  # that further prefills of the same prompts would have taken
     decode_s: float = 0.0
+
+
+def perform(asked: Asked) -> int | None:
+    """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
+    check(asked)
+    recording = None if asked.expect is None else expectations.read(asked.expect)
+    runs = runs_of(asked, recording)
+    if asked.baseline is not None and asked.baseline not in [run.name for run in runs]:
+        names = ", ".join(run.name for run in runs)
+        raise UsageError(f"--baseline {asked.baseline}: no run has this name; there are: {names}")
+    early = each(runs, Run.early)
+    if asked.dry:
+        return dry(asked, runs, early)
+    rows = rows_of(asked, recording)
+    if rows is None:
+        return None
+    with Interrupt() as interrupt:
+        return Job(asked, runs, early, rows, recording, interrupt).run()
 
 
 @dataclass
@@ -342,7 +360,11 @@ class Job:
 
     def _recording(self) -> expectations.Recording:
         runs = [
-            {"name": run.name, "settings": said(resolved, seed), "resolved": {**settings_of(resolved), "seed": seed}}
+            {
+                "name": run.name,
+                "settings": expectations.settings_given(resolved, seed),
+                "resolved": {**settings_of(resolved), "seed": seed},
+            }
             for run, resolved, seed in zip(self.runs, self.resolved, self.starts, strict=True)
         ]
         prompts = [
@@ -351,7 +373,13 @@ class Job:
             if isinstance(prompt.row, InputRow)
         ]
         return expectations.Recording(
-            self.seed, self.seeds, versions(), self.checkpoints, tuple(runs), tuple(prompts), tuple(self.records)
+            self.seed,
+            self.seeds,
+            expectations.versions(),
+            self.checkpoints,
+            tuple(runs),
+            tuple(prompts),
+            tuple(self.records),
         )
 
     def _status(self, output: Output) -> int:
@@ -361,7 +389,7 @@ class Job:
             return int(Exit.ROWS_FAILED if self.failed else Exit.DONE)
         tolerance = expectations.TOLERANCE if self.asked.tolerance is None else self.asked.tolerance
         outcome = expectations.compare(self.recording.records, self.records, tolerance)
-        notes = expectations.notes(self.recording, self.checkpoints, versions())
+        notes = expectations.notes(self.recording, self.checkpoints, expectations.versions())
         output.compared(outcome, notes)
         if outcome.differences:
             count = len(outcome.differences)
@@ -377,22 +405,3 @@ class Job:
         from genctl.render.parts import visible
 
         print(visible(line), file=sys.stderr, flush=True)
-
-
-def said(resolved: Resolved, seed: int) -> dict[str, Any]:
-    """What was asked of a run, whoever said it; what its checkpoint says is left to the checkpoint."""
-    asked = {key for key, setting in resolved.settings.items() if setting.kind != "model"}
-    found = {key: value for key, value in settings_of(resolved).items() if key in asked}
-    for key, listed in (("processors", resolved.processors), ("stopping", resolved.stopping)):
-        if key in asked and listed is not None:
-            found[key] = list(listed)
-    return {**found, "seed": seed}
-
-
-def versions() -> dict[str, str]:
-    """What else the numbers depend on."""
-    from importlib.metadata import version
-
-    from genctl import __version__
-
-    return {"genctl": __version__, "torch": version("torch"), "transformers": version("transformers")}

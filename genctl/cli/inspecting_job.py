@@ -14,10 +14,11 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling, strategy
 from genctl.cli.cutting import cut_note
-from genctl.cli.inspecting import Asked
+from genctl.cli.inspecting import STEPS, Asked, check, check_length, check_rows
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.prompting import are_texts, is_terminal
-from genctl.config.layers import Layer, Resolved, overlay, row_layer
+from genctl.cli.prompting import are_texts, is_terminal, prompts_of
+from genctl.config import settings
+from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.errors import Exit, GenctlError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +27,47 @@ if TYPE_CHECKING:
     from genctl.session import Request, Session
 
 COLUMNS = ("step", "rows", "layer", "kind", "shape", "dtype", "device", "bytes", "new")
+
+
+def perform(asked: Asked) -> int | None:
+    """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
+    check(asked)
+    layers = [*settings.standing_layers(asked.presets), *asked.flags]
+    early = resolve(layers, tentative=True)
+    if asked.plan:
+        return _plan(asked, early)
+    steps = STEPS if asked.steps is None else asked.steps
+    check_length(early, asked.steps, steps)
+    place = f"--steps {steps}"
+    layers.append(Layer("flag", {"max_new_tokens": steps + 1}, {"max_new_tokens": place}, "command"))
+    early = resolve(layers, tentative=True)
+    prompts = prompts_of(asked)
+    if prompts is None:
+        return None
+    with Interrupt() as interrupt:
+        with prompts:
+            rows = list(prompts)
+        check_rows(asked, rows)
+        return Job(asked, layers, early, steps, rows, interrupt).run()
+
+
+def _plan(asked: Asked, early: Resolved) -> int:
+    from genctl.cli import cache_plan
+
+    if early.runtime.prompt_cache is not None and early.settings["prompt_cache"].kind == "command":
+        raise UsageError("--prompt-cache belongs to a measurement, and --plan decodes nothing")
+    return cache_plan.perform(
+        early.runtime,
+        early.generation,
+        batch=asked.batch or 1,
+        length=asked.length,
+        source_length=asked.source_length,
+        memory=asked.memory,
+        format=asked.format,
+        color=asked.color,
+        allow_pickle=asked.allow_pickle,
+        trust_remote_code=asked.trust_remote_code,
+    )
 
 
 @dataclass
