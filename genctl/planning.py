@@ -42,7 +42,7 @@ class Planned:
     settings: dict[str, Any]  # what a viewer needs to know of it
     guard: Guard
     healed: Healed | None = None
-    rerank: rerank.Plan | None = None
+    rerank: rerank.RerankPlan | None = None
     wishes: Wishes | None = None
 
 
@@ -172,7 +172,7 @@ class Planner:
         kind, wanted = ranking.kind if ranking else strategy.kind, self._wishes(generation, strategy)
         return Planned(lane, prompt, kind, settings, guard, healed, ranking, wanted)
 
-    def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.Plan | None]:
+    def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
         from genctl.strategies.choose import choose
         from genctl.strategies.companions import Companion, accompanied
         from genctl.strategies.sample import Sample

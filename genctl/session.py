@@ -195,7 +195,7 @@ class Session:
         begins: dict[str, events.Began] = {}
         guards: dict[str, Guard] = {}
         healed: dict[str, Healed] = {}
-        ranked: dict[str, rerank.Plan] = {}
+        ranked: dict[str, rerank.RerankPlan] = {}
         grammars: dict[str, tuple[Grammar, int]] = {}  # and how long the lane's prompt is
         wishes: dict[str, Wishes] = {}
         name = self.loaded.name

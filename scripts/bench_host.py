@@ -103,7 +103,7 @@ def per_step(forward: Forward, tokenizer: Any, knobs: dict[str, Any], rows: int,
     collector = Collector()
     guards: dict[str, Guard] = {}
     healed: dict[str, Healed] = {}
-    plans: dict[str, rerank.Plan] = {}
+    plans: dict[str, rerank.RerankPlan] = {}
     told = decode(forward, list(lanes(forward, knobs, rows, prompt, steps)), width=rows)
     worded = caption(told, lambda: Detokenizer(tokenizer))
     counted, began, aside, ended = 0, 0.0, 0.0, 0.0
