@@ -60,7 +60,7 @@ class PackedLinear(nn.Module):
 
 
 @dataclass
-class Report:
+class PackingReport:
     """What became of a model's linear layers."""
 
     packed: int = 0
@@ -69,13 +69,13 @@ class Report:
 
 def pack(
     model: nn.Module, *, quantize: str | None = None, look: Look | None = None, smallest: int | None = None
-) -> Report:
+) -> PackingReport:
     """Replace every linear layer within `model` that is fit for it, one by one; each original is freed before the next.
 
     `look` is given each parameter once, by name, before its layer is packed, and may raise. `quantize` is None for the
     same numbers in another order, or "int8". Only for inference.
     """
-    report = Report()
+    report = PackingReport()
     seen: set[int] = set()
     parameters = [weight for module in model.modules() for weight in module.parameters(recurse=False)]
     users = Counter(weight.data_ptr() for weight in parameters if weight.device.type == "cpu")  # tied ones: several
