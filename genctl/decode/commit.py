@@ -18,7 +18,7 @@ from genctl import events
 from genctl.decode import host
 from genctl.decode.host import Asked
 from genctl.decode.processors import trace as tracing
-from genctl.decode.processors.rows import Row
+from genctl.decode.processors.rows import RowCandidates
 from genctl.decode.types import Choice, Closed, Lane, Rows, Scores, Space, Stop, Written
 
 Node = tuple[int, Any]  # a token and the node before it; None at the prompt: forks share their stem
@@ -63,7 +63,7 @@ def score(
     normalizer: Tensor,
     space: Space,
     asked: Asked | None = None,
-) -> tuple[Tensor, list[list[tracing.Stage]], list[Row] | None]:
+) -> tuple[Tensor, list[list[tracing.Stage]], list[RowCandidates] | None]:
     """Apply the lane's processors to what follows each row and each draft prefix.
 
     raw f32 [N, D+1, V]; draft int64 [R, B, D] or None. Returns scores [N, D+1, V], the stages for each of the D+1

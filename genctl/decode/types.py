@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from genctl.decode.host import Asked
-    from genctl.decode.processors.rows import Row
+    from genctl.decode.processors.rows import RowCandidates
 
 # What processors are given: logits, log-probabilities, or nothing yet: with "raw" the search calls `Context.process`.
 Space: TypeAlias = Literal["logits", "logprobs", "raw"]
@@ -79,7 +79,9 @@ class Scores:
     ended: Sequence[Closed] = ()
     hidden: Tensor | None = None  # f32 [N, D+1, H]
     layers: tuple[Tensor, ...] | None = None  # per layer [N, D+1, H]
-    left: Sequence[Row] | None = None  # N, the same as `logits` without what filters removed, where it is known
+    left: Sequence[RowCandidates] | None = (
+        None  # N, the same as `logits` without what filters removed, where it is known
+    )
     asked: Asked = field(default_factory=_nothing)  # by the loop, of this step: fetched with what a search asks
 
     @property

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from genctl.decode.host import Asked
 from genctl.decode.processors.filters import Filter, cut
-from genctl.decode.processors.rows import Row
+from genctl.decode.processors.rows import RowCandidates
 from genctl.decode.types import Processor
 from genctl.errors import ModelError, UsageError
 from genctl.events import Trace
@@ -49,7 +49,7 @@ def process(processors: Sequence[Processor], history: Tensor, scores: Tensor) ->
 
 def sift(
     processors: Sequence[Processor], history: Tensor, scores: Tensor, asked: Asked | None = None
-) -> tuple[Tensor, list[Row] | None]:
+) -> tuple[Tensor, list[RowCandidates] | None]:
     """Like `process`; where filters come last, what they left of each row is returned too.
 
     With `asked` the scores are checked when it is fetched.
@@ -71,7 +71,7 @@ def sift(
     return scores, left
 
 
-def _filtered(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Tensor, list[Row] | None]:
+def _filtered(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
     if not filters:
         return scores, None
     try:
