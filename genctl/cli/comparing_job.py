@@ -24,7 +24,7 @@ from genctl.cli.prompting import is_terminal
 from genctl.cli.recording import EventFile
 from genctl.cli.shortfall import shortfalls
 from genctl.comparing import expectations, references
-from genctl.comparing.outputs import Cell, Failure, Prompt
+from genctl.comparing.outputs import Cell, ComparedPrompt, Failure
 from genctl.comparing.runs import Run, checkpoint_of
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved, overlay, row_layer
@@ -84,7 +84,9 @@ class Job:
     saved: Saved = field(default_factory=Saved)
     checkpoints: dict[str, str] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)  # kept for --save and --expect
-    lanes: dict[str, tuple[Prompt, int, int]] = field(default_factory=dict)  # under way: prompt, run, repetition
+    lanes: dict[str, tuple[ComparedPrompt, int, int]] = field(
+        default_factory=dict
+    )  # under way: prompt, run, repetition
     guided: set[str] = field(default_factory=set)  # lanes that also read a negative prompt
     hidden: dict[int, bool] = field(default_factory=dict)  # runs that look at hidden states
     shared: set[str] = field(default_factory=set)  # lanes that began from another lane's prefill
@@ -129,7 +131,7 @@ class Job:
                 sink.close()
         return self._status(output)
 
-    def _prompts(self) -> list[Prompt]:
+    def _prompts(self) -> list[ComparedPrompt]:
         """The prompts with their references. Raises InputError where references do not fit."""
         given = None
         if self.asked.references is not None:
@@ -142,7 +144,7 @@ class Job:
                 if known:
                     raise InputError(f"{row.where} has a reference, and so has line {place + 1} of --references")
                 known = [given[place]]
-            found.append(Prompt(row, tuple(known), [[None] * self.seeds for _ in self.runs]))
+            found.append(ComparedPrompt(row, tuple(known), [[None] * self.seeds for _ in self.runs]))
         return found
 
     # -- decoding ------------------------------------------------------------------------------------------------------
@@ -232,7 +234,7 @@ class Job:
         self,
         session: Session,
         members: Sequence[int],
-        chunk: Sequence[Prompt],
+        chunk: Sequence[ComparedPrompt],
         view: CompareView,
         trace: EventFile | None,
     ) -> None:
@@ -274,7 +276,7 @@ class Job:
         self.shared.clear()
         self.prefill_of.clear()
 
-    def _requests(self, session: Session, members: Sequence[int], prompt: Prompt) -> list[Request]:
+    def _requests(self, session: Session, members: Sequence[int], prompt: ComparedPrompt) -> list[Request]:
         """The lanes of one prompt. Those that look at hidden states come first: their prefill serves all others."""
         from genctl.session import Request
 
@@ -307,7 +309,7 @@ class Job:
                 found.append((hidden, made))
         return [request for _, request in sorted(found, key=lambda pair: not pair[0])]
 
-    def _show(self, chunk: Sequence[Prompt], view: CompareView) -> None:
+    def _show(self, chunk: Sequence[ComparedPrompt], view: CompareView) -> None:
         from genctl.cli.comparison import heading
         from genctl.render.compare import Column
 
@@ -346,7 +348,7 @@ class Job:
             view.hide()
             self.say(f"note: {note}")
 
-    def _settle(self, chunk: Sequence[Prompt], view: CompareView, output: Output) -> None:
+    def _settle(self, chunk: Sequence[ComparedPrompt], view: CompareView, output: Output) -> None:
         view.hide()
         for prompt in chunk:
             if isinstance(prompt.row, BadRow) or prompt.begun:

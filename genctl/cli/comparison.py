@@ -13,7 +13,7 @@ from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
 from genctl.comparing import formats, references
 from genctl.comparing.expectations import Outcome
-from genctl.comparing.outputs import Measured, Prompt, measured, records
+from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
 from genctl.comparing.statistics import Interval, Tally
 from genctl.render import comparison as shown
 from genctl.render import parts
@@ -79,12 +79,12 @@ class Output:
             self.writer = formats.TsvWriter(sink)
         self.silent = asked.expect is not None and asked.format == "text"
         self.closed = False
-        self._found: tuple[Prompt, dict[str, list[Measured]]] | None = None
+        self._found: tuple[ComparedPrompt, dict[str, list[Measured]]] | None = None
         self._blocks = 0
 
     # -- one prompt ----------------------------------------------------------------------------------------------------
 
-    def prompt(self, prompt: Prompt) -> int:
+    def prompt(self, prompt: ComparedPrompt) -> int:
         """Write one prompt, every run of it. Returns how many runs failed."""
         found = measured(prompt, self.names, self.job.base, timing=self.asked.timing)
         self._found = prompt, found
@@ -107,13 +107,13 @@ class Output:
             self._text(prompt, found, alone)
         return failed
 
-    def full(self, prompt: Prompt) -> list[dict[str, Any]]:
+    def full(self, prompt: ComparedPrompt) -> list[dict[str, Any]]:
         """The records of the prompt that was written last, with their tokens."""
         assert self._found is not None
         assert self._found[0] is prompt
         return records(prompt, self.names, self._found[1], baseline=None, tokens=True)
 
-    def _failures(self, prompt: Prompt) -> int:
+    def _failures(self, prompt: ComparedPrompt) -> int:
         said = self.writer is None and not self.silent
         if isinstance(prompt.row, BadRow):
             if said:
@@ -127,7 +127,7 @@ class Output:
                     self.job.say(f"error: prompt {prompt.row.id}, run {name}: {failure.message}")
         return failed
 
-    def _text(self, prompt: Prompt, found: dict[str, list[Measured]], tally: Tally) -> None:
+    def _text(self, prompt: ComparedPrompt, found: dict[str, list[Measured]], tally: Tally) -> None:
         several = len(self.job.prompts) > 1
         blocks, partings = self._shown(prompt, found)
         if several:
@@ -139,7 +139,9 @@ class Output:
         self._write([Text("")])
         self._tables(tally)
 
-    def _shown(self, prompt: Prompt, found: dict[str, list[Measured]]) -> tuple[list[shown.Block], list[shown.Parting]]:
+    def _shown(
+        self, prompt: ComparedPrompt, found: dict[str, list[Measured]]
+    ) -> tuple[list[shown.Block], list[shown.Parting]]:
         blocks, partings = [], []
         models = [one.runtime.model for one in self.job.resolved]
         home = models[self.names.index(self.job.base)]
@@ -284,7 +286,7 @@ class Output:
 
     # -- Markdown ------------------------------------------------------------------------------------------------------
 
-    def _markdown(self, prompt: Prompt, found: dict[str, list[Measured]], tally: Tally) -> None:
+    def _markdown(self, prompt: ComparedPrompt, found: dict[str, list[Measured]], tally: Tally) -> None:
         row = prompt.row
         pieces = [f"## Prompt {formats.markdown_text(row.id)}"]
         if isinstance(row, BadRow):
@@ -333,7 +335,7 @@ def _passage(one: Measured, label: str) -> shown.Passage:
     return shown.Passage(one.sequence.shown, state, label, one.leaves.character, one.leaves.token)
 
 
-def _add(tally: Tally, prompt: Prompt, found: dict[str, list[Measured]], names: Sequence[str]) -> None:
+def _add(tally: Tally, prompt: ComparedPrompt, found: dict[str, list[Measured]], names: Sequence[str]) -> None:
     if isinstance(prompt.row, BadRow):
         return
     tally.add({name: [one.values for one in found[name]] for name in names})
