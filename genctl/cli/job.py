@@ -34,7 +34,7 @@ from genctl.errors import CheckError, Exit, GenctlError
 from genctl.results import Collector, Result
 
 if TYPE_CHECKING:
-    from genctl.inspecting.batches import Divergence
+    from genctl.inspecting.batches import BatchDivergence
     from genctl.render.live import RunView
     from genctl.render.progress import RowsBar
     from genctl.session import Report, Request, Session
@@ -242,7 +242,7 @@ class Job:
                 self.apart = "" if found.close else str(found)
             yield request
 
-    def _differs(self, found: Divergence) -> None:
+    def _differs(self, found: BatchDivergence) -> None:
         self.different += 1
         self.say(f"check: {found}")
 
