@@ -14,7 +14,7 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.comparing import formats, references
 from genctl.comparing.expectations import Outcome
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
-from genctl.comparing.statistics import Interval, Tally
+from genctl.comparing.statistics import Interval, RunStatistics
 from genctl.render import comparison as shown
 from genctl.render import parts
 from genctl.render.summary import DOT, count, lines, stop_words
@@ -69,7 +69,7 @@ class Output:
     def __init__(self, job: Job, asked: Asked, out: Console, err: Console, sink: Any) -> None:
         self.job, self.asked, self.out, self.err, self.sink = job, asked, out, err, sink
         self.names = [run.name for run in job.runs]
-        self.tally = Tally(self.names)
+        self.tally = RunStatistics(self.names)
         self.corpus: dict[str, tuple[list[str], list[tuple[str, ...]]]] = {name: ([], []) for name in self.names}
         self.width = out.width if sink is None else None
         self.writer: Any = None
@@ -89,7 +89,7 @@ class Output:
         found = measured(prompt, self.names, self.job.base, timing=self.asked.timing)
         self._found = prompt, found
         failed = self._failures(prompt)
-        alone = Tally(self.names)
+        alone = RunStatistics(self.names)
         for tally in (self.tally, alone):
             _add(tally, prompt, found, self.names)
         if prompt.references:
@@ -127,7 +127,7 @@ class Output:
                     self.job.say(f"error: prompt {prompt.row.id}, run {name}: {failure.message}")
         return failed
 
-    def _text(self, prompt: ComparedPrompt, found: dict[str, list[Measured]], tally: Tally) -> None:
+    def _text(self, prompt: ComparedPrompt, found: dict[str, list[Measured]], tally: RunStatistics) -> None:
         several = len(self.job.prompts) > 1
         blocks, partings = self._shown(prompt, found)
         if several:
@@ -231,13 +231,13 @@ class Output:
 
     # -- tables --------------------------------------------------------------------------------------------------------
 
-    def _tables(self, tally: Tally, *, intervals: bool = False) -> None:
+    def _tables(self, tally: RunStatistics, *, intervals: bool = False) -> None:
         for title, headings, rows in self._all_tables(tally, intervals=intervals):
             if title:
                 self._write([Text(""), Text(title, style="dim")])
             self._write(shown.table_lines(headings, rows, self.width))
 
-    def _all_tables(self, tally: Tally, *, intervals: bool) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    def _all_tables(self, tally: RunStatistics, *, intervals: bool) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         """Titles, headings and cells: the numbers, differences to the baseline, the corpus, and who is ahead."""
         base = self.asked.baseline
         means = {name: tally.means(name) for name in self.names}
@@ -286,7 +286,7 @@ class Output:
 
     # -- Markdown ------------------------------------------------------------------------------------------------------
 
-    def _markdown(self, prompt: ComparedPrompt, found: dict[str, list[Measured]], tally: Tally) -> None:
+    def _markdown(self, prompt: ComparedPrompt, found: dict[str, list[Measured]], tally: RunStatistics) -> None:
         row = prompt.row
         pieces = [f"## Prompt {formats.markdown_text(row.id)}"]
         if isinstance(row, BadRow):
@@ -309,7 +309,7 @@ class Output:
     def _markdown_end(self, done: int) -> None:
         self._write_markdown([f"## Over {count(done, 'prompt')}", *self._markdown_tables(self.tally, intervals=True)])
 
-    def _markdown_tables(self, tally: Tally, *, intervals: bool) -> Iterator[str]:
+    def _markdown_tables(self, tally: RunStatistics, *, intervals: bool) -> Iterator[str]:
         for title, headings, rows in self._all_tables(tally, intervals=intervals):
             if title:
                 yield formats.markdown_text(title[:1].upper() + title[1:])
@@ -335,7 +335,7 @@ def _passage(one: Measured, label: str) -> shown.Passage:
     return shown.Passage(one.sequence.shown, state, label, one.leaves.character, one.leaves.token)
 
 
-def _add(tally: Tally, prompt: ComparedPrompt, found: dict[str, list[Measured]], names: Sequence[str]) -> None:
+def _add(tally: RunStatistics, prompt: ComparedPrompt, found: dict[str, list[Measured]], names: Sequence[str]) -> None:
     if isinstance(prompt.row, BadRow):
         return
     tally.add({name: [one.values for one in found[name]] for name in names})
@@ -345,7 +345,7 @@ def _add(tally: Tally, prompt: ComparedPrompt, found: dict[str, list[Measured]],
         tally.seconds[name] += sum(result.decode_s for result in prompt.results(place))
 
 
-def _cell(tally: Tally, name: str, key: str, mean: float | None, *, intervals: bool) -> str:
+def _cell(tally: RunStatistics, name: str, key: str, mean: float | None, *, intervals: bool) -> str:
     digits = COLUMNS[key][1]
     if intervals:
         return _interval(tally.interval(name, key), digits, intervals=True)
