@@ -27,7 +27,7 @@ from genctl.cli.making import ends_to_tell, make_bar, make_view, records_of, wan
 from genctl.cli.prompting import are_texts, is_terminal
 from genctl.cli.recording import EventFile
 from genctl.cli.shortfall import shortfalls
-from genctl.cli.tally import Tally
+from genctl.cli.tally import RowTally
 from genctl.cli.unfinished import Unfinished
 from genctl.config.layers import Layer, Resolved, overlay, row_layer
 from genctl.errors import CheckError, Exit, GenctlError
@@ -53,7 +53,7 @@ class Job:
     layers: Sequence[Layer]
     early: Resolved  # what the layers say before the checkpoint has had its word
     interrupt: Interrupt
-    tally: Tally = field(default_factory=Tally)
+    tally: RowTally = field(default_factory=RowTally)
     rows: dict[str, InputRow] = field(default_factory=dict)  # those that are being decoded
     stop_at: int | None = None  # with --strict, the first row that failed
     stopper: Sequence[Mapping[str, Any]] = ()  # and its record
