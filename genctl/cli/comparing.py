@@ -12,7 +12,7 @@ from genctl.batch.quoting import Refused
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.prompting import prompts_of
 from genctl.comparing import expectations
-from genctl.comparing.runs import Run, check_names, checkpoint_of, read_runs, recorded_layer, split_models
+from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, read_runs, recorded_layer, split_models
 from genctl.config.dry import to_toml
 from genctl.config.layers import Layer, Resolved, model_layer
 from genctl.errors import Exit, GenctlError, InputError, PresetError, UsageError
@@ -66,12 +66,12 @@ def check(asked: Asked) -> None:
         raise UsageError(f"--save {asked.save}: another option names the same file")
 
 
-def runs_of(asked: Asked, recording: expectations.Recording | None) -> tuple[Run, ...]:
+def runs_of(asked: Asked, recording: expectations.Recording | None) -> tuple[RunSpec, ...]:
     """The runs of a comparison: those of the command line, or of the recording that --expect reads."""
     models = split_models(asked.models)
     if recording is not None and not (asked.presets or asked.strategies or models):
         runs = tuple(
-            Run(one["name"], (recorded_layer(one["name"], one["settings"]), *asked.flags)) for one in recording.runs
+            RunSpec(one["name"], (recorded_layer(one["name"], one["settings"]), *asked.flags)) for one in recording.runs
         )
         check_names(runs)
         return runs
@@ -85,7 +85,7 @@ def runs_of(asked: Asked, recording: expectations.Recording | None) -> tuple[Run
     return runs
 
 
-def each(runs: Sequence[Run], ask: Any) -> list[Resolved]:
+def each(runs: Sequence[RunSpec], ask: Any) -> list[Resolved]:
     """`ask` of every run; the mistakes of all of them at once."""
     found, mistakes, hints = [], [], []
     for run in runs:
@@ -99,7 +99,7 @@ def each(runs: Sequence[Run], ask: Any) -> list[Resolved]:
     return found
 
 
-def dry(asked: Asked, runs: Sequence[Run], early: Sequence[Resolved]) -> int:
+def dry(asked: Asked, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> int:
     """Each run as TOML, with what its checkpoint says; weights are not read."""
     resolved = settled(asked, runs, early)
     pieces = [f"# run {run.name}\n\n{to_toml(one, defaults=False)}" for run, one in zip(runs, resolved, strict=True)]
@@ -107,7 +107,7 @@ def dry(asked: Asked, runs: Sequence[Run], early: Sequence[Resolved]) -> int:
     return int(Exit.DONE)
 
 
-def settled(asked: Asked, runs: Sequence[Run], early: Sequence[Resolved]) -> list[Resolved]:
+def settled(asked: Asked, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> list[Resolved]:
     """The runs with their checkpoints' settings beneath them, checked as far as that goes without weights."""
     from genctl.models.hub import generation_config
     from genctl.session import check_settings
@@ -121,7 +121,7 @@ def settled(asked: Asked, runs: Sequence[Run], early: Sequence[Resolved]) -> lis
             beneath[checkpoint_of(one)] = model_layer(said, one.runtime.model)
     keys = {run.name: checkpoint_of(one) for run, one in zip(runs, early, strict=True)}
 
-    def ask(run: Run) -> Resolved:
+    def ask(run: RunSpec) -> Resolved:
         resolved = run.resolve([beneath[keys[run.name]]])
         with Naming(run):
             check_settings(resolved.generation)
@@ -133,7 +133,7 @@ def settled(asked: Asked, runs: Sequence[Run], early: Sequence[Resolved]) -> lis
 class Naming:
     """Puts the name of a run before the message of a GenctlError that passes through."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunSpec) -> None:
         self.run = run
 
     def __enter__(self) -> None:

@@ -25,7 +25,7 @@ from genctl.cli.recording import EventFile
 from genctl.cli.shortfall import shortfalls
 from genctl.comparing import expectations, references
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure
-from genctl.comparing.runs import Run, checkpoint_of
+from genctl.comparing.runs import RunSpec, checkpoint_of
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved, overlay, row_layer
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
@@ -61,7 +61,7 @@ def perform(asked: Asked) -> int | None:
     if asked.baseline is not None and asked.baseline not in [run.name for run in runs]:
         names = ", ".join(run.name for run in runs)
         raise UsageError(f"--baseline {asked.baseline}: no run has this name; there are: {names}")
-    early = each(runs, Run.early)
+    early = each(runs, RunSpec.early)
     if asked.dry:
         return dry(asked, runs, early)
     rows = rows_of(asked, recording)
@@ -76,7 +76,7 @@ class Job:
     """One comparison: checkpoints one after another, on each all runs of a prompt at once."""
 
     asked: Asked
-    runs: Sequence[Run]
+    runs: Sequence[RunSpec]
     early: Sequence[Resolved]
     rows: list[InputRow | BadRow]
     recording: expectations.Recording | None
