@@ -76,7 +76,7 @@ class Output:
         if asked.format in ("json", "jsonl"):
             self.writer = writers.open_writer(asked.format, sink, on_error=lambda record: None)  # type: ignore[arg-type]
         elif asked.format == "tsv":
-            self.writer = formats.TsvWriter(sink)
+            self.writer = formats.ComparisonTsvWriter(sink)
         self.silent = asked.expect is not None and asked.format == "text"
         self.closed = False
         self._found: tuple[ComparedPrompt, dict[str, list[Measured]]] | None = None
