@@ -104,7 +104,7 @@ def open_writer(
     if format == "text":
         return TextWriter(sink, on_error)
     if format == "tsv":
-        return TsvWriter(sink)
+        return ScoreTsvWriter(sink)
     return writers.open_writer(format, sink, on_error=on_error)
 
 
@@ -120,7 +120,7 @@ class TextWriter(writers.TextWriter):
         self._sink.write(("\t".join(cells) + "\n").encode())
 
 
-class TsvWriter(writers.TsvWriter):
+class ScoreTsvWriter(writers.TsvWriter):
     """A header, then one line per record with always the same columns; see `COLUMNS`."""
 
     def __init__(self, sink: writers.Binary) -> None:
