@@ -102,13 +102,13 @@ def open_writer(
 ) -> writers.Writer:
     """As `writers.open_writer`, for these records."""
     if format == "text":
-        return TextWriter(sink, on_error)
+        return ScoreTextWriter(sink, on_error)
     if format == "tsv":
         return ScoreTsvWriter(sink)
     return writers.open_writer(format, sink, on_error=on_error)
 
 
-class TextWriter(writers.TextWriter):
+class ScoreTextWriter(writers.TextWriter):
     """`ppl`, `nll`, `tokens` and the text with its controls escaped, between tabs: one line for each text."""
 
     def write(self, record: writers.Record) -> None:
