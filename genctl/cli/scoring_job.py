@@ -277,7 +277,7 @@ class ScoringJob:
             lines.append(parts.header(width, f"text {row.id}", row.prompt or ""))
         ranked = outcome[0].rank is not None
         if ranked and self.live:
-            entries = [heat.Entry(one.text, _figures(one)) for one in outcome]
+            entries = [heat.RankedToken(one.text, _figures(one)) for one in outcome]
             lines += heat.ranking(entries, BY[self.asked.by or "mean"], width)
         for one in outcome:
             if ranked and self.details:
