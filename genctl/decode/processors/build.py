@@ -29,7 +29,7 @@ __all__ = ["NAMES", "ORDER", "Entry", "Material", "Named", "build", "unlisted"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ProcessorEntry:
     """One processor of the table."""
 
     name: str
@@ -93,8 +93,8 @@ def _mirostat(m: Material) -> Processor | None:
 
 _DRY = ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers")
 
-ORDER: tuple[Entry, ...] = tuple(
-    Entry(name, names, make, source)
+ORDER: tuple[ProcessorEntry, ...] = tuple(
+    ProcessorEntry(name, names, make, source)
     for name, names, make, source in (
         (
             "guidance_scale",
@@ -192,7 +192,7 @@ ORDER: tuple[Entry, ...] = tuple(
     )
 )
 
-NAMES: dict[str, Entry] = {entry.name: entry for entry in ORDER}
+NAMES: dict[str, ProcessorEntry] = {entry.name: entry for entry in ORDER}
 
 
 def build(material: Material) -> tuple[Named, ...]:
@@ -228,7 +228,7 @@ def unlisted(material: Material) -> tuple[str, ...]:
     )
 
 
-def _make(entry: Entry, material: Material) -> Named | None:
+def _make(entry: ProcessorEntry, material: Material) -> Named | None:
     try:
         function = entry.make(material)
     except GenctlError:
