@@ -33,7 +33,7 @@ Step = Callable[[Tensor, Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]], T
 Eager = Callable[[Cache], Tensor]
 
 
-class Slots(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
+class CompiledLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
     """What a model is given during a compiled step: a layer's buffers, and where the new column goes."""
 
     is_compileable = True
@@ -216,7 +216,7 @@ def _stepping(model: Any, accepted: frozenset[str]) -> Step:
     def step(
         feed: Tensor, mask: Tensor, positions: Tensor, place: Tensor, buffers: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
-        cache = Cache(layers=[Slots(keys, values, place) for keys, values in buffers])
+        cache = Cache(layers=[CompiledLayer(keys, values, place) for keys, values in buffers])
         inputs = {"input_ids": feed, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
         if takes_positions:
             inputs["position_ids"] = positions
