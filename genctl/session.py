@@ -19,7 +19,7 @@ from genctl.params import Generation, Runtime
 
 if TYPE_CHECKING:
     from genctl.decode.grammar.processor import Grammar
-    from genctl.decode.saved import Identity
+    from genctl.decode.saved import PromptIdentity
     from genctl.decode.types import Lane, Prefix
     from genctl.models.hub import Loaded
     from genctl.planning import Planned
@@ -99,17 +99,17 @@ class Session:
         return cls(loaded, runtime, allow_plugins=allow_plugins, flags={**flags, "on_event": on_event})
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> PromptIdentity:
         """What a prompt saved by this session belongs to."""
         from importlib.metadata import version
 
-        from genctl.decode.saved import Identity
+        from genctl.decode.saved import PromptIdentity
         from genctl.native.model import NativeModel
 
         model = self.loaded.model
         layout = model.cache_layout if isinstance(model, NativeModel) else ""
         dtype = str(model.dtype).removeprefix("torch.")
-        return Identity(self.loaded.fingerprint(), self.loaded.name, dtype, version("transformers"), layout)
+        return PromptIdentity(self.loaded.fingerprint(), self.loaded.name, dtype, version("transformers"), layout)
 
     def _saved(self, path: str | None) -> Prefix | None:
         if path is None:
