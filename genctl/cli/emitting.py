@@ -11,7 +11,7 @@ from genctl.batch import writers
 from genctl.batch.resumable import Resumable
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.asked import Asked
-from genctl.cli.resuming import Echo, Identity, check_same
+from genctl.cli.resuming import Echo, OutputIdentity, check_same
 
 Record = writers.Record
 Written = Callable[[int, Sequence[Record]], object]
@@ -44,7 +44,7 @@ class Output(Protocol):
     def differs(self) -> bool:
         """Whether rows that were decoded again came out differently."""
 
-    def begin(self, identity: Identity, span: int) -> Identity:
+    def begin(self, identity: OutputIdentity, span: int) -> OutputIdentity:
         """The checkpoint is known. Returns what is asked, with the seed that holds."""
 
     def consume(self, row: InputRow | BadRow) -> None:
@@ -82,7 +82,7 @@ class Plain:
             writer = writers.open_writer(format, self._sink, on_error=on_error, shown=shown)
         self._ordered = writers.Ordered(writer, unordered=asked.unordered, written=written)
 
-    def begin(self, identity: Identity, span: int) -> Identity:
+    def begin(self, identity: OutputIdentity, span: int) -> OutputIdentity:
         return identity
 
     def consume(self, row: InputRow | BadRow) -> None:
@@ -131,7 +131,7 @@ class Resumed:
     def differs(self) -> bool:
         return self._echo is not None and self._echo.differs
 
-    def begin(self, identity: Identity, span: int) -> Identity:
+    def begin(self, identity: OutputIdentity, span: int) -> OutputIdentity:
         if self.file.header is not None:
             identity = check_same(self.file.name, self.file.header, identity)
             self.compared = identity.input is not None and self.file.header.get("input") == identity.input
