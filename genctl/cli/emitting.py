@@ -27,7 +27,7 @@ class Nowhere:
         pass
 
 
-class Output(Protocol):
+class RecordOutput(Protocol):
     """What a job needs to know of where its records go."""
 
     done: int  # rows whose records are out since an earlier run
@@ -196,7 +196,7 @@ def open_output(
     counted: Callable[[], Mapping[str, Any]],
     *,
     nowhere: bool,
-) -> Output:
+) -> RecordOutput:
     """The output that is asked for.
 
     `written` is told of each row that is out, `on_error` of the failures that the format has no place for; `counted`
@@ -214,7 +214,7 @@ def _visible(text: str) -> str:
 
 
 @contextmanager
-def opened(output: Output, interrupted: Callable[[], Any]) -> Iterator[Output]:
+def opened(output: RecordOutput, interrupted: Callable[[], Any]) -> Iterator[RecordOutput]:
     """An output that an error cuts short is given up, so that an old file is not lost to it."""
     try:
         yield output

@@ -21,7 +21,7 @@ from genctl.cli import caching, compiling, resuming, searching, strategy
 from genctl.cli.asked import Asked as Asked
 from genctl.cli.cutting import cut_note
 from genctl.cli.emitting import Nowhere as Nowhere
-from genctl.cli.emitting import Output, open_output, opened
+from genctl.cli.emitting import RecordOutput, open_output, opened
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.making import ends_to_tell, make_bar, make_view, records_of, wants_bar
 from genctl.cli.prompting import are_texts, is_terminal
@@ -81,7 +81,7 @@ class Job:
         with ExitStack() as stack:
             nowhere = self.live or asked.stream
             output = open_output(asked, self._written, self._say_failed, self.tally.kept, nowhere=nowhere)
-            self.output: Output = stack.enter_context(opened(output, lambda: self._cut_short))
+            self.output: RecordOutput = stack.enter_context(opened(output, lambda: self._cut_short))
             self.trace = stack.enter_context(EventFile(Path(asked.events))) if asked.events else None
             view = make_view(asked, out, self.err, live=self.live, top=self._report().top, several=several)
             self.view: RunView = stack.enter_context(view)
