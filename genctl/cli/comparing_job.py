@@ -32,7 +32,7 @@ from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
 from genctl.results import Collector
 
 if TYPE_CHECKING:
-    from genctl.cli.comparison import Output
+    from genctl.cli.comparison import ComparisonOutput
     from genctl.render.compare import CompareView
     from genctl.session import Request, Session
 
@@ -149,7 +149,7 @@ class Job:
 
     # -- decoding ------------------------------------------------------------------------------------------------------
 
-    def _decode(self, view: CompareView, output: Output, trace: EventFile | None, *, per: int) -> None:
+    def _decode(self, view: CompareView, output: ComparisonOutput, trace: EventFile | None, *, per: int) -> None:
         groups: dict[tuple[Any, ...], list[int]] = {}
         for place, one in enumerate(self.resolved):
             groups.setdefault(checkpoint_of(one), []).append(place)
@@ -348,7 +348,7 @@ class Job:
             view.hide()
             self.say(f"note: {note}")
 
-    def _settle(self, chunk: Sequence[ComparedPrompt], view: CompareView, output: Output) -> None:
+    def _settle(self, chunk: Sequence[ComparedPrompt], view: CompareView, output: ComparisonOutput) -> None:
         view.hide()
         for prompt in chunk:
             if isinstance(prompt.row, BadRow) or prompt.begun:
@@ -384,7 +384,7 @@ class Job:
             tuple(self.records),
         )
 
-    def _status(self, output: Output) -> int:
+    def _status(self, output: ComparisonOutput) -> int:
         if self.interrupt.status:
             return self.interrupt.status
         if self.recording is None:

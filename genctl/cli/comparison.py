@@ -45,7 +45,7 @@ SPEED, ENDED = "tok/s", "ended by"
 
 
 @contextmanager
-def open_outputs(job: Job, asked: Asked, out: Console, err: Console) -> Iterator[Output]:
+def open_outputs(job: Job, asked: Asked, out: Console, err: Console) -> Iterator[ComparisonOutput]:
     """The output of a comparison. One that an error cuts short is given up, so that an old file is not lost to it."""
     to_terminal = asked.output in (None, "-") and asked.format == "text" and out.is_terminal
     sink = (
@@ -53,7 +53,7 @@ def open_outputs(job: Job, asked: Asked, out: Console, err: Console) -> Iterator
         if to_terminal
         else writers.open_output(asked.output, sys.stdout, force=asked.force and asked.output is not None)
     )
-    output = Output(job, asked, out, err, sink)
+    output = ComparisonOutput(job, asked, out, err, sink)
     try:
         yield output
         output.finish()
@@ -63,7 +63,7 @@ def open_outputs(job: Job, asked: Asked, out: Console, err: Console) -> Iterator
         raise
 
 
-class Output:
+class ComparisonOutput:
     """Takes prompts as they are done, in input order, and says at the end what they came to."""
 
     def __init__(self, job: Job, asked: Asked, out: Console, err: Console, sink: Any) -> None:
