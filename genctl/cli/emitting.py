@@ -66,7 +66,7 @@ class RecordOutput(Protocol):
         """An error is being reported."""
 
 
-class Plain:
+class PlainOutput:
     """Records to standard output, a device or a new file, or `nowhere`."""
 
     def __init__(self, asked: Asked, written: Written, on_error: Callable[[Record], None], *, nowhere: bool) -> None:
@@ -204,7 +204,7 @@ def open_output(
     """
     if asked.resume:
         return Resumed(asked, written, on_error, counted)
-    return Plain(asked, written, on_error, nowhere=nowhere)
+    return PlainOutput(asked, written, on_error, nowhere=nowhere)
 
 
 def _visible(text: str) -> str:
