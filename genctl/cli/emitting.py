@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 from genctl.batch import writers
 from genctl.batch.resumable import Resumable
 from genctl.batch.rows import BadRow, InputRow
-from genctl.cli.asked import Asked
+from genctl.cli.asked import RunOptions
 from genctl.cli.resuming import Echo, OutputIdentity, check_same
 
 Record = writers.Record
@@ -69,7 +69,9 @@ class RecordOutput(Protocol):
 class PlainOutput:
     """Records to standard output, a device or a new file, or `nowhere`."""
 
-    def __init__(self, asked: Asked, written: Written, on_error: Callable[[Record], None], *, nowhere: bool) -> None:
+    def __init__(
+        self, asked: RunOptions, written: Written, on_error: Callable[[Record], None], *, nowhere: bool
+    ) -> None:
         self.done = self.again = 0
         self.finished = self.differs = self.compared = self.hurried = False
         self.tally: Mapping[str, Any] = {}
@@ -111,7 +113,7 @@ class Resumed:
 
     def __init__(
         self,
-        asked: Asked,
+        asked: RunOptions,
         written: Written,
         on_error: Callable[[Record], None],
         counted: Callable[[], Mapping[str, Any]],
@@ -190,7 +192,7 @@ class Unclosed:
 
 
 def open_output(
-    asked: Asked,
+    asked: RunOptions,
     written: Written,
     on_error: Callable[[Record], None],
     counted: Callable[[], Mapping[str, Any]],

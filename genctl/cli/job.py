@@ -18,7 +18,7 @@ from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling, resuming, searching, strategy
-from genctl.cli.asked import Asked as Asked
+from genctl.cli.asked import RunOptions as Asked
 from genctl.cli.cutting import cut_note
 from genctl.cli.emitting import Nowhere as Nowhere
 from genctl.cli.emitting import RecordOutput, open_output, opened

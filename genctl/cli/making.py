@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.batch.records import record
 from genctl.batch.rows import InputRow
-from genctl.cli.asked import Asked
+from genctl.cli.asked import RunOptions
 from genctl.cli.prompting import is_terminal
 from genctl.cli.shortfall import listed
 from genctl.results import Result
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def records_of(
-    asked: Asked,
+    asked: RunOptions,
     row: InputRow,
     result: Result,
     *,
@@ -81,7 +81,7 @@ def ends_to_tell(wanted: Sequence[str], row: InputRow, result: Result, *, texts:
     return found
 
 
-def make_view(asked: Asked, out: Console, err: Console, *, live: bool, top: int, several: bool) -> RunView:
+def make_view(asked: RunOptions, out: Console, err: Console, *, live: bool, top: int, several: bool) -> RunView:
     """What is shown. Where records are written instead, only the summary is, and what --scores asks for."""
     from genctl.render.beam import BeamView
     from genctl.render.console import discard
@@ -117,7 +117,7 @@ def make_view(asked: Asked, out: Console, err: Console, *, live: bool, top: int,
     )
 
 
-def wants_bar(asked: Asked, err: Console, *, live: bool) -> bool:
+def wants_bar(asked: RunOptions, err: Console, *, live: bool) -> bool:
     """Whether a progress bar has a place of its own: nothing else is written to the terminal it would be on."""
     alone = asked.to_file or not is_terminal(sys.stdout)
     details = asked.format == "text" and (asked.scores or asked.explain)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from genctl.cli import searching
-from genctl.cli.asked import Asked, check
+from genctl.cli.asked import RunOptions, check
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import Job
 from genctl.cli.prompting import prompts_of
@@ -16,7 +16,7 @@ from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import Exit
 
 
-def perform(asked: Asked) -> int | None:
+def perform(asked: RunOptions) -> int | None:
     """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
     with Interrupt() as interrupt, ExitStack() as stack:
         check(asked)
@@ -33,7 +33,7 @@ def perform(asked: Asked) -> int | None:
         return Job(asked, layers, early, interrupt).run(iter(rows))
 
 
-def _dry(asked: Asked, early: Resolved, layers: Sequence[Layer]) -> int:
+def _dry(asked: RunOptions, early: Resolved, layers: Sequence[Layer]) -> int:
     """The resolved job as TOML; only the checkpoint's settings are read, not its weights."""
     from genctl.config.dry import to_toml
     from genctl.session import planned

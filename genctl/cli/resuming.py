@@ -14,7 +14,7 @@ from genctl import __version__
 from genctl.batch import writers
 from genctl.batch.records import SCHEMA
 from genctl.batch.resumable import Resumable
-from genctl.cli.asked import Asked
+from genctl.cli.asked import RunOptions
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
 from genctl.errors import UsageError
@@ -49,7 +49,7 @@ class OutputIdentity:
 
 
 def identity(
-    asked: Asked,
+    asked: RunOptions,
     resolved: Resolved,
     *,
     seed: int,
