@@ -101,10 +101,10 @@ def compare(
     inline knobs. The runs of a checkpoint share one reading of the prompt and one forward pass per step; each text
     equals what its run gives alone.
     """
-    from genctl.cli.comparing import Asked
+    from genctl.cli.comparing import CompareOptions
     from genctl.cli.comparing_job import perform
 
-    asked = Asked(
+    asked = CompareOptions(
         arguments=tuple(prompts or ()),
         presets=tuple(preset or ()),
         strategies=tuple(strategy or ()),

@@ -19,7 +19,7 @@ from genctl.errors import Exit, GenctlError, InputError, PresetError, UsageError
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompareOptions:
     """The command line of `genctl compare`, parsed."""
 
     arguments: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Asked:
     allow_plugins: bool = False
 
 
-def check(asked: Asked) -> None:
+def check(asked: CompareOptions) -> None:
     """Everything that flags alone can get wrong. Raises UsageError."""
     if asked.seeds is not None and asked.seeds < 1:
         raise UsageError(f"--seeds {asked.seeds}: must be at least 1")
@@ -66,7 +66,7 @@ def check(asked: Asked) -> None:
         raise UsageError(f"--save {asked.save}: another option names the same file")
 
 
-def runs_of(asked: Asked, recording: expectations.Recording | None) -> tuple[RunSpec, ...]:
+def runs_of(asked: CompareOptions, recording: expectations.Recording | None) -> tuple[RunSpec, ...]:
     """The runs of a comparison: those of the command line, or of the recording that --expect reads."""
     models = split_models(asked.models)
     if recording is not None and not (asked.presets or asked.strategies or models):
@@ -99,7 +99,7 @@ def each(runs: Sequence[RunSpec], ask: Any) -> list[Resolved]:
     return found
 
 
-def dry(asked: Asked, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> int:
+def dry(asked: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> int:
     """Each run as TOML, with what its checkpoint says; weights are not read."""
     resolved = settled(asked, runs, early)
     pieces = [f"# run {run.name}\n\n{to_toml(one, defaults=False)}" for run, one in zip(runs, resolved, strict=True)]
@@ -107,7 +107,7 @@ def dry(asked: Asked, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> int
     return int(Exit.DONE)
 
 
-def settled(asked: Asked, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> list[Resolved]:
+def settled(asked: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> list[Resolved]:
     """The runs with their checkpoints' settings beneath them, checked as far as that goes without weights."""
     from genctl.models.hub import generation_config
     from genctl.session import check_settings
@@ -145,7 +145,7 @@ class Naming:
             error.args = (error.message,)
 
 
-def rows_of(asked: Asked, recording: expectations.Recording | None) -> list[InputRow | BadRow] | None:
+def rows_of(asked: CompareOptions, recording: expectations.Recording | None) -> list[InputRow | BadRow] | None:
     """All prompts. None if there are none to be had."""
     if recording is not None and not asked.arguments and asked.input is None:
         if asked.input_format is not None:

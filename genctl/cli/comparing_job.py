@@ -17,7 +17,7 @@ from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling
-from genctl.cli.comparing import Asked, Naming, check, dry, each, rows_of, runs_of, settled
+from genctl.cli.comparing import CompareOptions, Naming, check, dry, each, rows_of, runs_of, settled
 from genctl.cli.cutting import cut_note
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.prompting import is_terminal
@@ -53,7 +53,7 @@ class Saved:
     decode_s: float = 0.0
 
 
-def perform(asked: Asked) -> int | None:
+def perform(asked: CompareOptions) -> int | None:
     """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
     check(asked)
     recording = None if asked.expect is None else expectations.read(asked.expect)
@@ -75,7 +75,7 @@ def perform(asked: Asked) -> int | None:
 class Job:
     """One comparison: checkpoints one after another, on each all runs of a prompt at once."""
 
-    asked: Asked
+    asked: CompareOptions
     runs: Sequence[RunSpec]
     early: Sequence[Resolved]
     rows: list[InputRow | BadRow]
