@@ -14,7 +14,7 @@ STEPS = 8
 
 
 @dataclass(frozen=True)
-class Asked:
+class InspectOptions:
     """The command line of `genctl inspect-cache`, parsed."""
 
     arguments: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Asked:
     allow_plugins: bool = False
 
 
-def check(asked: Asked) -> None:
+def check(asked: InspectOptions) -> None:
     """Everything that flags alone can get wrong. Raises UsageError."""
     check_count("steps", asked.steps, least=0)
     _check_plan(asked)
@@ -66,7 +66,7 @@ def check(asked: Asked) -> None:
                 raise UsageError(f"{flag} has no place in --format tsv; --format json has it")
 
 
-def _check_plan(asked: Asked) -> None:
+def _check_plan(asked: InspectOptions) -> None:
     """What belongs to a plan and what to a measurement. Raises UsageError, naming the option."""
     planned = (
         ("--batch", asked.batch),
@@ -110,7 +110,7 @@ def check_length(early: Resolved, given: int | None, steps: int) -> None:
         raise UsageError(f"{said} contradicts --steps {steps}{default} which writes {steps + 1} tokens", hint=hint)
 
 
-def check_rows(asked: Asked, rows: Sequence[InputRow | BadRow]) -> None:
+def check_rows(asked: InspectOptions, rows: Sequence[InputRow | BadRow]) -> None:
     """Raises UsageError where an option takes exactly one prompt."""
     if len(rows) == 1:
         return

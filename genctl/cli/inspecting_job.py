@@ -14,7 +14,7 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling, strategy
 from genctl.cli.cutting import cut_note
-from genctl.cli.inspecting import STEPS, Asked, check, check_length, check_rows
+from genctl.cli.inspecting import STEPS, InspectOptions, check, check_length, check_rows
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.prompting import are_texts, is_terminal, prompts_of
 from genctl.config import settings
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 COLUMNS = ("step", "rows", "layer", "kind", "shape", "dtype", "device", "bytes", "new")
 
 
-def perform(asked: Asked) -> int | None:
+def perform(asked: InspectOptions) -> int | None:
     """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
     check(asked)
     layers = [*settings.standing_layers(asked.presets), *asked.flags]
@@ -51,7 +51,7 @@ def perform(asked: Asked) -> int | None:
         return Job(asked, layers, early, steps, rows, interrupt).run()
 
 
-def _plan(asked: Asked, early: Resolved) -> int:
+def _plan(asked: InspectOptions, early: Resolved) -> int:
     from genctl.cli import cache_plan
 
     if early.runtime.prompt_cache is not None and early.settings["prompt_cache"].kind == "command":
@@ -74,7 +74,7 @@ def _plan(asked: Asked, early: Resolved) -> int:
 class Job:
     """One measurement: a checkpoint, its prompts in one batch, and what is written of it."""
 
-    asked: Asked
+    asked: InspectOptions
     layers: Sequence[Layer]
     early: Resolved
     steps: int
