@@ -32,7 +32,7 @@ BY = {"mean": "mean log-probability", "total": "total log-probability", "bits-pe
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScoreOptions:
     """The command line of `genctl score`, parsed."""
 
     arguments: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Asked:
     trust_remote_code: bool = False
 
 
-def perform(asked: Asked) -> int | None:
+def perform(asked: ScoreOptions) -> int | None:
     """Do what was asked. Returns the exit status, or None if there is no text to be had."""
     _check(asked)
     early = resolve([*settings.standing_layers(), *asked.flags], tentative=True)
@@ -69,7 +69,7 @@ def perform(asked: Asked) -> int | None:
         return ScoringJob(asked, early, interrupt).run(iter(rows))
 
 
-def _check(asked: Asked) -> None:
+def _check(asked: ScoreOptions) -> None:
     """Everything that flags alone can get wrong. Raises UsageError."""
     for name in ("stride", "window"):
         check_count(name, getattr(asked, name), least=1)
@@ -100,7 +100,7 @@ def _check(asked: Asked) -> None:
 class ScoringJob:
     """One run of `genctl score`."""
 
-    def __init__(self, asked: Asked, early: Resolved, interrupt: Interrupt) -> None:
+    def __init__(self, asked: ScoreOptions, early: Resolved, interrupt: Interrupt) -> None:
         from genctl.render.console import make_consoles
 
         self.asked, self.early, self.interrupt = asked, early, interrupt
