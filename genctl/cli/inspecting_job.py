@@ -48,7 +48,7 @@ def perform(asked: InspectOptions) -> int | None:
         with prompts:
             rows = list(prompts)
         check_rows(asked, rows)
-        return Job(asked, layers, early, steps, rows, interrupt).run()
+        return InspectJob(asked, layers, early, steps, rows, interrupt).run()
 
 
 def _plan(asked: InspectOptions, early: Resolved) -> int:
@@ -71,7 +71,7 @@ def _plan(asked: InspectOptions, early: Resolved) -> int:
 
 
 @dataclass
-class Job:
+class InspectJob:
     """One measurement: a checkpoint, its prompts in one batch, and what is written of it."""
 
     asked: InspectOptions
