@@ -68,11 +68,11 @@ def perform(asked: CompareOptions) -> int | None:
     if rows is None:
         return None
     with Interrupt() as interrupt:
-        return Job(asked, runs, early, rows, recording, interrupt).run()
+        return CompareJob(asked, runs, early, rows, recording, interrupt).run()
 
 
 @dataclass
-class Job:
+class CompareJob:
     """One comparison: checkpoints one after another, on each all runs of a prompt at once."""
 
     asked: CompareOptions

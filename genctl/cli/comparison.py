@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from genctl.cli.comparing import CompareOptions
-    from genctl.cli.comparing_job import Job, Saved
+    from genctl.cli.comparing_job import CompareJob, Saved
 
 # key -> heading, digits, whether it needs a place only where it is known
 COLUMNS: dict[str, tuple[str, int, bool]] = {
@@ -45,7 +45,7 @@ SPEED, ENDED = "tok/s", "ended by"
 
 
 @contextmanager
-def open_outputs(job: Job, asked: CompareOptions, out: Console, err: Console) -> Iterator[ComparisonOutput]:
+def open_outputs(job: CompareJob, asked: CompareOptions, out: Console, err: Console) -> Iterator[ComparisonOutput]:
     """The output of a comparison. One that an error cuts short is given up, so that an old file is not lost to it."""
     to_terminal = asked.output in (None, "-") and asked.format == "text" and out.is_terminal
     sink = (
@@ -66,7 +66,7 @@ def open_outputs(job: Job, asked: CompareOptions, out: Console, err: Console) ->
 class ComparisonOutput:
     """Takes prompts as they are done, in input order, and says at the end what they came to."""
 
-    def __init__(self, job: Job, asked: CompareOptions, out: Console, err: Console, sink: Any) -> None:
+    def __init__(self, job: CompareJob, asked: CompareOptions, out: Console, err: Console, sink: Any) -> None:
         self.job, self.asked, self.out, self.err, self.sink = job, asked, out, err, sink
         self.names = [run.name for run in job.runs]
         self.tally = RunStatistics(self.names)
