@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.grammar.closing import IMPROVED, Closing, Tokens
-from genctl.decode.grammar.source import Source, read
+from genctl.decode.grammar.source import GrammarSource, read
 from genctl.decode.processors.material import Material
 from genctl.decode.spelling import Spelling, spelling
 from genctl.decode.types import Processor
@@ -57,7 +57,7 @@ class Grammar:
 
     def __init__(
         self,
-        source: Source,
+        source: GrammarSource,
         words: Spelling,
         prompt_len: int,
         eos: Sequence[int],
@@ -352,7 +352,7 @@ def begins(material: Material) -> int:
     return material.prompt_len + forced
 
 
-def _compiled(words: Spelling, source: Source) -> LLMatcher:
+def _compiled(words: Spelling, source: GrammarSource) -> LLMatcher:
     from llguidance import LLMatcher
 
     kept: OrderedDict[str, LLMatcher] = words.memo.setdefault("grammars", OrderedDict())
@@ -392,7 +392,7 @@ class _Vocabulary:
         return []  # only asked in order to force tokens, which the grammar's header turns off
 
 
-def _reach(source: Source) -> int:
+def _reach(source: GrammarSource) -> int:
     """How many tokens one more token can come to demand: no choice asks for more than the grammar spells out."""
     counts = re.findall(r"\d{1,5}", source.lark)
     return len(source.lark) + min(sum(map(int, counts)), 100_000)
