@@ -24,7 +24,7 @@ _Rest = tuple["bytes | None", "bytes | None"]
 
 
 @dataclass(eq=False)
-class Prefix:
+class RequiredPrefix:
     """history int64 [R, T], scores f32 [R, V] -> scores with what contradicts the prefix at -inf.
 
     `shown` is what the text of the new tokens must begin with, `spelled` the same for the bytes of all of them, where
@@ -153,4 +153,4 @@ def prefix(material: Material) -> Processor | None:
     shown = None if healed else whole
     spelled = whole if healed or whole.startswith(b" ") else None
     start = begins(material)
-    return Prefix(shown, spelled, words, start, material.eos, material.max_length - start, knob)
+    return RequiredPrefix(shown, spelled, words, start, material.eos, material.max_length - start, knob)

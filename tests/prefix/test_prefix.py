@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from genctl.decode.prefix import Prefix, prefix
+from genctl.decode.prefix import RequiredPrefix, prefix
 from genctl.decode.processors.material import Material
 from genctl.decode.spelling import Spelling, spelling
 from genctl.errors import UsageError
@@ -46,7 +46,7 @@ def rows(made: Any, size: int, longest: int, row: tuple[int, ...] = ()) -> set[t
 
 @pytest.mark.parametrize("text", [b"a", b"ab", b"abab", b"bab", b"abcab", b"c"])
 def test_exactly_the_rows_that_spell_it_can_be_written(text: bytes) -> None:
-    made = Prefix(text, text, AB, 2, (0,))
+    made = RequiredPrefix(text, text, AB, 2, (0,))
     longest = len(text) + 1
     expected = set()
     for row in itertools.product(range(7), repeat=longest):
@@ -60,7 +60,7 @@ def test_exactly_the_rows_that_spell_it_can_be_written(text: bytes) -> None:
 
 def test_no_way_is_taken_that_the_vocabulary_cannot_finish() -> None:
     words = Spelling((b"", b"a", b"ab", b"bcd"), {})
-    assert allowed(Prefix(b"abc", b"abc", words, 2), (), 4) == {1}  # "ab" leaves "c", which nothing begins with
+    assert allowed(RequiredPrefix(b"abc", b"abc", words, 2), (), 4) == {1}  # "ab" leaves "c", which nothing begins with
 
 
 @pytest.mark.parametrize("family", [byte_level, llama, metaspace, unigram_bytes, word_piece])
@@ -91,14 +91,14 @@ def test_a_blank_that_is_not_shown_at_the_beginning_may_be_meant() -> None:
 
 def test_characters_may_be_spelled_byte_by_byte() -> None:
     words = spelling(tokenizer(), 300, "prefix")
-    made = Prefix("é".encode(), "é".encode(), words, 2, (EOS,))
+    made = RequiredPrefix("é".encode(), "é".encode(), words, 2, (EOS,))
     [first] = allowed(made, (), 300)
     [second] = allowed(made, (first,), 300)
     assert words.pieces[first] + words.pieces[second] == "é".encode()
 
 
 def test_an_eos_with_text_may_only_end_what_is_spelled() -> None:
-    made = Prefix(b"ab", b"ab", AB, 2, (1, 3))
+    made = RequiredPrefix(b"ab", b"ab", AB, 2, (1, 3))
     assert allowed(made, (), 7) == {3, 4}  # "a" would end the row too early; "ab" ends it where it may
 
 
@@ -120,7 +120,9 @@ def test_the_row_of_a_greedy_search_is_the_best_of_each_step() -> None:
     case = Case("llama")
     words = spelling(tokenizer(), 300, "prefix")
     text = b"the cat"
-    [found] = case.ours([case.lane(PROMPTS[0], processors=(Prefix(text, text, words, len(PROMPTS[0]), (EOS,)),))])["0"]
+    [found] = case.ours(
+        [case.lane(PROMPTS[0], processors=(RequiredPrefix(text, text, words, len(PROMPTS[0]), (EOS,)),))]
+    )["0"]
     row: list[int] = []
     while not b"".join(words.pieces[token] for token in row).startswith(text):
         with torch.no_grad():
