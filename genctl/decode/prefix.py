@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.grammar.processor import begins
-from genctl.decode.processors.material import Material
+from genctl.decode.processors.material import ProcessorContext
 from genctl.decode.spelling import Spelling, spelling
 from genctl.decode.types import Processor
 from genctl.errors import UsageError
@@ -140,7 +140,7 @@ def _cut(rest: bytes | None, piece: bytes) -> bytes | None:
     return b"" if piece.startswith(rest) else None
 
 
-def prefix(material: Material) -> Processor | None:
+def prefix(material: ProcessorContext) -> Processor | None:
     """The processor for what token healing took back and the knob `prefix` adds; None where neither is there."""
     text = material.generation.prefix or ""
     healed = material.healed

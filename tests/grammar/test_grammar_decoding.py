@@ -13,7 +13,7 @@ from genctl import events
 from genctl.decode.grammar.processor import Grammar, json_schema
 from genctl.decode.grammar.source import read
 from genctl.decode.loop import decode
-from genctl.decode.processors.material import Material, Named
+from genctl.decode.processors.material import Named, ProcessorContext
 from genctl.decode.spelling import spelling
 from genctl.decode.types import Lane, Strategy
 from genctl.params import Generation
@@ -124,7 +124,7 @@ def test_a_processor_that_bars_what_the_grammar_needs_fails_with_both_names() ->
 def test_a_forced_language_token_comes_before_the_text() -> None:
     case = Case("bart")
     generation = Generation(json_schema={"enum": ["a"]}, forced_bos_token_id=1)
-    made = json_schema(Material(generation, 1, 20, 300, (EOS,), tokenizer=tokenizer()))
+    made = json_schema(ProcessorContext(generation, 1, 20, 300, (EOS,), tokenizer=tokenizer()))
     assert made is not None
 
     def first(history: Tensor, scores: Tensor) -> Tensor:

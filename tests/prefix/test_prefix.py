@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from genctl.decode.prefix import RequiredPrefix, prefix
-from genctl.decode.processors.material import Material
+from genctl.decode.processors.material import ProcessorContext
 from genctl.decode.spelling import Spelling, spelling
 from genctl.errors import UsageError
 from genctl.params import Generation
@@ -68,7 +68,7 @@ def test_no_way_is_taken_that_the_vocabulary_cannot_finish() -> None:
 def test_what_is_shown_begins_with_it(family: Any, text: str) -> None:
     made_by = family()
     size = len(made_by) + 4
-    made = prefix(Material(Generation(prefix=text), 2, 40, size, (made_by.eos_token_id,), tokenizer=made_by))
+    made = prefix(ProcessorContext(Generation(prefix=text), 2, 40, size, (made_by.eos_token_id,), tokenizer=made_by))
     generator = torch.Generator().manual_seed(3)
     for _ in range(40):
         row: tuple[int, ...] = ()
@@ -84,7 +84,7 @@ def test_what_is_shown_begins_with_it(family: Any, text: str) -> None:
 
 def test_a_blank_that_is_not_shown_at_the_beginning_may_be_meant() -> None:
     made_by = llama()
-    made = prefix(Material(Generation(prefix=" the"), 2, 40, len(made_by), (2,), tokenizer=made_by))
+    made = prefix(ProcessorContext(Generation(prefix=" the"), 2, 40, len(made_by), (2,), tokenizer=made_by))
     assert made_by.convert_tokens_to_ids("▁th") in allowed(made, (), len(made_by))
     assert made_by.convert_tokens_to_ids("t") not in allowed(made, (), len(made_by))
 
@@ -107,7 +107,9 @@ def test_an_eos_with_text_may_only_end_what_is_spelled() -> None:
 def test_every_strategy_keeps_the_promise(arch: str, strategy: Any) -> None:
     case = Case(arch)
     length = 1 if case.encoder_decoder else len(PROMPTS[0])
-    material = Material(Generation(prefix="once upon a"), length, length + 20, 300, (EOS,), tokenizer=tokenizer())
+    material = ProcessorContext(
+        Generation(prefix="once upon a"), length, length + 20, 300, (EOS,), tokenizer=tokenizer()
+    )
     made = prefix(material)
     assert made is not None
     found = case.ours([case.lane(PROMPTS[0], strategy, processors=(made,))])["0"]
@@ -151,10 +153,10 @@ def test_the_row_of_a_greedy_search_is_the_best_of_each_step() -> None:
 )
 def test_a_promise_that_cannot_be_kept_is_refused(made_by: Any, text: str, room: int, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        prefix(Material(Generation(prefix=text), 3, 3 + room, 500, (2,), tokenizer=made_by()))
+        prefix(ProcessorContext(Generation(prefix=text), 3, 3 + room, 500, (2,), tokenizer=made_by()))
     assert caught.value.message.startswith(message)
 
 
 def test_no_prefix_is_no_processor() -> None:
-    assert prefix(Material(Generation(), 3, 9, 300, tokenizer=tokenizer())) is None
-    assert prefix(Material(Generation(prefix=""), 3, 9, 300, tokenizer=tokenizer())) is None
+    assert prefix(ProcessorContext(Generation(), 3, 9, 300, tokenizer=tokenizer())) is None
+    assert prefix(ProcessorContext(Generation(prefix=""), 3, 9, 300, tokenizer=tokenizer())) is None

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from genctl.decode.grammar.closing import IMPROVED, Closing, Tokens
 from genctl.decode.grammar.source import GrammarSource, read
-from genctl.decode.processors.material import Material
+from genctl.decode.processors.material import ProcessorContext
 from genctl.decode.spelling import Spelling, spelling
 from genctl.decode.types import Processor
 from genctl.errors import UsageError
@@ -313,17 +313,17 @@ class Grammar:
             raise UsageError(f"{self.source.knob}: the grammar is too complex: {_why(matcher)}")
 
 
-def json_schema(material: Material) -> Processor | None:
+def json_schema(material: ProcessorContext) -> Processor | None:
     """The processor that `json_schema` asks for, or None."""
     return _made(material, "json_schema")
 
 
-def regex(material: Material) -> Processor | None:
+def regex(material: ProcessorContext) -> Processor | None:
     """The processor that `regex` asks for, or None."""
     return _made(material, "regex")
 
 
-def grammar(material: Material) -> Processor | None:
+def grammar(material: ProcessorContext) -> Processor | None:
     """The processor that `grammar` asks for, or None."""
     return _made(material, "grammar")
 
@@ -334,7 +334,7 @@ def grammar_of(processors: Sequence[Any]) -> Grammar | None:
     return next((function for function in functions if isinstance(function, Grammar)), None)
 
 
-def _made(material: Material, knob: str) -> Processor | None:
+def _made(material: ProcessorContext, knob: str) -> Processor | None:
     source = read(material.generation, knob)
     if source is None:
         return None
@@ -346,7 +346,7 @@ def _made(material: Material, knob: str) -> Processor | None:
     return Grammar(source, words, start, material.eos, material.max_length - start if free else None, ahead)
 
 
-def begins(material: Material) -> int:
+def begins(material: ProcessorContext) -> int:
     """Where the text begins: after the prompt, and after a first token that is forced (a language, say)."""
     forced = material.prompt_len == 1 and material.generation.forced_bos_token_id is not None
     return material.prompt_len + forced

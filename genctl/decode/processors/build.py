@@ -18,7 +18,7 @@ from typing import Any
 from genctl.decode import prefix
 from genctl.decode.grammar import processor as grammar
 from genctl.decode.processors import filters, plugins, repetition, sampling, standard, words
-from genctl.decode.processors.material import Material, Named, one_line
+from genctl.decode.processors.material import Named, ProcessorContext, one_line
 from genctl.decode.processors.mirostat import Mirostat
 from genctl.decode.processors.values import checked
 from genctl.decode.types import Processor
@@ -34,7 +34,7 @@ class ProcessorEntry:
 
     name: str
     knobs: tuple[str, ...]  # the first one turns it on
-    make: Callable[[Material], Processor | None]  # None where its setting changes nothing
+    make: Callable[[ProcessorContext], Processor | None]  # None where its setting changes nothing
     source: str  # the transformers class, or the paper or tool it was taken from
 
     @property
@@ -43,17 +43,17 @@ class ProcessorEntry:
         return bool(knobs()[self.knobs[0]].metadata["sampling"])
 
 
-def _presence(m: Material) -> Processor | None:
+def _presence(m: ProcessorContext) -> Processor | None:
     penalty = m.generation.presence_penalty
     return repetition.presence_penalty(penalty, m.prompt_len) if penalty else None
 
 
-def _frequency(m: Material) -> Processor | None:
+def _frequency(m: ProcessorContext) -> Processor | None:
     penalty = m.generation.frequency_penalty
     return repetition.frequency_penalty(penalty, m.prompt_len) if penalty else None
 
 
-def _dry(m: Material) -> Processor | None:
+def _dry(m: ProcessorContext) -> Processor | None:
     g = m.generation
     if not g.dry_multiplier:
         return None
@@ -63,28 +63,28 @@ def _dry(m: Material) -> Processor | None:
     return repetition.dry(g.dry_multiplier, g.dry_base, g.dry_allowed_length, breakers, phrases)
 
 
-def _top_n_sigma(m: Material) -> Processor | None:
+def _top_n_sigma(m: ProcessorContext) -> Processor | None:
     n, least = m.generation.top_n_sigma, m.min_tokens_to_keep
     if n is None:
         return None
     return filters.Filter(filters.top_n_sigma(n, least), sampling.top_n_sigma(n, least))
 
 
-def _dynatemp(m: Material) -> Processor | None:
+def _dynatemp(m: ProcessorContext) -> Processor | None:
     g = m.generation
     if not g.dynatemp_range:
         return None
     return sampling.dynamic_temperature(g.temperature, g.dynatemp_range, g.dynatemp_exponent)
 
 
-def _xtc(m: Material) -> Processor | None:
+def _xtc(m: ProcessorContext) -> Processor | None:
     g = m.generation
     if not g.xtc_probability:
         return None
     return sampling.exclude_top_choices(g.xtc_probability, g.xtc_threshold, m.seed, m.min_tokens_to_keep)
 
 
-def _mirostat(m: Material) -> Processor | None:
+def _mirostat(m: ProcessorContext) -> Processor | None:
     g = m.generation
     if g.mirostat_tau is None:
         return None
@@ -195,7 +195,7 @@ ORDER: tuple[ProcessorEntry, ...] = tuple(
 NAMES: dict[str, ProcessorEntry] = {entry.name: entry for entry in ORDER}
 
 
-def build(material: Material) -> tuple[Named, ...]:
+def build(material: ProcessorContext) -> tuple[Named, ...]:
     """The processors that the knobs ask for, in the order of `ORDER`; those that only act when sampling only then.
 
     With `material.explicit`, what the list says in the order of the list, and nothing else: each entry is
@@ -212,7 +212,7 @@ def build(material: Material) -> tuple[Named, ...]:
     return tuple(named for named in found if named is not None)
 
 
-def unlisted(material: Material) -> tuple[str, ...]:
+def unlisted(material: ProcessorContext) -> tuple[str, ...]:
     """Processors that the knobs ask for but an explicit list does not name: what that list leaves undone.
 
     A knob at its default (transformers' top_k = 50) asks for nothing.
@@ -228,7 +228,7 @@ def unlisted(material: Material) -> tuple[str, ...]:
     )
 
 
-def _make(entry: ProcessorEntry, material: Material) -> Named | None:
+def _make(entry: ProcessorEntry, material: ProcessorContext) -> Named | None:
     try:
         function = entry.make(material)
     except GenctlError:
@@ -240,7 +240,7 @@ def _make(entry: ProcessorEntry, material: Material) -> Named | None:
     return Named(entry.name, function, {name: getattr(material.generation, name) for name in entry.knobs})
 
 
-def _listed(number: int, item: dict[str, Any], material: Material) -> Named | None:
+def _listed(number: int, item: dict[str, Any], material: ProcessorContext) -> Named | None:
     where = f"processors, entry {number}"
     arguments = {key: value for key, value in item.items() if key != "use"}
     use = item.get("use")
