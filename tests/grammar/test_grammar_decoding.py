@@ -13,7 +13,7 @@ from genctl import events
 from genctl.decode.grammar.processor import Grammar, json_schema
 from genctl.decode.grammar.source import read
 from genctl.decode.loop import decode
-from genctl.decode.processors.material import Named, ProcessorContext
+from genctl.decode.processors.material import NamedProcessor, ProcessorContext
 from genctl.decode.spelling import spelling
 from genctl.decode.types import Lane, Strategy
 from genctl.params import Generation
@@ -33,7 +33,7 @@ def lane(
     assert source is not None
     made = case.lane(PROMPTS[prompt], strategy, name)
     grammar = Grammar(source, spelling(tokenizer(), 300, "regex"), len(made.tokens), (EOS,))
-    return case.lane(PROMPTS[prompt], strategy, name, processors=(Named("regex", grammar),), **fields)
+    return case.lane(PROMPTS[prompt], strategy, name, processors=(NamedProcessor("regex", grammar),), **fields)
 
 
 def texts(found: list[list[int]]) -> list[str]:
@@ -114,7 +114,12 @@ def test_a_processor_that_bars_what_the_grammar_needs_fails_with_both_names() ->
 
     good = lane(case, Sample())
     bad = Lane(
-        "0", good.tokens, good.strategy, 20, good.eos, processors=(*good.processors, Named("letters", no_letters))
+        "0",
+        good.tokens,
+        good.strategy,
+        20,
+        good.eos,
+        processors=(*good.processors, NamedProcessor("letters", no_letters)),
     )
     [failed] = [event for event in decode(case.forward, [bad]) if isinstance(event, events.Failed)]
     assert "regex" in failed.message

@@ -18,7 +18,7 @@ from typing import Any
 from genctl.decode import prefix
 from genctl.decode.grammar import processor as grammar
 from genctl.decode.processors import filters, plugins, repetition, sampling, standard, words
-from genctl.decode.processors.material import Named, ProcessorContext, one_line
+from genctl.decode.processors.material import NamedProcessor, ProcessorContext, one_line
 from genctl.decode.processors.mirostat import Mirostat
 from genctl.decode.processors.values import checked
 from genctl.decode.types import Processor
@@ -195,7 +195,7 @@ ORDER: tuple[ProcessorEntry, ...] = tuple(
 NAMES: dict[str, ProcessorEntry] = {entry.name: entry for entry in ORDER}
 
 
-def build(material: ProcessorContext) -> tuple[Named, ...]:
+def build(material: ProcessorContext) -> tuple[NamedProcessor, ...]:
     """The processors that the knobs ask for, in the order of `ORDER`; those that only act when sampling only then.
 
     With `material.explicit`, what the list says in the order of the list, and nothing else: each entry is
@@ -228,7 +228,7 @@ def unlisted(material: ProcessorContext) -> tuple[str, ...]:
     )
 
 
-def _make(entry: ProcessorEntry, material: ProcessorContext) -> Named | None:
+def _make(entry: ProcessorEntry, material: ProcessorContext) -> NamedProcessor | None:
     try:
         function = entry.make(material)
     except GenctlError:
@@ -237,10 +237,10 @@ def _make(entry: ProcessorEntry, material: ProcessorContext) -> Named | None:
         raise UsageError(f"{entry.name}: {one_line(error)}") from error
     if function is None:
         return None
-    return Named(entry.name, function, {name: getattr(material.generation, name) for name in entry.knobs})
+    return NamedProcessor(entry.name, function, {name: getattr(material.generation, name) for name in entry.knobs})
 
 
-def _listed(number: int, item: dict[str, Any], material: ProcessorContext) -> Named | None:
+def _listed(number: int, item: dict[str, Any], material: ProcessorContext) -> NamedProcessor | None:
     where = f"processors, entry {number}"
     arguments = {key: value for key, value in item.items() if key != "use"}
     use = item.get("use")
@@ -252,7 +252,7 @@ def _listed(number: int, item: dict[str, Any], material: ProcessorContext) -> Na
             meant = f"did you mean {close[0]}?" if close else f"one of {', '.join(NAMES)}, or package.module:Class"
             raise UsageError(f"{where}: no processor {use!r}", hint=meant)
         function = plugins.load(use, arguments, allowed=material.allow_plugins)
-        return Named(use, function, arguments, foreign=True)
+        return NamedProcessor(use, function, arguments, foreign=True)
     entry = NAMES[use]
     for key in arguments:
         if key not in entry.knobs:

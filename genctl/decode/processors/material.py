@@ -1,4 +1,4 @@
-"""What processors are built from, and what is built: `ProcessorContext` in, `Named` out."""
+"""What processors are built from, and what is built: `ProcessorContext` in, `NamedProcessor` out."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ProcessorContext:
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
+class NamedProcessor:
     """A processor with its name and the settings it was built with; call it like any processor."""
 
     name: str
