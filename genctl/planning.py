@@ -290,10 +290,10 @@ class Planner:
     ) -> tuple[Processor, ...]:
         import torch
 
-        from genctl.decode.processors.build import Material, build
+        from genctl.decode.processors.build import StoppingContext, build
 
         device = self.forward.device
-        material = Material(
+        material = StoppingContext(
             generation=generation,
             prompt_len=len(tokens),
             max_length=len(tokens) + most,
@@ -329,9 +329,9 @@ class Planner:
         return Unconditional(self.forward, ids, len(tokens), use_cache=generation.use_cache)
 
     def _criteria(self, request: Request, generation: Generation, began: float) -> tuple[Criterion, ...]:
-        from genctl.decode.stopping.build import Material, Named, build
+        from genctl.decode.stopping.build import Named, StoppingContext, build
 
-        material = Material(
+        material = StoppingContext(
             generation=generation,
             tokenizer=self.loaded.tokenizer,
             decode=None if self.loaded.tokenizer is None else self.text,

@@ -29,7 +29,7 @@ from genctl.params import Generation
 
 
 @dataclass(frozen=True)
-class Material:
+class StoppingContext:
     """What criteria are made of."""
 
     generation: Generation
@@ -55,7 +55,7 @@ class Named:
         return self.criterion(written)
 
 
-def build(material: Material) -> tuple[Named, ...]:
+def build(material: StoppingContext) -> tuple[Named, ...]:
     """The criteria that the knobs and the `[[stopping]]` list ask for, in the order in which they are asked.
 
     Raises PresetError (UsageError, where no list is involved) with one line for each mistake.
@@ -110,7 +110,7 @@ def cut(text: str, criteria: Sequence[Named], keep: bool = False) -> tuple[str, 
     return text[: end if keep else start], text[start:end]
 
 
-def _from_table(table: Mapping[str, Any], material: Material) -> Named:
+def _from_table(table: Mapping[str, Any], material: StoppingContext) -> Named:
     keys = dict(table)
     use = keys.pop("use", None)
     if not isinstance(use, str) or not use:
@@ -131,24 +131,24 @@ def _from_table(table: Mapping[str, Any], material: Material) -> Named:
     return Named(use, plugins.make(use, target, keys, {"tokenizer": material.tokenizer, "decode": material.decode}))
 
 
-def _value(keys: Mapping[str, Any], material: Material, name: str) -> Any:
+def _value(keys: Mapping[str, Any], material: StoppingContext, name: str) -> Any:
     return keys[name] if name in keys else getattr(material.generation, name)
 
 
-def _text(material: Material) -> TailText:
+def _text(material: StoppingContext) -> TailText:
     if material.decode is None:
         raise ValueError("needs a tokenizer to read the text, and this checkpoint has none")
     return TailText(partial(material.marks.read, material.decode), _special(material))
 
 
-def _special(material: Material) -> set[int]:
+def _special(material: StoppingContext) -> set[int]:
     """The ids that decoding skips."""
     special = set(getattr(material.tokenizer, "all_special_ids", ()))
     added = getattr(material.tokenizer, "added_tokens_decoder", {})
     return special | {token for token, what in added.items() if getattr(what, "special", False)}
 
 
-def _marks(material: Material) -> Marks:
+def _marks(material: StoppingContext) -> Marks:
     """The marks of the special tokens that any stop string or pattern names."""
     if material.decode is None:
         return Marks()
@@ -176,14 +176,14 @@ def _number(value: Any, what: str, least: float | None = None, *, whole: bool = 
     return value
 
 
-def _max_time(keys: Mapping[str, Any], material: Material) -> Named:
+def _max_time(keys: Mapping[str, Any], material: StoppingContext) -> Named:
     seconds = _number(_value(keys, material, "max_time"), "a time in seconds")
     if seconds <= 0:
         raise ValueError(f"a time in seconds is above 0, not {seconds!r}")
     return Named("max_time", MaxTime(float(seconds)))
 
 
-def _stop_strings(keys: Mapping[str, Any], material: Material) -> Named:
+def _stop_strings(keys: Mapping[str, Any], material: StoppingContext) -> Named:
     value = _value(keys, material, "stop_strings")
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, (list, tuple)) or not stops or not all(isinstance(stop, str) for stop in stops):
@@ -201,7 +201,7 @@ def _stop_strings(keys: Mapping[str, Any], material: Material) -> Named:
     return Named("stop_strings", criterion, stops=tuple(searched), marks=material.marks)
 
 
-def _stop_token_ids(keys: Mapping[str, Any], material: Material) -> Named:
+def _stop_token_ids(keys: Mapping[str, Any], material: StoppingContext) -> Named:
     value = _value(keys, material, "stop_token_ids")
     if not isinstance(value, (list, tuple)) or not value:
         raise ValueError(f"expected a list of ids, not {value!r}")
@@ -209,7 +209,7 @@ def _stop_token_ids(keys: Mapping[str, Any], material: Material) -> Named:
     return Named("stop_token_ids", StopTokens(ids), ids=ids)
 
 
-def _stop_regex(keys: Mapping[str, Any], material: Material) -> Named:
+def _stop_regex(keys: Mapping[str, Any], material: StoppingContext) -> Named:
     value = _value(keys, material, "stop_regex")
     if not isinstance(value, str):
         raise ValueError(f"expected a regular expression, not {value!r}")
@@ -217,7 +217,7 @@ def _stop_regex(keys: Mapping[str, Any], material: Material) -> Named:
     return Named("stop_regex", StopRegex(pattern, _text(material)), pattern=pattern, marks=material.marks)
 
 
-def _stop_mean_logprob(keys: Mapping[str, Any], material: Material) -> Named:
+def _stop_mean_logprob(keys: Mapping[str, Any], material: StoppingContext) -> Named:
     floor = _number(_value(keys, material, "stop_mean_logprob"), "a log-probability in nats")
     if floor > 0:
         raise ValueError(f"log-probabilities are at most 0: a floor of {floor!r} would end every row")
@@ -225,14 +225,14 @@ def _stop_mean_logprob(keys: Mapping[str, Any], material: Material) -> Named:
     return Named("stop_mean_logprob", MeanLogprob(float(floor), least))
 
 
-def _stop_repeat_ngram(keys: Mapping[str, Any], material: Material) -> Named:
+def _stop_repeat_ngram(keys: Mapping[str, Any], material: StoppingContext) -> Named:
     size = _number(_value(keys, material, "stop_repeat_ngram"), "the length of an n-gram", 1, whole=True)
     times = _number(_value(keys, material, "stop_repeat_times"), "stop_repeat_times", 2, whole=True)
     return Named("stop_repeat_ngram", Repetition(size, times))
 
 
 # in the order in which they are asked: the keys that a table may hold, and the maker
-_KNOBS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], Material], Named]]] = {
+_KNOBS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], StoppingContext], Named]]] = {
     "max_time": (("max_time",), _max_time),
     "stop_strings": (("stop_strings",), _stop_strings),
     "stop_token_ids": (("stop_token_ids",), _stop_token_ids),
