@@ -329,7 +329,7 @@ class Planner:
         return Unconditional(self.forward, ids, len(tokens), use_cache=generation.use_cache)
 
     def _criteria(self, request: Request, generation: Generation, began: float) -> tuple[Criterion, ...]:
-        from genctl.decode.stopping.build import Named, StoppingContext, build
+        from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build
 
         material = StoppingContext(
             generation=generation,
@@ -343,7 +343,7 @@ class Planner:
         if seconds is None:
             return made
         # whatever a preset lists: it belongs to the run, as the batch size does
-        return (*made, Named("row_timeout", Deadline(began + seconds, f"row_timeout {seconds:g} s")))
+        return (*made, NamedCriterion("row_timeout", Deadline(began + seconds, f"row_timeout {seconds:g} s")))
 
 
 @dataclass(frozen=True)
