@@ -373,12 +373,12 @@ def _tokenizer(words: Spelling) -> LLTokenizer:
     from llguidance._tokenizer import TokenizerWrapper
 
     if "llguidance" not in words.memo:
-        words.memo["llguidance"] = LLTokenizer(TokenizerWrapper(_Vocabulary(words)))
+        words.memo["llguidance"] = LLTokenizer(TokenizerWrapper(_GrammarVocabulary(words)))
     made: LLTokenizer = words.memo["llguidance"]
     return made
 
 
-class _Vocabulary:
+class _GrammarVocabulary:
     """What llguidance asks a tokenizer for."""
 
     bos_token_id: int | None = None
