@@ -219,7 +219,7 @@ def _checkpoint(folder: Path, allow_pickle: bool, trust_remote_code: bool) -> ch
     check._check_code(config, trust_remote_code)
     told = folder / "generation_config.json"
     generation = weights.read_json(told, told.name) if told.is_file() else {}
-    return check.Checkpoint(folder, config, generation, weights.Weights((), {}), has_tokenizer=False)
+    return check.Checkpoint(folder, config, generation, weights.WeightFiles((), {}), has_tokenizer=False)
 
 
 def _has_weights(folder: Path, config: dict[str, Any]) -> bool:
