@@ -158,14 +158,14 @@ class _Builder:
         self.spec, self.names, self.prefix = plan.spec, plan.names, plan.prefix
 
     def weights(self) -> Any:
-        from genctl.native.decoder import Weights, same
+        from genctl.native.decoder import DecoderWeights, same
 
         spec, names, prefix, get = self.spec, self.names, self.prefix, self.get
         embed = get(self.plan.embed)
         head = get(f"{self.plan.head}.weight") if self.plan.head else embed
         bias = get(f"{self.plan.head or names.heads[0]}.bias") if spec.head_bias else None
         layers = [self.layer(prefix + names.layer.format(number)) for number in range(spec.layers)]
-        return Weights(
+        return DecoderWeights(
             embed,
             layers,
             self.products.head(head, bias),
