@@ -145,12 +145,12 @@ def build(
     first = get(plan.embed["decoder"])
     kind = first.dtype if dtype is None else dtype
     read[plan.embed["decoder"]] = first.to(kind)
-    builder = _Builder(plan, converted, products or Products())
+    builder = _Seq2SeqBuilder(plan, converted, products or Products())
     weights = Seq2SeqWeights(builder.side("encoder"), builder.side("decoder"), builder.head())
     return EncoderDecoder(plan.spec, weights)
 
 
-class _Builder:
+class _Seq2SeqBuilder:
     def __init__(self, plan: Seq2SeqPlan, get: Callable[[str], Tensor], products: Products) -> None:
         self.plan, self.get, self.products = plan, get, products
         self.spec, self.names = plan.spec, plan.names
