@@ -66,7 +66,7 @@ def perform(asked: ScoreOptions) -> int | None:
     if rows is None:
         return None
     with Interrupt() as interrupt, rows:
-        return ScoringJob(asked, early, interrupt).run(iter(rows))
+        return ScoreJob(asked, early, interrupt).run(iter(rows))
 
 
 def _check(asked: ScoreOptions) -> None:
@@ -97,7 +97,7 @@ def _check(asked: ScoreOptions) -> None:
             raise UsageError(f"--{name}: not UTF-8 at character {error.start + 1}") from None
 
 
-class ScoringJob:
+class ScoreJob:
     """One run of `genctl score`."""
 
     def __init__(self, asked: ScoreOptions, early: Resolved, interrupt: Interrupt) -> None:
