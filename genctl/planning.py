@@ -290,10 +290,10 @@ class Planner:
     ) -> tuple[Processor, ...]:
         import torch
 
-        from genctl.decode.processors.build import StoppingContext, build
+        from genctl.decode.processors.build import ProcessorContext, build
 
         device = self.forward.device
-        material = StoppingContext(
+        material = ProcessorContext(
             generation=generation,
             prompt_len=len(tokens),
             max_length=len(tokens) + most,

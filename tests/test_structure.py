@@ -13,6 +13,7 @@ FILES = {
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
 COMPAT = Path("genctl/compat.py")
+STILL_TWICE = {"_Candidates", "_Enough"}  # of beam search, with constraints and without
 LISTED = {"_exit"}  # private by its look alone: os documents it
 
 
@@ -113,3 +114,14 @@ def test_no_files_import_each_other() -> None:
 def test_a_cycle_is_found() -> None:
     a, b, c = Path("a"), Path("b"), Path("c")
     assert on_cycles({a: {b}, b: {c}, c: {b}}) == [b, c]
+
+
+def test_no_class_name_is_used_twice() -> None:
+    places: dict[str, list[str]] = {}
+    for path, tree in FILES.items():
+        if path.parts[0] == "genctl":
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert set(twice) <= STILL_TWICE, twice

@@ -18,7 +18,7 @@ from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling, resuming, searching, strategy
-from genctl.cli.asked import RunOptions as Asked
+from genctl.cli.asked import RunOptions
 from genctl.cli.cutting import cut_note
 from genctl.cli.emitting import Nowhere as Nowhere
 from genctl.cli.emitting import RecordOutput, open_output, opened
@@ -49,7 +49,7 @@ SHOWN_TOP = 3  # alternatives shown with --scores on a terminal unless --top-log
 class Job:
     """One run of a generating command: what is asked stays, what is decoded passes through."""
 
-    asked: Asked
+    asked: RunOptions
     layers: Sequence[Layer]
     early: Resolved  # what the layers say before the checkpoint has had its word
     interrupt: Interrupt

@@ -171,11 +171,11 @@ def _write(
     explain: bool,
 ) -> int:
     """The final texts (or trees) to standard output; what else was asked for to standard error."""
-    from genctl.cli.job import Asked
+    from genctl.cli.asked import RunOptions
     from genctl.cli.searching import Search
     from genctl.render.console import discard
 
-    asked = Asked(echo=echo, stream=tree_format is None, tree=tree, tree_format=tree_format)  # type: ignore[arg-type]
+    asked = RunOptions(echo=echo, stream=tree_format is None, tree=tree, tree_format=tree_format)  # type: ignore[arg-type]
     view = _view(told, err if scores or explain else discard(), err, False, False, echo, scores, explain, every=False)
     with view, Search(asked, err, live=False) as search, _trees(tree_format) as trees:
         for event in told:

@@ -79,9 +79,7 @@ class Scores:
     ended: Sequence[Closed] = ()
     hidden: Tensor | None = None  # f32 [N, D+1, H]
     layers: tuple[Tensor, ...] | None = None  # per layer [N, D+1, H]
-    left: Sequence[RowCandidates] | None = (
-        None  # N, the same as `logits` without what filters removed, where it is known
-    )
+    left: Sequence[RowCandidates] | None = None  # N, `logits` without what filters removed, where it is known
     asked: Asked = field(default_factory=_nothing)  # by the loop, of this step: fetched with what a search asks
 
     @property

@@ -25,7 +25,7 @@ from genctl.decode.types import Processor
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Generation, knobs
 
-__all__ = ["NAMES", "ORDER", "Entry", "Material", "Named", "build", "unlisted"]
+__all__ = ["NAMES", "ORDER", "NamedProcessor", "ProcessorContext", "ProcessorEntry", "build", "unlisted"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Processors that transformers has: plain ones of the same numbers, or its own classes, under its conditions.
 
-Each function takes `ProcessorContext` and returns a processor, or None where the setting changes nothing. Conditions and
-arguments follow `GenerationMixin._get_logits_processor` of transformers 5; `build.ORDER` follows its order.
+Each function takes a `ProcessorContext` and returns a processor, or None where the setting changes nothing.
+Conditions and arguments follow `GenerationMixin._get_logits_processor` of transformers 5; `build.ORDER` follows its
+order.
 """
 
 from __future__ import annotations

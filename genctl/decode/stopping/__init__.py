@@ -3,4 +3,4 @@
 from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build, cut, visible
 from genctl.decode.stopping.trim import HoldBack, trim
 
-__all__ = ["HoldBack", "Material", "Named", "build", "cut", "trim", "visible"]
+__all__ = ["HoldBack", "NamedCriterion", "StoppingContext", "build", "cut", "trim", "visible"]
