@@ -19,7 +19,7 @@ NEW = 10
 def material(
     prompt: list[int] | None = None, arch: str = "gpt2", eos: tuple[int, ...] = (tiny.EOS,), **knobs: Any
 ) -> ProcessorContext:
-    """What the processors of one tiny lane are built from; fields of the context by their names, all others are knobs."""
+    """What the processors of one tiny lane are built from; fields of the context by name, all others are knobs."""
     fields = {name: knobs.pop(name) for name in list(knobs) if name in ProcessorContext.__dataclass_fields__}
     ids = torch.tensor([PROMPT if prompt is None else prompt])
     decoder = 1 if arch in tiny.SEQ2SEQ else ids.shape[1]
