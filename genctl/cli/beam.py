@@ -45,7 +45,7 @@ def beam(
     --num-return-sequences N and --format tsv or jsonl the n best with their scores (and, in jsonl, `parents`: the row
     that each token continued).
     """
-    from genctl.cli.asked import asked_for
+    from genctl.cli.run_options import asked_for
 
     asked = asked_for(
         prompts, common, knobs, events=events, view="beam", beneath=BENEATH, tree=tree, tree_format=tree_format

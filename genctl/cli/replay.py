@@ -171,7 +171,7 @@ def _write(
     explain: bool,
 ) -> int:
     """The final texts (or trees) to standard output; what else was asked for to standard error."""
-    from genctl.cli.asked import RunOptions
+    from genctl.cli.run_options import RunOptions
     from genctl.cli.searching import Search
     from genctl.render.console import discard
 

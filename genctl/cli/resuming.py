@@ -14,7 +14,7 @@ from genctl import __version__
 from genctl.batch import writers
 from genctl.batch.records import SCHEMA
 from genctl.batch.resumable import Resumable
-from genctl.cli.asked import RunOptions
+from genctl.cli.run_options import RunOptions
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
 from genctl.errors import UsageError

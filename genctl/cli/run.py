@@ -29,7 +29,7 @@ def run(
     Prompts are arguments, else --input, else standard input, one per line. On a terminal the text streams as it is
     written; in a pipe it is plain.
     """
-    from genctl.cli.asked import asked_for
+    from genctl.cli.run_options import asked_for
 
     return carry_out(context, asked_for(prompts, common, knobs, events=events))
 

@@ -14,7 +14,7 @@ from genctl.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.cli.asked import RunOptions
+    from genctl.cli.run_options import RunOptions
 
 COMMAND = "genctl beam"
 BENEATH = (Layer(COMMAND, {"num_beams": 5}, said="user"),)
