@@ -36,7 +36,7 @@ def run(
 
 def carry_out(context: typer.Context, asked: Any) -> int:
     """Do what was asked; where there is no prompt, say how to give one. Returns the exit status."""
-    from genctl.cli.performing import perform
+    from genctl.cli.start_job import perform
 
     status = perform(asked)
     if status is None:
