@@ -10,7 +10,7 @@ from typing import Any
 from genctl.batch import jsonl
 from genctl.batch.quoting import Refused
 from genctl.batch.rows import BadRow, InputRow
-from genctl.cli.prompting import prompts_of
+from genctl.cli.inputs import prompts_of
 from genctl.comparing import expectations
 from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, read_runs, recorded_layer, split_models
 from genctl.config.dry import to_toml

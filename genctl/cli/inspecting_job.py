@@ -14,9 +14,9 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling, strategy
 from genctl.cli.cutting import cut_note
+from genctl.cli.inputs import are_texts, is_terminal, prompts_of
 from genctl.cli.inspecting import STEPS, InspectOptions, check, check_length, check_rows
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.prompting import are_texts, is_terminal, prompts_of
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.errors import Exit, GenctlError, InputError, UsageError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.batch.records import record
 from genctl.batch.rows import InputRow
-from genctl.cli.prompting import is_terminal
+from genctl.cli.inputs import is_terminal
 from genctl.cli.run_options import RunOptions
 from genctl.cli.shortfall import listed
 from genctl.results import Result

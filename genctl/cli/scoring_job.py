@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from genctl.batch import scored, writers
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
+from genctl.cli.inputs import is_terminal, prompts_of
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import WIDTH, Nowhere
 from genctl.cli.options import check_count
-from genctl.cli.prompting import is_terminal, prompts_of
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import Exit, GenctlError, InputError, UsageError

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from genctl.cli import searching
+from genctl.cli.inputs import prompts_of
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import Job
-from genctl.cli.prompting import prompts_of
 from genctl.cli.run_options import RunOptions, check
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, resolve
