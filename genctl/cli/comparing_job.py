@@ -19,9 +19,9 @@ from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling
 from genctl.cli.comparing import CompareOptions, Naming, check, dry, each, rows_of, runs_of, settled
 from genctl.cli.cutting import cut_note
+from genctl.cli.event_log import EventFile
 from genctl.cli.inputs import is_terminal
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.recording import EventFile
 from genctl.cli.shortfall import shortfalls
 from genctl.comparing import expectations, references
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure

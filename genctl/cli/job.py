@@ -21,10 +21,10 @@ from genctl.cli import caching, compiling, resuming, searching, strategy
 from genctl.cli.cutting import cut_note
 from genctl.cli.emitting import Nowhere as Nowhere
 from genctl.cli.emitting import RecordOutput, open_output, opened
+from genctl.cli.event_log import EventFile
 from genctl.cli.inputs import are_texts, is_terminal
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.making import ends_to_tell, make_bar, make_view, records_of, wants_bar
-from genctl.cli.recording import EventFile
 from genctl.cli.run_options import RunOptions
 from genctl.cli.shortfall import shortfalls
 from genctl.cli.tally import RowTally

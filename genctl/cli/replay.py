@@ -12,8 +12,8 @@ import typer
 
 from genctl import events
 from genctl.cli import options
+from genctl.cli.event_log import read_recording
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.recording import read_recording
 from genctl.errors import Exit, UsageError
 
 if TYPE_CHECKING:
