@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from genctl.cli import options
+from genctl.cli.beam_output import BENEATH
 from genctl.cli.options import generating, with_knobs
 from genctl.cli.run import carry_out
-from genctl.cli.searching import BENEATH
 
 
 @with_knobs()

@@ -17,7 +17,7 @@ from genctl.batch.counting import Looked, look_over
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import caching, compiling, resuming, searching, strategy
+from genctl.cli import beam_output, caching, compiling, resuming, strategy
 from genctl.cli.cutting import cut_note
 from genctl.cli.emitting import Nowhere as Nowhere
 from genctl.cli.emitting import RecordOutput, open_output, opened
@@ -76,7 +76,7 @@ class Job:
             and asked.format == "text"
             and is_terminal(sys.stdout)
         )
-        search = searching.Search(asked, self.err, live=self.live)
+        search = beam_output.Search(asked, self.err, live=self.live)
         several = len(asked.arguments) != 1 or self.early.generation.num_return_sequences > 1
         with ExitStack() as stack:
             nowhere = self.live or asked.stream

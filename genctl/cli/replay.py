@@ -171,8 +171,8 @@ def _write(
     explain: bool,
 ) -> int:
     """The final texts (or trees) to standard output; what else was asked for to standard error."""
+    from genctl.cli.beam_output import Search
     from genctl.cli.run_options import RunOptions
-    from genctl.cli.searching import Search
     from genctl.render.console import discard
 
     asked = RunOptions(echo=echo, stream=tree_format is None, tree=tree, tree_format=tree_format)  # type: ignore[arg-type]

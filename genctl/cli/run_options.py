@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
-from genctl.cli import searching
+from genctl.cli import beam_output
 from genctl.cli.options import knob_layers
 from genctl.config.layers import Layer
 from genctl.errors import UsageError
@@ -110,7 +110,7 @@ def check(asked: RunOptions) -> None:
         raise UsageError("--raw writes only texts as they are, but --tree draws them on the terminal")
     if asked.resume:
         _check_resume(asked)
-    searching.check_asked(asked)
+    beam_output.check_asked(asked)
 
 
 def _check_resume(asked: RunOptions) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from genctl.cli import searching
+from genctl.cli import beam_output
 from genctl.cli.inputs import prompts_of
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import Job
@@ -23,7 +23,7 @@ def perform(asked: RunOptions) -> int | None:
         layers = [*asked.beneath, *settings.standing_layers(asked.presets), *asked.flags]
         early = resolve(layers, tentative=True)
         if asked.view == "beam":
-            searching.check_search(early)
+            beam_output.check_search(early)
         if asked.dry:
             return _dry(asked, early, layers)
         rows = prompts_of(asked)
