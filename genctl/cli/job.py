@@ -19,12 +19,12 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import beam_output, caching, compiling, resuming, strategy
 from genctl.cli.cutting import cut_note
-from genctl.cli.emitting import Nowhere as Nowhere
-from genctl.cli.emitting import RecordOutput, open_output, opened
 from genctl.cli.event_log import EventFile
 from genctl.cli.inputs import are_texts, is_terminal
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.making import ends_to_tell, make_bar, make_view, records_of, wants_bar
+from genctl.cli.output import Nowhere as Nowhere
+from genctl.cli.output import RecordOutput, open_output, opened
 from genctl.cli.run_options import RunOptions
 from genctl.cli.shortfall import shortfalls
 from genctl.cli.tally import RowTally
