@@ -17,7 +17,7 @@ from genctl.batch.counting import Looked, look_over
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import beam_output, caching, compiling, resuming, strategy
+from genctl.cli import beam_output, caching, compiling, resume, strategy
 from genctl.cli.cutting import cut_note
 from genctl.cli.event_log import EventFile
 from genctl.cli.inputs import are_texts, is_terminal
@@ -163,7 +163,7 @@ class Job:
             return
         session = self.session
         loaded = [session.loaded, *(one for one, _ in session.planner.companions.values())]
-        identity = resuming.identity(
+        identity = resume.identity(
             self.asked,
             self.base,
             seed=self.seed,

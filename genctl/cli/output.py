@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 from genctl.batch import writers
 from genctl.batch.resumable import Resumable
 from genctl.batch.rows import BadRow, InputRow
-from genctl.cli.resuming import Echo, OutputIdentity, check_same
+from genctl.cli.resume import Echo, OutputIdentity, check_same
 from genctl.cli.run_options import RunOptions
 
 Record = writers.Record
