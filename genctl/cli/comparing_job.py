@@ -17,7 +17,7 @@ from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling
-from genctl.cli.comparing import CompareOptions, Naming, check, dry, each, rows_of, runs_of, settled
+from genctl.cli.compare_options import CompareOptions, Naming, check, dry, each, rows_of, runs_of, settled
 from genctl.cli.cutting import cut_note
 from genctl.cli.event_log import EventFile
 from genctl.cli.inputs import is_terminal
