@@ -101,8 +101,8 @@ def compare(
     inline knobs. The runs of a checkpoint share one reading of the prompt and one forward pass per step; each text
     equals what its run gives alone.
     """
+    from genctl.cli.compare_job import perform
     from genctl.cli.compare_options import CompareOptions
-    from genctl.cli.comparing_job import perform
 
     asked = CompareOptions(
         arguments=tuple(prompts or ()),

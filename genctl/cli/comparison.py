@@ -22,8 +22,8 @@ from genctl.render.summary import DOT, count, lines, stop_words
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from genctl.cli.compare_job import CompareJob, Saved
     from genctl.cli.compare_options import CompareOptions
-    from genctl.cli.comparing_job import CompareJob, Saved
 
 # key -> heading, digits, whether it needs a place only where it is known
 COLUMNS: dict[str, tuple[str, int, bool]] = {
