@@ -32,7 +32,7 @@ from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
 from genctl.results import Collector
 
 if TYPE_CHECKING:
-    from genctl.cli.comparison import ComparisonOutput
+    from genctl.cli.compare_output import ComparisonOutput
     from genctl.render.compare import CompareView
     from genctl.session import Request, Session
 
@@ -97,7 +97,7 @@ class CompareJob:
 
     def run(self) -> int:
         """Check, load, decode, write. Returns the exit status. Raises CheckError where --expect is not met."""
-        from genctl.cli.comparison import open_outputs
+        from genctl.cli.compare_output import open_outputs
         from genctl.render.compare import CompareView
         from genctl.render.console import make_consoles
 
@@ -310,7 +310,7 @@ class CompareJob:
         return [request for _, request in sorted(found, key=lambda pair: not pair[0])]
 
     def _show(self, chunk: Sequence[ComparedPrompt], view: CompareView) -> None:
-        from genctl.cli.comparison import heading
+        from genctl.cli.compare_output import heading
         from genctl.render.compare import Column
 
         if len(chunk) == 1:
