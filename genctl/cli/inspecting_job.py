@@ -15,7 +15,7 @@ from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import caching, compiling, strategy
 from genctl.cli.cutting import cut_note
 from genctl.cli.inputs import are_texts, is_terminal, prompts_of
-from genctl.cli.inspecting import STEPS, InspectOptions, check, check_length, check_rows
+from genctl.cli.inspect_options import STEPS, InspectOptions, check, check_length, check_rows
 from genctl.cli.interrupt import Interrupt
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
