@@ -83,8 +83,8 @@ def inspect_cache(
     `steps` every pass with what it was given. Several prompts are listed in `prompts`, and `rows` of a step says which
     of them each row belongs to. --format tsv has a line for each layer of each pass.
     """
+    from genctl.cli.inspect_job import perform
     from genctl.cli.inspect_options import InspectOptions
-    from genctl.cli.inspecting_job import perform
 
     asked = InspectOptions(
         arguments=tuple(prompts or ()),
