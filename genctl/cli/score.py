@@ -97,7 +97,7 @@ def score(
     A context is tokenised as it is alone, and the text as it goes on from there; nothing is put between them, so begin
     the text with a space where there is one.
     """
-    from genctl.cli.scoring_job import ScoreOptions, perform
+    from genctl.cli.score_job import ScoreOptions, perform
 
     asked = ScoreOptions(
         arguments=tuple(texts or ()),
