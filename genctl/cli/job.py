@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import events as told
 from genctl.batch import readers
-from genctl.batch.counting import Looked, look_over
+from genctl.batch.input_scan import Looked, look_over
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
