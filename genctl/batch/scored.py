@@ -7,7 +7,7 @@ from typing import Any
 
 from genctl import events
 from genctl.batch import jsonl, writers
-from genctl.batch.quoting import Refused
+from genctl.batch.printable import Refused
 from genctl.batch.records import SCHEMA, _finite, token_entry
 
 KNOWN = ("id", "text", "prompt", "context", "target", "candidates")

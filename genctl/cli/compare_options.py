@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genctl.batch import jsonl
-from genctl.batch.quoting import Refused
+from genctl.batch.printable import Refused
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.inputs import prompts_of
 from genctl.comparing import expectations
