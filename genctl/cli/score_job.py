@@ -147,7 +147,7 @@ class ScoreJob:
         ordered.close(partial=bool(self.interrupt.status))
 
     def _load(self) -> Scorer:
-        from genctl.render.loading import LoadingBar
+        from genctl.render.loading_bar import LoadingBar
         from genctl.scoring.passes import Detail
         from genctl.scoring.scorer import Options, Scorer
         from genctl.session import Session

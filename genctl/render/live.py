@@ -14,7 +14,7 @@ from rich.text import Text
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Loading, Prefilled, Stepped, Token
 from genctl.render import parts, theme
 from genctl.render.explain import explain_summary
-from genctl.render.loading import LoadingBar
+from genctl.render.loading_bar import LoadingBar
 from genctl.render.resizing import Drawn
 from genctl.render.story import LaneStory, Path, Story, fold
 from genctl.render.summary import failure, lane_summary, lines, stop_words, summary
