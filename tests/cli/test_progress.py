@@ -13,7 +13,7 @@ from genctl.cli.making import wants_bar
 from genctl.cli.run_options import RunOptions
 from genctl.events import Hypothesis, Row, Stepped, Token
 from genctl.render.progress import RowsBar
-from genctl.render.resizing import Drawn, wraps
+from genctl.render.reflow import Drawn, wraps
 from tests.cli.tool import _Stream
 from tests.render.streams import Clock, Terminal, console, written
 
