@@ -14,7 +14,7 @@ from torch import Tensor
 
 from genctl.decode.grammar.processor import begins
 from genctl.decode.processors.material import ProcessorContext
-from genctl.decode.spelling import Spelling, spelling
+from genctl.decode.token_bytes import Spelling, spelling
 from genctl.decode.types import Processor
 from genctl.errors import UsageError
 

@@ -10,7 +10,7 @@ import torch
 
 from genctl.decode.prefix import RequiredPrefix, prefix
 from genctl.decode.processors.material import ProcessorContext
-from genctl.decode.spelling import Spelling, spelling
+from genctl.decode.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 from genctl.params import Generation
 from genctl.strategies.beam import Beam

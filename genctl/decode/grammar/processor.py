@@ -20,7 +20,7 @@ from torch import Tensor
 from genctl.decode.grammar.closing import IMPROVED, Closing, Tokens
 from genctl.decode.grammar.source import GrammarSource, read
 from genctl.decode.processors.material import ProcessorContext
-from genctl.decode.spelling import Spelling, spelling
+from genctl.decode.token_bytes import Spelling, spelling
 from genctl.decode.types import Processor
 from genctl.errors import UsageError
 
