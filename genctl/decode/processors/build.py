@@ -17,7 +17,7 @@ from typing import Any
 
 from genctl.decode import prefix
 from genctl.decode.grammar import processor as grammar
-from genctl.decode.processors import filters, plugins, repetition, sampling, standard, words
+from genctl.decode.processors import filters, plugins, repetition, samplers, standard, words
 from genctl.decode.processors.material import NamedProcessor, ProcessorContext, one_line
 from genctl.decode.processors.mirostat import Mirostat
 from genctl.decode.processors.values import checked
@@ -67,21 +67,21 @@ def _top_n_sigma(m: ProcessorContext) -> Processor | None:
     n, least = m.generation.top_n_sigma, m.min_tokens_to_keep
     if n is None:
         return None
-    return filters.Filter(filters.top_n_sigma(n, least), sampling.top_n_sigma(n, least))
+    return filters.Filter(filters.top_n_sigma(n, least), samplers.top_n_sigma(n, least))
 
 
 def _dynatemp(m: ProcessorContext) -> Processor | None:
     g = m.generation
     if not g.dynatemp_range:
         return None
-    return sampling.dynamic_temperature(g.temperature, g.dynatemp_range, g.dynatemp_exponent)
+    return samplers.dynamic_temperature(g.temperature, g.dynatemp_range, g.dynatemp_exponent)
 
 
 def _xtc(m: ProcessorContext) -> Processor | None:
     g = m.generation
     if not g.xtc_probability:
         return None
-    return sampling.exclude_top_choices(g.xtc_probability, g.xtc_threshold, m.seed, m.min_tokens_to_keep)
+    return samplers.exclude_top_choices(g.xtc_probability, g.xtc_threshold, m.seed, m.min_tokens_to_keep)
 
 
 def _mirostat(m: ProcessorContext) -> Processor | None:
