@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from genctl.decode.grammar.closing import IMPROVED, Closing, Tokens
+from genctl.decode.grammar.completion import IMPROVED, Closing, Tokens
 from genctl.decode.grammar.source import GrammarSource, read
 from genctl.decode.processors.material import ProcessorContext
 from genctl.decode.token_bytes import Spelling, spelling
