@@ -21,7 +21,7 @@ from genctl.decode.describe import CROSS, describe
 from genctl.decode.forward import Forward
 from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, hub, layout, native_loading, packing, resolve, weights
+from genctl.models import architecture, check, hub, layout, packing, resolve, runtime_choice, weights
 from genctl.models.guarded import guarded
 from genctl.models.progress import quiet
 from genctl.native.graphs import fits
@@ -87,7 +87,7 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
             "config.json has a quantization_config, which a plan does not apply: weights count as "
             f"{str(dtype).removeprefix('torch.')}, more than they will take"
         )
-    native = native_loading.spec_of_run(runtime, checkpoint, device, trust_remote_code=trust_remote_code)
+    native = runtime_choice.spec_of_run(runtime, checkpoint, device, trust_remote_code=trust_remote_code)
     return Skeleton(runtime.model, model, device, checkpoint.generation, notes, native)
 
 
