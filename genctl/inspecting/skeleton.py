@@ -21,7 +21,7 @@ from genctl.decode.describe import CROSS, describe
 from genctl.decode.forward import Forward
 from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, hub, layout, packing, resolve, runtime_choice, weights
+from genctl.models import architecture, check, hub, layout, packed_layers, resolve, runtime_choice, weights
 from genctl.models.guarded import guarded
 from genctl.models.progress import quiet
 from genctl.native.graphs import fits
@@ -131,7 +131,7 @@ def _native_cache(spec: Spec, dtype: torch.dtype) -> Any:
 def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     """Bytes that the loaded model's parameters and buffers take, tied ones once, as laid out for where it computes.
 
-    On the CPU the weights of linear layers are repacked (`models.packing`, `native.linear`): a tied one is then kept in
+    On the CPU the weights of linear layers are repacked (`models.packed_layers`, `native.linear`): a tied one is then kept in
     both forms, and with --quantize they take 8 or 4 bits.
     """
     model = skeleton.model
@@ -141,12 +141,12 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
         return int(sum(held.values()))
     users: dict[int, int] = {}
     packed: list[nn.Module] = []
-    places = packing.places_of(model)
+    places = packed_layers.places_of(model)
     for module in model.modules():
         for _, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             users[id(parameter)] = users.get(id(parameter), 0) + 1
         whole = skeleton.native is not None and runtime.quantize is not None  # small ones too
-        if packing.is_linear(module) and (whole or _packs(model, module, places[id(module)], runtime)):
+        if packed_layers.is_linear(module) and (whole or _packs(model, module, places[id(module)], runtime)):
             packed.append(module)
     extra, head = 0, model.get_output_embeddings()
     for module in packed:
@@ -166,10 +166,10 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
 
 
 def _packs(model: nn.Module, module: nn.Module, names: Sequence[str], runtime: Runtime) -> bool:
-    if packing.unfit(model, names, runtime.quantize):
+    if packed_layers.unfit(model, names, runtime.quantize):
         return False
     assert isinstance(module.weight, torch.Tensor)
-    return packing.product_for(module.weight.dtype, runtime.quantize) is not None
+    return packed_layers.product_for(module.weight.dtype, runtime.quantize) is not None
 
 
 # -- finding the config ------------------------------------------------------------------------------------------------
