@@ -131,8 +131,8 @@ def _native_cache(spec: Spec, dtype: torch.dtype) -> Any:
 def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     """Bytes that the loaded model's parameters and buffers take, tied ones once, as laid out for where it computes.
 
-    On the CPU the weights of linear layers are repacked (`models.packed_layers`, `native.linear`): a tied one is then kept in
-    both forms, and with --quantize they take 8 or 4 bits.
+    On the CPU the weights of linear layers are repacked (`models.packed_layers`, `native.linear`): a tied one is then
+    kept in both forms, and with --quantize they take 8 or 4 bits.
     """
     model = skeleton.model
     held = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}

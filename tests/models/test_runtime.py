@@ -105,7 +105,7 @@ def test_tensors_are_moved_as_they_are_read(
         given.append(device)
         return checkpoints.read(*args, device=torch.device("meta"), **kwargs)
 
-    monkeypatch.setattr(native_loading, "read", to_meta)
+    monkeypatch.setattr(runtime_choice, "read", to_meta)
     runtime = Runtime(model=str(llama), runtime="native", dtype=dtype)  # type: ignore[arg-type]
     made = check.inspect(llama, allow_pickle=False, trust_remote_code=False, need_tokenizer=False)
     plan, _ = runtime_choice.plan(runtime, made, trust_remote_code=False)

@@ -49,7 +49,7 @@ class Grammar:
     the grammar (a draft on trial) is none of its business: its scores stay as they are.
 
     With `room`, the most new tokens, a text that fits is never cut: near the end of the budget what could not be closed
-    within it is barred too (see `closing`), once the row has the `ahead` bytes that others prescribe.
+    within it is barred too (see `completion`), once the row has the `ahead` bytes that others prescribe.
 
     Raises UsageError where the tokenizer cannot write any text of the grammar, or none within `room`, or the grammar is
     too complex.

@@ -34,7 +34,7 @@ def test_pieces_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path.write_bytes(b"one\n\ntwo\nthree\n\n\n")
     whole = look_over(path, "lines")
     for size in (1, 2, 3, 5):
-        monkeypatch.setattr(counting, "_PIECE", size)
+        monkeypatch.setattr(input_scan, "_PIECE", size)
         assert look_over(path, "lines") == whole
     assert whole is not None
     assert whole.rows == 4
