@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from genctl.decode.saved import PromptIdentity
     from genctl.decode.types import Lane, Prefix
     from genctl.models.hub import Loaded
-    from genctl.planning import Planned
+    from genctl.request_planner import Planned
 
 
 TYPICAL = 2048  # tokens that a row is taken to have at most, where a batch is sized by memory
@@ -54,7 +54,7 @@ class Session:
 
     def __init__(self, loaded: Loaded, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None) -> None:
         from genctl.native.runtime_factory import runtime_of
-        from genctl.planning import Planner
+        from genctl.request_planner import Planner
 
         self.loaded = loaded
         self.forward = runtime_of(loaded.model, compile=runtime.compile)
@@ -188,7 +188,7 @@ class Session:
         from genctl.decode.healing import Healed, unhealed
         from genctl.decode.loop import decode
         from genctl.models.text import caption, detokenizer
-        from genctl.trimming import Guard, trimmed
+        from genctl.stop_text import Guard, trimmed
         from genctl.unmet import Wishes, noted
 
         asides: deque[events.Event] = deque()

@@ -34,8 +34,8 @@ from genctl.decode.types import Lane
 from genctl.models.text import Detokenizer, caption
 from genctl.params import Generation
 from genctl.results import Collector
+from genctl.stop_text import Guard, trimmed
 from genctl.strategies.choose import choose
-from genctl.trimming import Guard, trimmed
 
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {},

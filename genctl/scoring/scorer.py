@@ -328,7 +328,7 @@ class Scorer:
 
 def _encoder_context(config: object) -> int | None:
     """Most tokens that the encoder reads; None where nothing bounds it."""
-    from genctl.planning import UNBOUNDED
+    from genctl.request_planner import UNBOUNDED
 
     own = getattr(config, "encoder", config)  # of a composite; others say it for both sides
     if getattr(own, "model_type", None) in UNBOUNDED:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from genctl import rerank
 from genctl.errors import InputError, ModelError, UsageError
 from genctl.params import Generation, Runtime
-from genctl.trimming import Guard
+from genctl.stop_text import Guard
 from genctl.unmet import Wishes, wishes
 
 if TYPE_CHECKING:
