@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from genctl import rerank
 from genctl.errors import InputError, ModelError, UsageError
 from genctl.params import Generation, Runtime
-from genctl.stop_text import Guard
+from genctl.stop_text import StopTrimmer
 from genctl.unmet import Wishes, wishes
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Planned:
     prompt: Prompt
     kind: str  # what the strategy is called
     settings: dict[str, Any]  # what a viewer needs to know of it
-    guard: Guard
+    guard: StopTrimmer
     healed: Healed | None = None
     rerank: rerank.RerankPlan | None = None
     wishes: Wishes | None = None
@@ -168,7 +168,7 @@ class Planner:
             settings["num_return_sequences"] = generation.num_return_sequences
         if truncated:
             settings["truncated"] = truncated
-        guard = Guard(criteria, generation.keep_stop, self.text)  # type: ignore[arg-type]
+        guard = StopTrimmer(criteria, generation.keep_stop, self.text)  # type: ignore[arg-type]
         kind, wanted = ranking.kind if ranking else strategy.kind, self._wishes(generation, strategy)
         return Planned(lane, prompt, kind, settings, guard, healed, ranking, wanted)
 

@@ -188,12 +188,12 @@ class Session:
         from genctl.decode.healing import Healed, unhealed
         from genctl.decode.loop import decode
         from genctl.models.text import caption, detokenizer
-        from genctl.stop_text import Guard, trimmed
+        from genctl.stop_text import StopTrimmer, trimmed
         from genctl.unmet import Wishes, noted
 
         asides: deque[events.Event] = deque()
         begins: dict[str, events.Began] = {}
-        guards: dict[str, Guard] = {}
+        guards: dict[str, StopTrimmer] = {}
         healed: dict[str, Healed] = {}
         ranked: dict[str, rerank.RerankPlan] = {}
         grammars: dict[str, tuple[Grammar, int]] = {}  # and how long the lane's prompt is

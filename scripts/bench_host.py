@@ -34,7 +34,7 @@ from genctl.decode.types import Lane
 from genctl.models.text import Detokenizer, caption
 from genctl.params import Generation
 from genctl.results import Collector
-from genctl.stop_text import Guard, trimmed
+from genctl.stop_text import StopTrimmer, trimmed
 from genctl.strategies.choose import choose
 
 MODES: dict[str, dict[str, Any]] = {
@@ -103,7 +103,7 @@ def per_step(forward: Forward, tokenizer: Any, knobs: dict[str, Any], rows: int,
     """CPU seconds per step, the first eight not counted."""
     model = forward.model
     collector = Collector()
-    guards: dict[str, Guard] = {}
+    guards: dict[str, StopTrimmer] = {}
     healed: dict[str, Healed] = {}
     plans: dict[str, rerank.RerankPlan] = {}
     told = decode(forward, list(lanes(forward, knobs, rows, prompt, steps)), width=rows)
