@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.batch import readers
+from genctl.batch import input_scan, readers
 from genctl.batch.input_scan import look_over
 
 BYTES = st.lists(st.sampled_from([b"\n", b"\r\n", b"\0", b" ", b"\t", b"a", b"{}", b"\xff"]), max_size=12).map(b"".join)
