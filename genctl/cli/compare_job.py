@@ -16,9 +16,8 @@ from genctl import events as told
 from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import caching, compiling
+from genctl.cli import notes
 from genctl.cli.compare_options import CompareOptions, Naming, check, dry, each, rows_of, runs_of, settled
-from genctl.cli.cutting import cut_note
 from genctl.cli.event_log import EventFile
 from genctl.cli.inputs import is_terminal
 from genctl.cli.interrupt import Interrupt
@@ -196,7 +195,7 @@ class CompareJob:
             need_tokenizer=not any(isinstance(row, InputRow) and row.prompt_ids is not None for row in self.rows),
         )
         view.hide()
-        compiling.announce(session, self.say, quiet=asked.quiet, before=view.hide)
+        notes.announce_compiling(session, self.say, quiet=asked.quiet, before=view.hide)
         self.load_s += time.perf_counter() - began
         name = session.loaded.name
         if asked.save is not None or asked.expect is not None:
@@ -212,9 +211,9 @@ class CompareJob:
             for place in members:
                 for note in self.resolved[place].notes:
                     self.say(f"note: run {self.runs[place].name}: {note}")
-        self.reuse = caching.Reuse(runtime.prompt_cache)
+        self.reuse = notes.Reuse(runtime.prompt_cache)
         for place in () if asked.quiet else members:
-            for note in caching.notes(session, self.resolved[place]):
+            for note in notes.cache_notes(session, self.resolved[place]):
                 self.say(f"note: run {self.runs[place].name}: {note}")
         return session
 
@@ -342,7 +341,7 @@ class CompareJob:
             return
         prompt, run, _ = self.lanes[event.lane]
         assert isinstance(prompt.row, InputRow)
-        note = cut_note(event, prompt.row.id, prompt.row, self.resolved[run].runtime)
+        note = notes.cut_note(event, prompt.row.id, prompt.row, self.resolved[run].runtime)
         if note and note not in self.cuts:
             self.cuts.add(note)
             view.hide()
@@ -391,8 +390,7 @@ class CompareJob:
             return int(Exit.ROWS_FAILED if self.failed else Exit.DONE)
         tolerance = expectations.TOLERANCE if self.asked.tolerance is None else self.asked.tolerance
         outcome = expectations.compare(self.recording.records, self.records, tolerance)
-        notes = expectations.notes(self.recording, self.checkpoints, expectations.versions())
-        output.compared(outcome, notes)
+        output.compared(outcome, expectations.notes(self.recording, self.checkpoints, expectations.versions()))
         if outcome.differences:
             count = len(outcome.differences)
             raise CheckError(

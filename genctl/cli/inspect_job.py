@@ -12,8 +12,7 @@ from genctl import events as told
 from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import caching, compiling, strategy
-from genctl.cli.cutting import cut_note
+from genctl.cli import notes, strategy
 from genctl.cli.inputs import are_texts, is_terminal, prompts_of
 from genctl.cli.inspect_options import STEPS, InspectOptions, check, check_length, check_rows
 from genctl.cli.interrupt import Interrupt
@@ -134,14 +133,14 @@ class InspectJob:
             need_tokenizer=are_texts(asked),
         )
         view.hide()
-        compiling.announce(session, self.say, quiet=asked.quiet, before=view.hide)
+        notes.announce_compiling(session, self.say, quiet=asked.quiet, before=view.hide)
         self.base = session.resolve(self.layers)
         kind = session.check(self.base)
         if asked.strategy:
             strategy.check(asked.strategy, kind)
         self._check_cache(session)
         if not asked.quiet:
-            self.asides += caching.notes(session, self.base)
+            self.asides += notes.cache_notes(session, self.base)
         if asked.verbose:
             self.asides += [*self.base.notes, *session.loaded.told]
         self.weights = view.weights = weights_bytes(session.loaded.model)
@@ -195,7 +194,7 @@ class InspectJob:
         from genctl.inspecting.measured import Measurement
 
         asked = self.asked
-        reuse = caching.Reuse(self.base.runtime.prompt_cache)
+        reuse = notes.Reuse(self.base.runtime.prompt_cache)
         measured = Measurement(self.steps)
         self._decode(session, requests, measured, view, reuse)
         if not asked.quiet:
@@ -233,7 +232,7 @@ class InspectJob:
         requests: Sequence[Request],
         measured: Measurement,
         view: CacheView,
-        reuse: caching.Reuse | None,
+        reuse: notes.Reuse | None,
     ) -> None:
         main = reuse is not None
         stream = session.stream(requests, width=max(len(requests), 1), interrupted=self.interrupt, watch=True)
@@ -252,7 +251,7 @@ class InspectJob:
 
     def _cut(self, event: told.Began) -> str:
         row = next((row for row in self.rows if row.id == event.lane and isinstance(row, InputRow)), None)
-        return cut_note(event, event.lane, row, self.base.runtime)
+        return notes.cut_note(event, event.lane, row, self.base.runtime)
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 

@@ -17,8 +17,7 @@ from genctl.batch.input_scan import Looked, look_over
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import beam_output, caching, compiling, resume, strategy
-from genctl.cli.cutting import cut_note
+from genctl.cli import beam_output, notes, resume, strategy
 from genctl.cli.event_log import EventFile
 from genctl.cli.inputs import are_texts, is_terminal
 from genctl.cli.interrupt import Interrupt
@@ -136,7 +135,7 @@ class Job:
             need_tokenizer=are_texts(asked),
         )
         self.load_s = time.perf_counter() - began
-        compiling.announce(session, self.say, quiet=asked.quiet, before=self._hide)
+        notes.announce_compiling(session, self.say, quiet=asked.quiet, before=self._hide)
         base = session.resolve(self.layers)
         kind = session.check(base)
         if asked.strategy:
@@ -144,8 +143,8 @@ class Job:
         if asked.verbose:
             for note in (*base.notes, *session.loaded.told):
                 self.say(f"note: {note}")
-        self.reuse = caching.Reuse(base.runtime.prompt_cache)
-        for note in () if asked.quiet else caching.notes(session, base):
+        self.reuse = notes.Reuse(base.runtime.prompt_cache)
+        for note in () if asked.quiet else notes.cache_notes(session, base):
             self.say(f"note: {note}")
         return session, base
 
@@ -305,7 +304,7 @@ class Job:
             self._take(result)
 
     def _cut(self, event: told.Began) -> str:
-        return cut_note(event, event.lane, self.rows.get(event.lane), self.base.runtime)
+        return notes.cut_note(event, event.lane, self.rows.get(event.lane), self.base.runtime)
 
     def _take(self, result: Result) -> None:
         row = self.rows.pop(result.lane)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from genctl import events
-from genctl.cli.compiling import announce
+from genctl.cli.notes import announce_compiling
 from genctl.config.layers import flags_layer, resolve
 from genctl.decode.compiled import Compiled
 from genctl.decode.forward import Forward
@@ -264,9 +264,9 @@ def test_a_session_compiles_plain_layers_and_tells_of_it(tmp_path: Path, standin
     assert not any("packed" in note for note in session.loaded.notes)
     assert session.forward.compiled is not None
     said: list[str] = []
-    announce(session, said.append, quiet=False)
+    announce_compiling(session, said.append, quiet=False)
     session.forward.compiled.say("compiling the step for 1 row …")
-    announce(session, said.append, quiet=True)
+    announce_compiling(session, said.append, quiet=True)
     session.forward.compiled.say("compiled in 1.0 s")
     assert said == ["note: compiling the step for 1 row …"]
 
