@@ -21,13 +21,13 @@ from genctl.cli import beam_output, notes, resume, strategy
 from genctl.cli.event_log import EventFile
 from genctl.cli.inputs import are_texts, is_terminal
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.making import ends_to_tell, make_bar, make_view, records_of, wants_bar
 from genctl.cli.output import Nowhere as Nowhere
-from genctl.cli.output import RecordOutput, open_output, opened
+from genctl.cli.output import RecordOutput, ends_to_tell, open_output, opened, records_of
 from genctl.cli.partial_results import Unfinished
 from genctl.cli.run_options import RunOptions
 from genctl.cli.shortfall import shortfalls
 from genctl.cli.tally import RowTally
+from genctl.cli.view import make_bar, make_view, wants_bar
 from genctl.config.layers import Layer, Resolved, overlay, row_layer
 from genctl.errors import CheckError, Exit, GenctlError
 from genctl.results import Collector, Result

@@ -1,17 +1,21 @@
-"""Where a job's records go: nowhere (they have been shown), to a sink, or to an output that can be resumed."""
+"""Records of results, and where they go: nowhere (they have been shown), to a sink, or to an output to resume."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
 from genctl.batch import writers
+from genctl.batch.records import record
 from genctl.batch.resumable import Resumable
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.resume import Echo, OutputIdentity, check_same
 from genctl.cli.run_options import RunOptions
+from genctl.cli.shortfall import listed
+from genctl.results import Result
 
 Record = writers.Record
 Written = Callable[[int, Sequence[Record]], object]
@@ -224,3 +228,63 @@ def opened(output: RecordOutput, interrupted: Callable[[], Any]) -> Iterator[Rec
         output.abandon()
         raise
     output.close(cut_short=bool(interrupted()))
+
+
+def records_of(
+    asked: RunOptions,
+    row: InputRow,
+    result: Result,
+    *,
+    load_s: float,
+    encoder_decoder: bool,
+    saved: bool = False,
+    texts: bool = True,
+) -> list[dict[str, Any]]:
+    """One record for each sequence of a row. `saved`: --prompt-cache. `texts`: there is a tokenizer to write any."""
+    timing = None
+    if asked.timing:
+        timing = {"load_s": load_s, "prefill_s": result.prefill_s, "decode_s": result.decode_s}
+    records = []
+    for number, sequence in enumerate(result.sequences):
+        hypothesis = sequence.hypothesis
+        if asked.format == "text" and not texts:  # what a terminal shows, in a pipe
+            hypothesis = dataclasses.replace(hypothesis, text="".join(f"<{id}>" for id in hypothesis.tokens))
+        if asked.echo:
+            between = "\t" if encoder_decoder else ""
+            hypothesis = dataclasses.replace(hypothesis, text=f"{result.prompt}{between}{hypothesis.text}")
+        extra: dict[str, Any] = dict(result.remarks)
+        if result.drafted:
+            extra |= {"drafted": result.drafted, "accepted": result.accepted}
+        if "beam" in result.strategy:
+            extra["parents"] = list(sequence.parents)
+        records.append(
+            record(
+                row,
+                number,
+                hypothesis,
+                prompt_text=result.prompt,
+                model=result.model,
+                strategy=result.strategy,
+                seed=result.seed,
+                prompt_tokens=result.prompt_tokens,
+                tokens=sequence.tokens if asked.with_tokens else None,
+                timing=timing,
+                extra=extra,
+                reused_tokens=result.reused if saved else None,
+            )
+        )
+    return records
+
+
+def ends_to_tell(wanted: Sequence[str], row: InputRow, result: Result, *, texts: bool = True) -> list[str]:
+    """What --fail-on has to say of a row's sequences. Where there are no `texts`, one without tokens is empty."""
+    found = []
+    for number, sequence in enumerate(result.sequences):
+        what = f"prompt {row.id}, sequence {number}"
+        if sequence.finish_reason in wanted:
+            found.append(f"{what} ended by {sequence.finish_reason}")
+        elif "empty" in wanted and not (sequence.text.strip() if texts else sequence.token_ids):
+            found.append(f"{what} is empty")
+        elif "unmet" in wanted and sequence.unmet:
+            found.append(f"{what} lacks {listed(sequence.unmet)}")
+    return found

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from genctl.cli.making import wants_bar
 from genctl.cli.run_options import RunOptions
+from genctl.cli.view import wants_bar
 from genctl.events import Hypothesis, Row, Stepped, Token
 from genctl.render.progress import RowsBar
 from genctl.render.reflow import Drawn, wraps
