@@ -18,7 +18,7 @@ ORDER, BETA = 6, 2.0  # of chrF: the longest n-grams, and how much more recall c
 
 
 @dataclass(frozen=True)
-class Plan:
+class RerankPlan:
     """What is to be done with a lane's samples, and how many of them are returned."""
 
     kind: Literal["best_of", "mbr"]
@@ -27,13 +27,13 @@ class Plan:
     length_penalty: float = 1.0  # best_of: the score is logprob / tokens ** length_penalty
 
 
-def plan(generation: Generation) -> Plan | None:
+def plan(generation: Generation) -> RerankPlan | None:
     """What the knobs ask for; None where samples are returned as they come."""
     g = generation
     if g.best_of is not None:
-        return Plan("best_of", g.best_of, g.num_return_sequences, g.length_penalty)
+        return RerankPlan("best_of", g.best_of, g.num_return_sequences, g.length_penalty)
     if g.mbr_samples is not None:
-        return Plan("mbr", g.mbr_samples, g.num_return_sequences)
+        return RerankPlan("mbr", g.mbr_samples, g.num_return_sequences)
     return None
 
 
@@ -56,7 +56,9 @@ def conflicts(generation: Generation) -> list[str]:
     return found
 
 
-def rerank(hypotheses: Sequence[events.Hypothesis], texts: Sequence[str], plan: Plan) -> tuple[events.Hypothesis, ...]:
+def rerank(
+    hypotheses: Sequence[events.Hypothesis], texts: Sequence[str], plan: RerankPlan
+) -> tuple[events.Hypothesis, ...]:
     """The hypotheses, best first, each with the score it was ranked by; `plan.returned` of them.
 
     best_of: the model's log-probability / tokens ** length_penalty, which by default is that of a token on average:
@@ -72,7 +74,7 @@ def rerank(hypotheses: Sequence[events.Hypothesis], texts: Sequence[str], plan: 
     return tuple(dataclasses.replace(one, score=score) for score, one in ranked[: plan.returned])
 
 
-def reranked(stream: Iterable[events.Event], plans: Mapping[str, Plan]) -> Iterator[events.Event]:
+def reranked(stream: Iterable[events.Event], plans: Mapping[str, RerankPlan]) -> Iterator[events.Event]:
     """The same events; what a lane in `plans` returns is reranked. `plans` may grow meanwhile."""
     for event in stream:
         found = plans.get(event.lane) if isinstance(event, events.Finished) else None

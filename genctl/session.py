@@ -19,10 +19,10 @@ from genctl.params import Generation, Runtime
 
 if TYPE_CHECKING:
     from genctl.decode.grammar.processor import Grammar
-    from genctl.decode.saved import Identity
+    from genctl.decode.saved import PromptIdentity
     from genctl.decode.types import Lane, Prefix
     from genctl.models.hub import Loaded
-    from genctl.planning import Planned
+    from genctl.request_planner import Planned
 
 
 TYPICAL = 2048  # tokens that a row is taken to have at most, where a batch is sized by memory
@@ -53,8 +53,8 @@ class Session:
     """A loaded checkpoint, ready to decode."""
 
     def __init__(self, loaded: Loaded, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None) -> None:
-        from genctl.native.runtime import runtime_of
-        from genctl.planning import Planner
+        from genctl.native.runtime_factory import runtime_of
+        from genctl.request_planner import Planner
 
         self.loaded = loaded
         self.forward = runtime_of(loaded.model, compile=runtime.compile)
@@ -99,17 +99,17 @@ class Session:
         return cls(loaded, runtime, allow_plugins=allow_plugins, flags={**flags, "on_event": on_event})
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> PromptIdentity:
         """What a prompt saved by this session belongs to."""
         from importlib.metadata import version
 
-        from genctl.decode.saved import Identity
+        from genctl.decode.saved import PromptIdentity
         from genctl.native.model import NativeModel
 
         model = self.loaded.model
         layout = model.cache_layout if isinstance(model, NativeModel) else ""
         dtype = str(model.dtype).removeprefix("torch.")
-        return Identity(self.loaded.fingerprint(), self.loaded.name, dtype, version("transformers"), layout)
+        return PromptIdentity(self.loaded.fingerprint(), self.loaded.name, dtype, version("transformers"), layout)
 
     def _saved(self, path: str | None) -> Prefix | None:
         if path is None:
@@ -188,14 +188,14 @@ class Session:
         from genctl.decode.healing import Healed, unhealed
         from genctl.decode.loop import decode
         from genctl.models.text import caption, detokenizer
-        from genctl.trimming import Guard, trimmed
+        from genctl.stop_text import StopTrimmer, trimmed
         from genctl.unmet import Wishes, noted
 
         asides: deque[events.Event] = deque()
         begins: dict[str, events.Began] = {}
-        guards: dict[str, Guard] = {}
+        guards: dict[str, StopTrimmer] = {}
         healed: dict[str, Healed] = {}
-        ranked: dict[str, rerank.Plan] = {}
+        ranked: dict[str, rerank.RerankPlan] = {}
         grammars: dict[str, tuple[Grammar, int]] = {}  # and how long the lane's prompt is
         wishes: dict[str, Wishes] = {}
         name = self.loaded.name

@@ -29,13 +29,13 @@ from genctl import events, rerank
 from genctl.decode.forward import Forward
 from genctl.decode.healing import Healed, unhealed
 from genctl.decode.loop import decode
-from genctl.decode.processors.build import Material, build
+from genctl.decode.processors.build import ProcessorContext, build
 from genctl.decode.types import Lane
 from genctl.models.text import Detokenizer, caption
 from genctl.params import Generation
 from genctl.results import Collector
+from genctl.stop_text import StopTrimmer, trimmed
 from genctl.strategies.choose import choose
-from genctl.trimming import Guard, trimmed
 
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -93,7 +93,9 @@ def lanes(forward: Forward, knobs: dict[str, Any], rows: int, prompt: int, steps
     generation = Generation(**knobs)
     for number in range(max(1, rows // generation.num_beams)):
         tokens = tuple(torch.randint(0, 300, (prompt,), generator=torch.Generator().manual_seed(number)).tolist())
-        material = Material(generation, prompt, prompt + steps, forward.vocab_size, num_beams=generation.num_beams)
+        material = ProcessorContext(
+            generation, prompt, prompt + steps, forward.vocab_size, num_beams=generation.num_beams
+        )
         yield Lane(str(number), tokens, choose(generation), steps, processors=build(material), seed=number)
 
 
@@ -101,9 +103,9 @@ def per_step(forward: Forward, tokenizer: Any, knobs: dict[str, Any], rows: int,
     """CPU seconds per step, the first eight not counted."""
     model = forward.model
     collector = Collector()
-    guards: dict[str, Guard] = {}
+    guards: dict[str, StopTrimmer] = {}
     healed: dict[str, Healed] = {}
-    plans: dict[str, rerank.Plan] = {}
+    plans: dict[str, rerank.RerankPlan] = {}
     told = decode(forward, list(lanes(forward, knobs, rows, prompt, steps)), width=rows)
     worded = caption(told, lambda: Detokenizer(tokenizer))
     counted, began, aside, ended = 0, 0.0, 0.0, 0.0

@@ -13,7 +13,8 @@ from genctl.decode.runtime import ModelRuntime
 from genctl.native.checkpoint import model_of, plan_of
 from genctl.native.config import NotNative
 from genctl.native.model import SpecialTokens
-from genctl.native.runtime import NativeRuntime, runtime_of
+from genctl.native.runtime import NativeRuntime
+from genctl.native.runtime_factory import runtime_of
 
 
 def forward(model: Any) -> ModelRuntime:

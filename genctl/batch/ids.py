@@ -9,7 +9,7 @@ import bisect
 import hashlib
 from array import array
 
-from genctl.batch.quoting import Refused, quote
+from genctl.batch.printable import Refused, quote
 
 _LEAST = 1 << 10  # places in the smallest table; a power of two
 

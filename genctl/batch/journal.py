@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl.batch.output import CLOEXEC, NOFOLLOW, Sink, sync_folder, unbuffered, unwritable
-from genctl.batch.quoting import printable
+from genctl.batch.printable import printable
 from genctl.errors import UsageError
 
 try:

@@ -13,7 +13,7 @@ import math
 import re
 from typing import Any, NoReturn
 
-from genctl.batch.quoting import Refused, quote
+from genctl.batch.printable import Refused, quote
 
 DEEPEST = 64  # levels of nesting; far below what recursive code downstream can take
 LARGEST_ID = 2**63 - 1  # what an int64 tensor holds

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol
 
-from genctl.batch.quoting import printable
+from genctl.batch.printable import printable
 from genctl.errors import OutputError
 
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)

@@ -13,7 +13,7 @@ from typing import IO, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from genctl.batch import jsonl
 from genctl.batch.ids import Ids
-from genctl.batch.quoting import Refused, printable, quote
+from genctl.batch.printable import Refused, printable, quote
 from genctl.batch.rows import BadRow, InputRow
 from genctl.errors import InputError, UsageError
 

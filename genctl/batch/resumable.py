@@ -20,7 +20,7 @@ from typing import Any
 
 from genctl.batch.journal import DIGEST, Journal, Mark
 from genctl.batch.output import Sink, reopen, sync_folder
-from genctl.batch.quoting import printable
+from genctl.batch.printable import printable
 from genctl.batch.rows import BadRow, InputRow
 from genctl.errors import GenctlError, InputError, UsageError
 

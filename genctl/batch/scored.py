@@ -7,7 +7,7 @@ from typing import Any
 
 from genctl import events
 from genctl.batch import jsonl, writers
-from genctl.batch.quoting import Refused
+from genctl.batch.printable import Refused
 from genctl.batch.records import SCHEMA, _finite, token_entry
 
 KNOWN = ("id", "text", "prompt", "context", "target", "candidates")
@@ -102,13 +102,13 @@ def open_writer(
 ) -> writers.Writer:
     """As `writers.open_writer`, for these records."""
     if format == "text":
-        return TextWriter(sink, on_error)
+        return ScoreTextWriter(sink, on_error)
     if format == "tsv":
-        return TsvWriter(sink)
+        return ScoreTsvWriter(sink)
     return writers.open_writer(format, sink, on_error=on_error)
 
 
-class TextWriter(writers.TextWriter):
+class ScoreTextWriter(writers.TextWriter):
     """`ppl`, `nll`, `tokens` and the text with its controls escaped, between tabs: one line for each text."""
 
     def write(self, record: writers.Record) -> None:
@@ -120,7 +120,7 @@ class TextWriter(writers.TextWriter):
         self._sink.write(("\t".join(cells) + "\n").encode())
 
 
-class TsvWriter(writers.TsvWriter):
+class ScoreTsvWriter(writers.TsvWriter):
     """A header, then one line per record with always the same columns; see `COLUMNS`."""
 
     def __init__(self, sink: writers.Binary) -> None:

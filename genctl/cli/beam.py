@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from genctl.cli import options
+from genctl.cli.beam_output import BENEATH
 from genctl.cli.options import generating, with_knobs
 from genctl.cli.run import carry_out
-from genctl.cli.searching import BENEATH
 
 
 @with_knobs()
@@ -45,7 +45,7 @@ def beam(
     --num-return-sequences N and --format tsv or jsonl the n best with their scores (and, in jsonl, `parents`: the row
     that each token continued).
     """
-    from genctl.cli.asked import asked_for
+    from genctl.cli.run_options import asked_for
 
     asked = asked_for(
         prompts, common, knobs, events=events, view="beam", beneath=BENEATH, tree=tree, tree_format=tree_format

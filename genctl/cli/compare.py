@@ -101,9 +101,10 @@ def compare(
     inline knobs. The runs of a checkpoint share one reading of the prompt and one forward pass per step; each text
     equals what its run gives alone.
     """
-    from genctl.cli.comparing import Asked, perform
+    from genctl.cli.compare_job import perform
+    from genctl.cli.compare_options import CompareOptions
 
-    asked = Asked(
+    asked = CompareOptions(
         arguments=tuple(prompts or ()),
         presets=tuple(preset or ()),
         strategies=tuple(strategy or ()),

@@ -83,9 +83,10 @@ def inspect_cache(
     `steps` every pass with what it was given. Several prompts are listed in `prompts`, and `rows` of a step says which
     of them each row belongs to. --format tsv has a line for each layer of each pass.
     """
-    from genctl.cli.inspecting import Asked, perform
+    from genctl.cli.inspect_job import perform
+    from genctl.cli.inspect_options import InspectOptions
 
-    asked = Asked(
+    asked = InspectOptions(
         arguments=tuple(prompts or ()),
         steps=steps,
         inputs=inputs,

@@ -13,28 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import events as told
 from genctl.batch import readers
-from genctl.batch.counting import Looked, look_over
+from genctl.batch.input_scan import Looked, look_over
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import caching, compiling, resuming, searching, strategy
-from genctl.cli.asked import Asked as Asked
-from genctl.cli.cutting import cut_note
-from genctl.cli.emitting import Nowhere as Nowhere
-from genctl.cli.emitting import Output, open_output, opened
+from genctl.cli import beam_output, notes, resume, strategy
+from genctl.cli.event_log import EventFile
+from genctl.cli.inputs import are_texts, is_terminal
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.making import ends_to_tell, make_bar, make_view, records_of, wants_bar
-from genctl.cli.prompting import are_texts, is_terminal
-from genctl.cli.recording import EventFile
+from genctl.cli.output import Nowhere as Nowhere
+from genctl.cli.output import RecordOutput, ends_to_tell, open_output, opened, records_of
+from genctl.cli.partial_results import Unfinished
+from genctl.cli.run_options import RunOptions
 from genctl.cli.shortfall import shortfalls
-from genctl.cli.tally import Tally
-from genctl.cli.unfinished import Unfinished
+from genctl.cli.tally import RowTally
+from genctl.cli.view import make_bar, make_view, wants_bar
 from genctl.config.layers import Layer, Resolved, overlay, row_layer
 from genctl.errors import CheckError, Exit, GenctlError
 from genctl.results import Collector, Result
 
 if TYPE_CHECKING:
-    from genctl.inspecting.batches import Divergence
+    from genctl.inspecting.batches import BatchDivergence
     from genctl.render.live import RunView
     from genctl.render.progress import RowsBar
     from genctl.session import Report, Request, Session
@@ -49,11 +48,11 @@ SHOWN_TOP = 3  # alternatives shown with --scores on a terminal unless --top-log
 class Job:
     """One run of a generating command: what is asked stays, what is decoded passes through."""
 
-    asked: Asked
+    asked: RunOptions
     layers: Sequence[Layer]
     early: Resolved  # what the layers say before the checkpoint has had its word
     interrupt: Interrupt
-    tally: Tally = field(default_factory=Tally)
+    tally: RowTally = field(default_factory=RowTally)
     rows: dict[str, InputRow] = field(default_factory=dict)  # those that are being decoded
     stop_at: int | None = None  # with --strict, the first row that failed
     stopper: Sequence[Mapping[str, Any]] = ()  # and its record
@@ -76,12 +75,12 @@ class Job:
             and asked.format == "text"
             and is_terminal(sys.stdout)
         )
-        search = searching.Search(asked, self.err, live=self.live)
+        search = beam_output.Search(asked, self.err, live=self.live)
         several = len(asked.arguments) != 1 or self.early.generation.num_return_sequences > 1
         with ExitStack() as stack:
             nowhere = self.live or asked.stream
             output = open_output(asked, self._written, self._say_failed, self.tally.kept, nowhere=nowhere)
-            self.output: Output = stack.enter_context(opened(output, lambda: self._cut_short))
+            self.output: RecordOutput = stack.enter_context(opened(output, lambda: self._cut_short))
             self.trace = stack.enter_context(EventFile(Path(asked.events))) if asked.events else None
             view = make_view(asked, out, self.err, live=self.live, top=self._report().top, several=several)
             self.view: RunView = stack.enter_context(view)
@@ -136,7 +135,7 @@ class Job:
             need_tokenizer=are_texts(asked),
         )
         self.load_s = time.perf_counter() - began
-        compiling.announce(session, self.say, quiet=asked.quiet, before=self._hide)
+        notes.announce_compiling(session, self.say, quiet=asked.quiet, before=self._hide)
         base = session.resolve(self.layers)
         kind = session.check(base)
         if asked.strategy:
@@ -144,8 +143,8 @@ class Job:
         if asked.verbose:
             for note in (*base.notes, *session.loaded.told):
                 self.say(f"note: {note}")
-        self.reuse = caching.Reuse(base.runtime.prompt_cache)
-        for note in () if asked.quiet else caching.notes(session, base):
+        self.reuse = notes.Reuse(base.runtime.prompt_cache)
+        for note in () if asked.quiet else notes.cache_notes(session, base):
             self.say(f"note: {note}")
         return session, base
 
@@ -163,7 +162,7 @@ class Job:
             return
         session = self.session
         loaded = [session.loaded, *(one for one, _ in session.planner.companions.values())]
-        identity = resuming.identity(
+        identity = resume.identity(
             self.asked,
             self.base,
             seed=self.seed,
@@ -242,7 +241,7 @@ class Job:
                 self.apart = "" if found.close else str(found)
             yield request
 
-    def _differs(self, found: Divergence) -> None:
+    def _differs(self, found: BatchDivergence) -> None:
         self.different += 1
         self.say(f"check: {found}")
 
@@ -305,7 +304,7 @@ class Job:
             self._take(result)
 
     def _cut(self, event: told.Began) -> str:
-        return cut_note(event, event.lane, self.rows.get(event.lane), self.base.runtime)
+        return notes.cut_note(event, event.lane, self.rows.get(event.lane), self.base.runtime)
 
     def _take(self, result: Result) -> None:
         row = self.rows.pop(result.lane)

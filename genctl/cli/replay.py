@@ -12,8 +12,8 @@ import typer
 
 from genctl import events
 from genctl.cli import options
+from genctl.cli.event_log import read_recording
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.recording import read_recording
 from genctl.errors import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -171,11 +171,11 @@ def _write(
     explain: bool,
 ) -> int:
     """The final texts (or trees) to standard output; what else was asked for to standard error."""
-    from genctl.cli.job import Asked
-    from genctl.cli.searching import Search
+    from genctl.cli.beam_output import Search
+    from genctl.cli.run_options import RunOptions
     from genctl.render.console import discard
 
-    asked = Asked(echo=echo, stream=tree_format is None, tree=tree, tree_format=tree_format)  # type: ignore[arg-type]
+    asked = RunOptions(echo=echo, stream=tree_format is None, tree=tree, tree_format=tree_format)  # type: ignore[arg-type]
     view = _view(told, err if scores or explain else discard(), err, False, False, echo, scores, explain, every=False)
     with view, Search(asked, err, live=False) as search, _trees(tree_format) as trees:
         for event in told:

@@ -29,14 +29,14 @@ def run(
     Prompts are arguments, else --input, else standard input, one per line. On a terminal the text streams as it is
     written; in a pipe it is plain.
     """
-    from genctl.cli.asked import asked_for
+    from genctl.cli.run_options import asked_for
 
     return carry_out(context, asked_for(prompts, common, knobs, events=events))
 
 
 def carry_out(context: typer.Context, asked: Any) -> int:
     """Do what was asked; where there is no prompt, say how to give one. Returns the exit status."""
-    from genctl.cli.performing import perform
+    from genctl.cli.start_job import perform
 
     status = perform(asked)
     if status is None:

@@ -97,9 +97,9 @@ def score(
     A context is tokenised as it is alone, and the text as it goes on from there; nothing is put between them, so begin
     the text with a space where there is one.
     """
-    from genctl.cli.scoring_job import Asked, perform
+    from genctl.cli.score_job import ScoreOptions, perform
 
-    asked = Asked(
+    asked = ScoreOptions(
         arguments=tuple(texts or ()),
         input=input,
         input_format=input_format,

@@ -10,7 +10,7 @@ from genctl.errors import CheckError, Exit
 
 
 @dataclass
-class Tally:
+class RowTally:
     """Rows count once their records are out, so that a job that goes on counts each of them once."""
 
     rows: int = 0

@@ -11,6 +11,8 @@ from typing import Any
 
 from genctl.batch.rows import InputRow
 from genctl.batch.writers import to_json
+from genctl.config.dry import settings_of
+from genctl.config.layers import Resolved
 from genctl.errors import InputError
 from genctl.identity import brief, is_outdated
 
@@ -314,3 +316,22 @@ def notes(before: Recording, checkpoints: Mapping[str, str], versions: Mapping[s
         if name in before.versions and before.versions[name] != version:
             found.append(f"{name} {before.versions[name]} before, {version} now")
     return found
+
+
+def settings_given(resolved: Resolved, seed: int) -> dict[str, Any]:
+    """What was asked of a run, whoever said it; what its checkpoint says is left to the checkpoint."""
+    asked = {key for key, setting in resolved.settings.items() if setting.kind != "model"}
+    found = {key: value for key, value in settings_of(resolved).items() if key in asked}
+    for key, listed in (("processors", resolved.processors), ("stopping", resolved.stopping)):
+        if key in asked and listed is not None:
+            found[key] = list(listed)
+    return {**found, "seed": seed}
+
+
+def versions() -> dict[str, str]:
+    """What else the numbers depend on."""
+    from importlib.metadata import version
+
+    from genctl import __version__
+
+    return {"genctl": __version__, "torch": version("torch"), "transformers": version("transformers")}

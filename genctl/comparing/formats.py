@@ -20,7 +20,7 @@ _NAMES = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\\": "\\\\"}
 _MARKS = re.compile(r"([\\`*_{}\[\]<>|#~])")
 
 
-class TsvWriter:
+class ComparisonTsvWriter:
     """A header, then one line per record with always the same columns; what a record does not say is empty."""
 
     def __init__(self, sink: Binary) -> None:

@@ -27,7 +27,7 @@ Cell: TypeAlias = Result | Failure | None
 
 
 @dataclass
-class Prompt:
+class ComparedPrompt:
     """One prompt and what became of it: `cells[run][repetition]`, None while it has not been done."""
 
     row: InputRow | BadRow
@@ -69,7 +69,9 @@ class Measured:
     leaves: Divergence | None
 
 
-def measured(prompt: Prompt, runs: Sequence[str], base: str, *, timing: bool = False) -> dict[str, list[Measured]]:
+def measured(
+    prompt: ComparedPrompt, runs: Sequence[str], base: str, *, timing: bool = False
+) -> dict[str, list[Measured]]:
     """Every text of a prompt with its numbers, run by run."""
     found: dict[str, list[Measured]] = {}
     home = list(runs).index(base)
@@ -93,7 +95,7 @@ def measured(prompt: Prompt, runs: Sequence[str], base: str, *, timing: bool = F
 
 
 def _leaves(
-    prompt: Prompt, home: int, repetition: int, result: Result, sequence: Written, base: str
+    prompt: ComparedPrompt, home: int, repetition: int, result: Result, sequence: Written, base: str
 ) -> Divergence | None:
     """Where a text leaves the first text of the base run with the same seed, or with its first one."""
     other = prompt.cells[home][repetition]
@@ -103,7 +105,7 @@ def _leaves(
 
 
 def records(
-    prompt: Prompt,
+    prompt: ComparedPrompt,
     runs: Sequence[str],
     found: dict[str, list[Measured]],
     *,

@@ -26,7 +26,7 @@ LOADING = tuple(
 
 
 @dataclass(frozen=True)
-class Run:
+class RunSpec:
     """One way to continue prompts. `layers` are lowest first, without the checkpoint's generation_config."""
 
     name: str
@@ -52,7 +52,7 @@ def checkpoint_of(resolved: Resolved) -> tuple[Any, ...]:
 
 def read_runs(
     names: Sequence[str], inline: Sequence[str], models: Sequence[str], flags: Sequence[Layer]
-) -> tuple[Run, ...]:
+) -> tuple[RunSpec, ...]:
     """The runs asked for: one for each preset of `names`, then one for each inline strategy; each on each model.
 
     The layers of a run, lowest first: user file, project file, its preset, the environment, its inline knobs, flags.
@@ -60,19 +60,19 @@ def read_runs(
 
     Raises UsageError and PresetError: a name used twice, a strategy that cannot be read, a preset that is not there.
     """
-    runs = [Run(_called(name), (*settings.standing_layers((name,)), *flags)) for name in names]
+    runs = [RunSpec(_called(name), (*settings.standing_layers((name,)), *flags)) for name in names]
     for text in inline:
         name, extended, layer = parse_strategy(text)
-        runs.append(Run(name, (*settings.standing_layers(extended), *([layer] if layer.values else ()), *flags)))
+        runs.append(RunSpec(name, (*settings.standing_layers(extended), *([layer] if layer.values else ()), *flags)))
     if models:
         if not runs:
-            runs = [Run("", (*settings.standing_layers(), *flags))]
+            runs = [RunSpec("", (*settings.standing_layers(), *flags))]
         runs = [_on(run, model) for run in runs for model in models]
     check_names(runs)
     return tuple(runs)
 
 
-def check_names(runs: Iterable[Run]) -> None:
+def check_names(runs: Iterable[RunSpec]) -> None:
     """Raises UsageError if two runs have the same name."""
     twice = [name for name, count in Counter(run.name for run in runs).items() if count > 1]
     if twice:
@@ -172,7 +172,7 @@ def _called(preset: str) -> str:
     return name or preset
 
 
-def _on(run: Run, model: str) -> Run:
+def _on(run: RunSpec, model: str) -> RunSpec:
     layer = flags_layer({"model": model}, {"model": "--models"})
     others = tuple(
         Layer(one.origin, {key: value for key, value in one.values.items() if key != "model"}, one.where, one.said)
@@ -180,7 +180,7 @@ def _on(run: Run, model: str) -> Run:
         if one.kind == "command"
     )
     beneath = tuple(one for one in run.layers if one.kind != "command")
-    return Run(f"{run.name}@{model}" if run.name else model, (*beneath, *others, layer))
+    return RunSpec(f"{run.name}@{model}" if run.name else model, (*beneath, *others, layer))
 
 
 def _extended(value: Any, place: str) -> tuple[str, ...]:

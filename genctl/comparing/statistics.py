@@ -62,7 +62,7 @@ def wins(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Wins:
 
 
 @dataclass
-class Tally:
+class RunStatistics:
     """The numbers of each run, prompt by prompt: means over the sequences and seeds of a prompt. Grows by numbers."""
 
     runs: Sequence[str]

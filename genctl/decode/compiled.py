@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.generation.utils import GenerationMixin
 
+from genctl import compat
 from genctl.decode import cache as caches
 from genctl.decode.layers import GrowingLayer, SlottedLayer
 from genctl.errors import ModelError
@@ -32,7 +33,7 @@ Step = Callable[[Tensor, Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]], T
 Eager = Callable[[Cache], Tensor]
 
 
-class Slots(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
+class CompiledLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
     """What a model is given during a compiled step: a layer's buffers, and where the new column goes."""
 
     is_compileable = True
@@ -81,10 +82,7 @@ class Compiled:
         self._told: set[str] = set()
         mode = "reduce-overhead" if device.type == "cuda" else None  # the first records CUDA graphs
         with calm():
-            import torch._dynamo  # the compiler, which nothing else needs
-
-            dynamo = torch._dynamo.config
-            dynamo.recompile_limit = max(dynamo.recompile_limit, VARIANTS)  # at the limit it would stop without a word
+            compat.raise_recompile_limit(VARIANTS)
             self._step: Step = torch.compile(_stepping(model, accepted), mode=mode)
 
     def takes(self, feed: Tensor, cache: Any, *, hidden: bool) -> bool:
@@ -143,8 +141,8 @@ class Compiled:
             self._mark(keys)
             self._mark(values)
         for tensor in (feed, whole, positions):
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        torch._dynamo.maybe_mark_dynamic(whole, 1)
+            compat.mark_dynamic(tensor, 0)
+        compat.mark_dynamic(whole, 1)
         if self.device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch is, here
         logits = self._step(feed, whole, positions, place, buffers)
@@ -156,10 +154,10 @@ class Compiled:
 
     def _mark(self, buffer: Tensor) -> None:
         """Rows and width may change; on a GPU the address does not change from step to step, so it is not copied."""
-        if not hasattr(buffer, "_dynamo_weak_dynamic_indices"):
-            torch._dynamo.maybe_mark_dynamic(buffer, [0, 2])
+        if not compat.is_marked_dynamic(buffer):
+            compat.mark_dynamic(buffer, [0, 2])
             if self.device.type == "cuda":
-                torch._dynamo.mark_static_address(buffer)
+                compat.mark_static_address(buffer)
 
     def _refuse(self, what: str) -> bool:
         if what not in self._told:
@@ -199,7 +197,7 @@ def _check(model: Any, accepted: frozenset[str]) -> None:
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelError(f"--compile is for decoders; {name} is an encoder-decoder", hint="leave out --compile")
     why = ""
-    if not {"past_key_values", "attention_mask"} <= accepted or not model._supports_default_dynamic_cache():
+    if not {"past_key_values", "attention_mask"} <= accepted or not compat.takes_dynamic_cache(model):
         why = "keeps no cache of keys and values that could be masked"
     elif any(type(layer) is not GrowingLayer for layer in caches.new_cache(model.config).layers):
         why = "has layers that keep a window or a recurrent state"
@@ -218,7 +216,7 @@ def _stepping(model: Any, accepted: frozenset[str]) -> Step:
     def step(
         feed: Tensor, mask: Tensor, positions: Tensor, place: Tensor, buffers: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
-        cache = Cache(layers=[Slots(keys, values, place) for keys, values in buffers])
+        cache = Cache(layers=[CompiledLayer(keys, values, place) for keys, values in buffers])
         inputs = {"input_ids": feed, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
         if takes_positions:
             inputs["position_ids"] = positions

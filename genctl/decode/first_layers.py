@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from genctl import compat
 from genctl.errors import ModelError
 
 
@@ -19,14 +20,14 @@ def first_layers(model: Any, layer: int) -> Any:
         raise ModelError(f"assistant_early_exit: {name} has no single list of layers that could be left early")
     *parents, last = path.split(".")
     for step in parents:
-        twin = _twin(here._modules[step])
+        twin = _twin(getattr(here, step))
         if twin is None:
             raise ModelError(
                 f"assistant_early_exit: the layers of {name} are spread over devices and cannot be left early"
             )
-        here._modules[step] = twin
+        setattr(here, step, twin)
         here = twin
-    here._modules[last] = nn.ModuleList(list(getattr(here, last))[:layer])
+    setattr(here, last, nn.ModuleList(list(getattr(here, last))[:layer]))
     config = copy.deepcopy(model.config)
     text = config.get_text_config(decoder=True)
     text.num_hidden_layers = layer
@@ -57,5 +58,5 @@ def _twin(module: Any) -> Any:
     if "forward" in vars(module):
         return None
     twin = copy.copy(module)
-    twin._modules = dict(module._modules)
+    compat.give_own_children(twin)
     return twin

@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
+from genctl import compat
 from genctl.decode import cache as caches
 from genctl.decode import own_states, transfer
 from genctl.decode.abilities import CACHE_DIFFERS, DECODERS, DENSE, ENCODER_DECODERS, FINDINGS, RELATIVE_DECODERS, Probe
@@ -63,7 +64,7 @@ class Forward(Reader):
         self.takes_mask = "attention_mask" in accepted
         self.takes_keep = "logits_to_keep" in accepted
         wild = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
-        self._takes_cache = model._supports_default_dynamic_cache() and (self.cache_name in accepted or wild)
+        self._takes_cache = compat.takes_dynamic_cache(model) and (self.cache_name in accepted or wild)
         prepare = type(model).prepare_inputs_for_generation
         self.prepares = prepare is not GenerationMixin.prepare_inputs_for_generation
         self.prepares = self.prepares and self.config.model_type not in READ_AGAIN
@@ -164,7 +165,7 @@ class Forward(Reader):
     @property
     def recurrent(self) -> bool:
         """Whether layers keep a state instead of every token."""
-        return bool(getattr(self.model, "_is_stateful", False))
+        return compat.is_stateful(self.model)
 
     def first_layers(self, count: int) -> Forward:
         """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
@@ -380,7 +381,7 @@ class Forward(Reader):
     @property
     def _sdpa(self) -> bool:
         config = self.config.get_text_config(decoder=True)
-        return getattr(config, "_attn_implementation", "") == "sdpa"
+        return compat.attention_of(config) == "sdpa"
 
     def _prepare(self, feed: Tensor, inputs: dict[str, Any], first: bool) -> dict[str, Any]:
         """Let an architecture that overrides input preparation have its say."""

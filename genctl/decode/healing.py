@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genctl import events
-from genctl.decode.spelling import Spelling, spelling
+from genctl.decode.token_bytes import Spelling, spelling
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from genctl.decode.commit import (
     survived,
 )
 from genctl.decode.processors import trace as tracing
-from genctl.decode.processors.material import Named
+from genctl.decode.processors.material import NamedProcessor
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.score import Stages, score
 from genctl.decode.transfer import to_device
@@ -81,7 +81,7 @@ class LaneState:
         rng = torch.Generator(device=prefix.logits.device)
         rng.manual_seed(self.lane.seed)
         lane = self.lane
-        named = [processor for processor in lane.processors if isinstance(processor, Named)]
+        named = [processor for processor in lane.processors if isinstance(processor, NamedProcessor)]
         # asked to replace what is not a number, the lane goes on with what its processors make of it
         self.tolerant = any(processor.name == "remove_invalid_values" for processor in named)
         # a strategy without memory needs no search of the lane's own
@@ -101,7 +101,7 @@ class LaneState:
         self.said: Said | None = Said.of(prefix.logits[:, None], prefix.layers)  # None: the rows must be fed first
         self.place = slice(0, 1)  # the lane's rows in `said`
 
-    def _shares(self, named: list[Named]) -> Any:
+    def _shares(self, named: list[NamedProcessor]) -> Any:
         """What lanes have in common that choose together; None where this one chooses alone."""
         lane = self.lane
         keys = tuple(processor.key for processor in named)

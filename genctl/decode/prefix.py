@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from genctl.decode.grammar.processor import begins
-from genctl.decode.processors.material import Material
-from genctl.decode.spelling import Spelling, spelling
+from genctl.decode.processors.material import ProcessorContext
+from genctl.decode.token_bytes import Spelling, spelling
 from genctl.decode.types import Processor
 from genctl.errors import UsageError
 
@@ -24,7 +24,7 @@ _Rest = tuple["bytes | None", "bytes | None"]
 
 
 @dataclass(eq=False)
-class Prefix:
+class RequiredPrefix:
     """history int64 [R, T], scores f32 [R, V] -> scores with what contradicts the prefix at -inf.
 
     `shown` is what the text of the new tokens must begin with, `spelled` the same for the bytes of all of them, where
@@ -140,7 +140,7 @@ def _cut(rest: bytes | None, piece: bytes) -> bytes | None:
     return b"" if piece.startswith(rest) else None
 
 
-def prefix(material: Material) -> Processor | None:
+def prefix(material: ProcessorContext) -> Processor | None:
     """The processor for what token healing took back and the knob `prefix` adds; None where neither is there."""
     text = material.generation.prefix or ""
     healed = material.healed
@@ -153,4 +153,4 @@ def prefix(material: Material) -> Processor | None:
     shown = None if healed else whole
     spelled = whole if healed or whole.startswith(b" ") else None
     start = begins(material)
-    return Prefix(shown, spelled, words, start, material.eos, material.max_length - start, knob)
+    return RequiredPrefix(shown, spelled, words, start, material.eos, material.max_length - start, knob)

@@ -28,7 +28,7 @@ SCHEMA = "genctl-prompt-cache/1"
 
 
 @dataclass(frozen=True)
-class Identity:
+class PromptIdentity:
     """What a saved prompt belongs to: it serves nothing else."""
 
     checkpoint: str  # `Loaded.fingerprint`
@@ -42,7 +42,7 @@ class Identity:
         return {name: value for name, value in asdict(self).items() if value or name != "layout"}
 
 
-def packed(prefix: Prefix, identity: Identity) -> bytes:
+def packed(prefix: Prefix, identity: PromptIdentity) -> bytes:
     """The file of a prefix that was made `whole`. Raises ModelError if the model keeps no cache."""
     from safetensors.torch import save as serialize
 
@@ -63,7 +63,7 @@ def packed(prefix: Prefix, identity: Identity) -> bytes:
     return bytes(serialize(tensors, metadata={"genctl": json.dumps(told)}))
 
 
-def load(path: Path, identity: Identity, empty: Cache, device: Any) -> Prefix:
+def load(path: Path, identity: PromptIdentity, empty: Cache, device: Any) -> Prefix:
     """The prefix that `packed` has written, in an `empty` cache of the model, made whole.
 
     Raises InputError if the file is damaged, or of another checkpoint or dtype.
@@ -89,7 +89,7 @@ def load(path: Path, identity: Identity, empty: Cache, device: Any) -> Prefix:
         raise InputError(f"{path} is damaged: it lacks {error}") from error
 
 
-def _compare(path: Path, told: dict[str, Any], identity: Identity) -> None:
+def _compare(path: Path, told: dict[str, Any], identity: PromptIdentity) -> None:
     wanted = asdict(identity)
     differ = []
     if told.get("checkpoint") != wanted["checkpoint"] and is_outdated(told.get("checkpoint")):

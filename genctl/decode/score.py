@@ -10,7 +10,7 @@ from torch import Tensor
 
 from genctl.decode.commit import Tokens
 from genctl.decode.processors import trace as tracing
-from genctl.decode.processors.rows import Row
+from genctl.decode.processors.rows import RowCandidates
 from genctl.decode.types import Processor, Space
 
 Stages = list[list[tracing.Stage]]  # for each scored position, what each processor did
@@ -21,7 +21,9 @@ class Scored(NamedTuple):
 
     logits: Tensor  # f32 [N, D+1, V], after the processors
     stages: Stages  # where the lane is traced
-    left: list[Row] | None = None  # what filters left of each row, where they came last and nothing is drafted
+    left: list[RowCandidates] | None = (
+        None  # what filters left of each row, where they came last and nothing is drafted
+    )
     best: Tensor | None = None  # f32 [D+1, N], the largest score of each row, to be judged by `trace.judge`
 
 

@@ -18,13 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from genctl.compat import attention_with_sums
 from genctl.decode import cache as caches
 from genctl.decode.cache import Cache
 from genctl.decode.layers import GrowingLayer
 
 LEAST = 64  # columns of a prompt that are worth sharing
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # returns (output, log-sum-exp)
 
 
 class SharedLayer(GrowingLayer):
@@ -138,8 +137,8 @@ def attend(
     # every row and every head of a group is one more query on the prompt, which is read once
     asked = query.view(rows, heads // groups, groups, size)
     merged = asked.permute(1, 0, 2, 3).reshape(1, heads // groups, rows * groups, size)
-    far, far_sum = _flash(merged, prompt[0], prompt[1], scale=scaling)
-    near, near_sum = _flash(asked, own[0], own[1], scale=scaling)
+    far, far_sum = attention_with_sums(merged, prompt[0], prompt[1], scaling)
+    near, near_sum = attention_with_sums(asked, own[0], own[1], scaling)
     far = far.view(heads // groups, rows, groups, size).transpose(0, 1)
     far_sum = far_sum.view(heads // groups, rows, groups).transpose(0, 1)
     weight = torch.sigmoid(far_sum - near_sum)[..., None].to(near.dtype)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from genctl.decode.commit import Tokens
-    from genctl.decode.processors.rows import Row
+    from genctl.decode.processors.rows import RowCandidates
 
 # What processors are given: logits, log-probabilities, or nothing yet: with "raw" the search calls `Context.process`.
 Space: TypeAlias = Literal["logits", "logprobs", "raw"]
@@ -77,7 +77,9 @@ class Scores:
     survivors: list[int]  # R indices into the candidates of the last Choice
     ended: Sequence[FinishedRow] = ()
     layers: tuple[Tensor, ...] | None = None  # hidden states of each layer, [N, D+1, H]
-    left: Sequence[Row] | None = None  # N, the same as `logits` without what filters removed, where it is known
+    left: Sequence[RowCandidates] | None = (
+        None  # N, the same as `logits` without what filters removed, where it is known
+    )
 
     @property
     def hidden(self) -> Tensor | None:
@@ -211,7 +213,7 @@ class RowsOfLane(NamedTuple):
 class Independent(Strategy, Protocol):
     """A strategy without memory: lanes with equal knobs may choose together."""
 
-    def tokens(self, logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[Row] | None) -> Tensor:
+    def tokens(self, logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[RowCandidates] | None) -> Tensor:
         """One token for each row: logits f32 [R, V] of all lanes, one after another -> int64 [R]."""
         ...
 

@@ -18,7 +18,7 @@ COMPARED = 5  # alternatives looked at to find the probability of the other choi
 
 
 @dataclass(frozen=True)
-class Divergence:
+class BatchDivergence:
     """Where a sequence decoded in a batch parts from the one decoded alone."""
 
     id: str
@@ -40,7 +40,7 @@ def checked(
     report: Report,
     *,
     width: int,
-    told: Callable[[Divergence], None],
+    told: Callable[[BatchDivergence], None],
     interrupted: Callable[[], str] = lambda: "",
 ) -> Generator[events.Event, None, None]:
     """`session.stream`, `width` prompts at a time; after each batch its prompts alone, differences going to `told`.
@@ -71,7 +71,7 @@ def checked(
                         told(found)
 
 
-def differences(batched: Result, alone: Result) -> Iterator[Divergence]:
+def differences(batched: Result, alone: Result) -> Iterator[BatchDivergence]:
     """The first difference of each sequence, best first."""
     none = Sequence(events.Hypothesis((), 0.0, 0.0, ""), ())  # where only one of them has so many
     pairs = zip_longest(batched.sequences, alone.sequences, fillvalue=none)
@@ -80,7 +80,7 @@ def differences(batched: Result, alone: Result) -> Iterator[Divergence]:
             yield _first(batched.lane, number, one, other)
 
 
-def _first(id: str, number: int, batched: Sequence, alone: Sequence) -> Divergence:
+def _first(id: str, number: int, batched: Sequence, alone: Sequence) -> BatchDivergence:
     ids = zip(batched.token_ids, alone.token_ids, strict=False)
     same = min(len(batched.token_ids), len(alone.token_ids))
     position = next((place for place, (a, b) in enumerate(ids) if a != b), same)
@@ -90,7 +90,7 @@ def _first(id: str, number: int, batched: Sequence, alone: Sequence) -> Divergen
     if theirs is not None and ours is not None:
         known = {ours.id: ours.logprob, **{token: logprob for token, _, logprob in ours.top}}
         gap = known[ours.id] - known[theirs.id] if theirs.id in known else None
-    return Divergence(id, number, position, theirs, ours, gap)
+    return BatchDivergence(id, number, position, theirs, ours, gap)
 
 
 def _named(token: events.Token | None) -> str:

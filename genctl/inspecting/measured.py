@@ -18,7 +18,7 @@ STATE = "recurrent state"
 
 
 @dataclass
-class Prompt:
+class MeasuredPrompt:
     """One prompt of a measurement, and what became of it."""
 
     id: str
@@ -67,7 +67,7 @@ class Measurement:
     """Feed it the events of a watched run of at most `steps` passes after the prefill."""
 
     steps: int
-    prompts: dict[str, Prompt] = field(default_factory=dict)
+    prompts: dict[str, MeasuredPrompt] = field(default_factory=dict)
     passes: list[dict[str, Any]] = field(default_factory=list)  # as they are reported
     tokens: list[list[int]] = field(default_factory=list)  # of a lone prompt: the tokens of each row in the cache
     model: str = ""
@@ -77,19 +77,19 @@ class Measurement:
         """Take one event. Returns what is reported of the pass that it tells of, if it does."""
         if isinstance(event, events.Began):
             self.model = event.model or self.model
-            self.prompts[event.lane] = Prompt(event.lane, event.prompt, event.strategy, event.seed)
+            self.prompts[event.lane] = MeasuredPrompt(event.lane, event.prompt, event.strategy, event.seed)
         elif isinstance(event, events.Prefilled):
             self._prefilled(event)
         elif isinstance(event, events.Finished):
             self.prompts[event.lane].finished = event
         elif isinstance(event, events.Failed):
-            self.prompts.setdefault(event.lane, Prompt(event.lane)).failed = event
+            self.prompts.setdefault(event.lane, MeasuredPrompt(event.lane)).failed = event
         elif isinstance(event, events.CacheRead):
             return self._pass(event)
         return None
 
     @property
-    def failures(self) -> list[Prompt]:
+    def failures(self) -> list[MeasuredPrompt]:
         """The prompts that could not be decoded."""
         return [prompt for prompt in self.prompts.values() if prompt.failed is not None]
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from genctl.errors import UsageError
 from genctl.native.checkpoint import CLASSES
 from genctl.params import Generation, Runtime
-from genctl.planning import UNBOUNDED
+from genctl.request_planner import UNBOUNDED
 
 if TYPE_CHECKING:
     from genctl.inspecting.skeleton import Skeleton
@@ -223,7 +223,7 @@ def rows_of(generation: Generation) -> int:
 def context_of(config: Any, *, decoder: bool = True) -> int | None:
     """Most positions that a model of this config was made for, or None. `decoder`: which part of an encoder-decoder.
 
-    As `planning.Planner.context` has it.
+    As `request_planner.Planner.context` has it.
     """
     if config.model_type in UNBOUNDED:
         return None

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from genctl import compat
 from genctl.decode import cache as caches
 from genctl.decode.describe import CROSS, describe
 from genctl.decode.forward import Forward
 from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, hub, layout, native_loading, packing, resolve, weights
+from genctl.models import architecture, check, hub, layout, packed_layers, resolve, runtime_choice, weights
 from genctl.models.guarded import guarded
 from genctl.models.progress import quiet
 from genctl.native.graphs import fits
@@ -86,7 +87,7 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
             "config.json has a quantization_config, which a plan does not apply: weights count as "
             f"{str(dtype).removeprefix('torch.')}, more than they will take"
         )
-    native = native_loading.spec_of_run(runtime, checkpoint, device, trust_remote_code=trust_remote_code)
+    native = runtime_choice.spec_of_run(runtime, checkpoint, device, trust_remote_code=trust_remote_code)
     return Skeleton(runtime.model, model, device, checkpoint.generation, notes, native)
 
 
@@ -130,8 +131,8 @@ def _native_cache(spec: Spec, dtype: torch.dtype) -> Any:
 def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     """Bytes that the loaded model's parameters and buffers take, tied ones once, as laid out for where it computes.
 
-    On the CPU the weights of linear layers are repacked (`models.packing`, `native.linear`): a tied one is then kept in
-    both forms, and with --quantize they take 8 or 4 bits.
+    On the CPU the weights of linear layers are repacked (`models.packed_layers`, `native.linear`): a tied one is then
+    kept in both forms, and with --quantize they take 8 or 4 bits.
     """
     model = skeleton.model
     held = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
@@ -140,13 +141,12 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
         return int(sum(held.values()))
     users: dict[int, int] = {}
     packed: list[nn.Module] = []
-    places = packing.places_of(model)
+    places = packed_layers.places_of(model)
     for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                users[id(parameter)] = users.get(id(parameter), 0) + 1
+        for _, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            users[id(parameter)] = users.get(id(parameter), 0) + 1
         whole = skeleton.native is not None and runtime.quantize is not None  # small ones too
-        if packing.is_linear(module) and (whole or _packs(model, module, places[id(module)], runtime)):
+        if packed_layers.is_linear(module) and (whole or _packs(model, module, places[id(module)], runtime)):
             packed.append(module)
     extra, head = 0, model.get_output_embeddings()
     for module in packed:
@@ -166,10 +166,10 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
 
 
 def _packs(model: nn.Module, module: nn.Module, names: Sequence[str], runtime: Runtime) -> bool:
-    if packing.unfit(model, names, runtime.quantize):
+    if packed_layers.unfit(model, names, runtime.quantize):
         return False
     assert isinstance(module.weight, torch.Tensor)
-    return packing.product_for(module.weight.dtype, runtime.quantize) is not None
+    return packed_layers.product_for(module.weight.dtype, runtime.quantize) is not None
 
 
 # -- finding the config ------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def _checkpoint(folder: Path, allow_pickle: bool, trust_remote_code: bool) -> ch
     check._check_code(config, trust_remote_code)
     told = folder / "generation_config.json"
     generation = weights.read_json(told, told.name) if told.is_file() else {}
-    return check.Checkpoint(folder, config, generation, weights.Weights((), {}), has_tokenizer=False)
+    return check.Checkpoint(folder, config, generation, weights.WeightFiles((), {}), has_tokenizer=False)
 
 
 def _has_weights(folder: Path, config: dict[str, Any]) -> bool:
@@ -290,7 +290,7 @@ def _made(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
             module.warn_if_padding_and_no_attention_mask = lambda *args, **kwargs: None
     # what an architecture keeps in float32 whatever is asked, as `from_pretrained` does it
-    for pattern, wanted in model._get_dtype_plan(dtype).items():
+    for pattern, wanted in compat.kept_dtypes(model, dtype).items():
         for name, tensor in model.state_dict(keep_vars=True).items():
             if re.search(pattern.replace("*", ".*"), name):
                 tensor.data = tensor.data.to(wanted)

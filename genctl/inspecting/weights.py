@@ -11,6 +11,6 @@ def weights_bytes(model: Any) -> int:
 
     if isinstance(model, NativeModel):
         return model.bytes()
-    from genctl.models import packing
+    from genctl.models import packed_layers
 
-    return packing.weights_bytes(model)
+    return packed_layers.weights_bytes(model)

@@ -13,7 +13,7 @@ from typing import Any
 
 from genctl.errors import ModelError
 from genctl.models import fingerprint, sizes, tokenizer_files, weights
-from genctl.models.weights import Weights, read_json
+from genctl.models.weights import WeightFiles, read_json
 
 TOKENIZERS = (
     "tokenizer.json",
@@ -70,7 +70,7 @@ class Checkpoint:
     folder: Path
     config: dict[str, Any]
     generation: dict[str, Any]  # generation_config.json without what is None; {} if there is none
-    weights: Weights
+    weights: WeightFiles
     has_tokenizer: bool
     files: fingerprint.Stamps = field(default_factory=dict)  # all that decide what it generates, as they were checked
 
@@ -167,7 +167,7 @@ def check_numbers(config: dict[str, Any]) -> None:
                 raise ModelError(f"{told}, far above what any model has ({most:,})")
 
 
-def check_size(config: dict[str, Any], found: Weights) -> None:
+def check_size(config: dict[str, Any], found: WeightFiles) -> None:
     """Refuse a config that asks for far more than the weight files hold, before anything is allocated.
 
     The config implies at least vocabulary x hidden + layers x (2 hidden² + 2 hidden x inner) parameters, and queries
@@ -184,7 +184,7 @@ def check_size(config: dict[str, Any], found: Weights) -> None:
         raise ModelError(f"config.json implies at least {implied:,} parameters, but the weight files hold {held:,}")
 
 
-def _check_dimensions(config: dict[str, Any], found: Weights) -> None:
+def _check_dimensions(config: dict[str, Any], found: WeightFiles) -> None:
     widest = max(max(tensor.shape, default=1) for tensor in found.tensors.values())
     for part, where in _built(config):
         for name in (*_HIDDEN, "vocab_size"):
@@ -218,7 +218,7 @@ def _implied(part: dict[str, Any]) -> int:
     return int(vocabulary * hidden + layers * (2 * hidden * hidden + 2 * hidden * largest(_INNER)) + heads)
 
 
-def _check_types(config: dict[str, Any], found: Weights) -> None:
+def _check_types(config: dict[str, Any], found: WeightFiles) -> None:
     if config.get("quantization_config"):
         return
     for name, tensor in found.tensors.items():

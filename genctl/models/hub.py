@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, layout, leftover, native_loading, panics, tokenizer_files
+from genctl.models import architecture, check, layout, leftover, panics, runtime_choice, tokenizer_files
 from genctl.models.guarded import guarded
 from genctl.models.progress import OnEvent, quiet, weights_bar
 from genctl.models.read_ahead import read_ahead
@@ -105,11 +105,11 @@ def load(
         if before_weights is not None:
             before_weights(checkpoint.generation)
         read_ahead(checkpoint.weights.files)
-        native, reason = native_loading.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
+        native, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         device = _device(runtime.device) if runtime.device_map is None else None
         layout.check_device(runtime, device)
         if native is not None and device is not None:
-            reason = native_loading.device_reason(native, runtime, device)
+            reason = runtime_choice.device_reason(native, runtime, device)
             if not reason:
                 return _native(native, runtime, place, checkpoint, device, on_event)
         config = architecture.read_config(checkpoint, trust_remote_code)
@@ -148,7 +148,7 @@ def _native(
     size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
 
     def read() -> tuple[NativeModel, list[str]]:
-        return native_loading.load(plan, runtime, checkpoint, device, layout.looker(size), on_event)
+        return runtime_choice.load(plan, runtime, checkpoint, device, layout.looker(size), on_event)
 
     model, notes = read() if device.type == "cpu" else guarded(read, f"cannot move the model to {device}")
     tokenizer, left_to = _plain_tokenizer(checkpoint) if checkpoint.has_tokenizer else (None, "")

@@ -93,7 +93,7 @@ def settle(model: nn.Module, runtime: Runtime, device: torch.device | None, conf
             for name, weight in model.named_parameters():
                 look(name, weight)
         return []
-    from genctl.models.packing import pack, weights_bytes
+    from genctl.models.packed_layers import pack, weights_bytes
 
     if runtime.quantize is not None and config.get("quantization_config"):
         raise ModelError(f"--quantize {runtime.quantize}: the checkpoint is quantised already, by its config.json")

@@ -44,7 +44,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightFiles:
     """The files that hold a checkpoint's weights. `tensors` is empty for pickle files, which cannot be looked into."""
 
     files: tuple[Path, ...]
@@ -71,14 +71,14 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     return value
 
 
-def find(folder: Path, config: dict[str, Any], *, allow_pickle: bool) -> Weights:
+def find(folder: Path, config: dict[str, Any], *, allow_pickle: bool) -> WeightFiles:
     """The weights of a checkpoint folder, with every header checked. Raises ModelError."""
     named = config.get("transformers_weights")
     if named is not None:
         _plain_name(named, "config.json (transformers_weights)")
     single, index = folder / (named or SINGLE), folder / INDEX
     if single.name.endswith(".safetensors") and single.is_file():
-        return Weights((single,), read_header(single))
+        return WeightFiles((single,), read_header(single))
     if single.name.endswith(".index.json") and single.is_file():
         return _sharded(folder, single)
     if named is not None:
@@ -91,7 +91,7 @@ def find(folder: Path, config: dict[str, Any], *, allow_pickle: bool) -> Weights
     pickles = sorted({path.name for pattern in PICKLES for path in folder.glob(pattern)} - {"training_args.bin"})
     weights = [name for name in pickles if name.startswith("pytorch_model")]
     if weights and allow_pickle:
-        return Weights(tuple(folder / name for name in weights), {}, pickled=True)
+        return WeightFiles(tuple(folder / name for name in weights), {}, pickled=True)
     if pickles:
         hint = "safetensors weights are safe; pickle files can run code as they are read"
         if weights:
@@ -132,7 +132,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _sharded(folder: Path, index: Path) -> Weights:
+def _sharded(folder: Path, index: Path) -> WeightFiles:
     weight_map = read_json(index, index.name).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index.name} has no weight_map, so it is not an index of shards")
@@ -146,7 +146,7 @@ def _sharded(folder: Path, index: Path) -> Weights:
     for name, shard in weight_map.items():
         if name not in headers[shard]:
             raise ModelError(f"{index.name} says that {shard} holds {shown(name)}, but it does not")
-    return Weights(tuple(folder / shard for shard in shards), {n: headers[s][n] for n, s in weight_map.items()})
+    return WeightFiles(tuple(folder / shard for shard in shards), {n: headers[s][n] for n, s in weight_map.items()})
 
 
 def _plain_name(name: Any, where: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from genctl.native import families, load, seq2seq_families, seq2seq_load
-from genctl.native.load import Plan, Shapes
+from genctl.native.load import Shapes, WeightPlan
 from genctl.native.seq2seq_load import Seq2SeqPlan
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from genctl.native.linear import Products
     from genctl.native.model import NativeModel, SpecialTokens
 
-AnyPlan: TypeAlias = Plan | Seq2SeqPlan
+AnyPlan: TypeAlias = WeightPlan | Seq2SeqPlan
 
 CLASSES: dict[str, str] = {**families.CLASSES, **seq2seq_families.CLASSES}  # of their language models, by `model_type`
 
@@ -30,7 +30,7 @@ def is_encoder_decoder(config: dict[str, Any]) -> bool:
 
 def plan_of(config: dict[str, Any], shapes: Shapes) -> AnyPlan:
     """What a checkpoint with this config.json holds. Raises NotNative with the reason where it is not native."""
-    return Seq2SeqPlan(config, shapes) if is_encoder_decoder(config) else Plan(config, shapes)
+    return Seq2SeqPlan(config, shapes) if is_encoder_decoder(config) else WeightPlan(config, shapes)
 
 
 def model_of(
@@ -47,7 +47,7 @@ def model_of(
     """The model of a plan, whose tensors `get` gives by their names in the files. `device` is for decoders alone."""
     from genctl.native.model import NativeConfig, NativeModel
 
-    if isinstance(plan, Plan):
+    if isinstance(plan, WeightPlan):
         decoder = load.build(plan, get, dtype=dtype, device=device, products=products)
         return NativeModel(decoder, NativeConfig(config, plan.spec), special, name)
     from genctl.native.seq2seq_model import Seq2SeqConfig, Seq2SeqModel

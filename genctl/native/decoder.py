@@ -55,7 +55,7 @@ class LayerWeights:
 
 
 @dataclass
-class Weights:
+class DecoderWeights:
     """A decoder's tensors, as they lie in its file."""
 
     embed: Tensor  # [V, E]
@@ -81,7 +81,7 @@ class Pass:
 class Decoder:
     """A decoder with its weights."""
 
-    def __init__(self, spec: Spec, weights: Weights) -> None:
+    def __init__(self, spec: Spec, weights: DecoderWeights) -> None:
         self.spec, self.weights = spec, weights
         device = weights.embed.device
         self.dtype, self.device = weights.embed.dtype, device

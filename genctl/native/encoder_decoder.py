@@ -46,7 +46,7 @@ class CrossWeights:
 
 
 @dataclass
-class LayerWeights:
+class Seq2SeqLayerWeights:
     """One layer. A norm that the family does not have is `same`."""
 
     qkv: Joined  # E -> H·D three times
@@ -65,7 +65,7 @@ class SideWeights:
     """The encoder, or the decoder."""
 
     embed: Tensor  # [V, E]
-    layers: list[LayerWeights]
+    layers: list[Seq2SeqLayerWeights]
     positions: Tensor | None = None  # [T, E]
     relative: Tensor | None = None  # [buckets, H]
     embed_norm: Map = same
@@ -168,7 +168,7 @@ class EncoderDecoder:
             x = x + F.embedding(positions + (self.spec.learned or 0), w.positions)
         return w.embed_norm(x)
 
-    def _attention(self, h: Tensor, w: LayerWeights, layer: Any, sight: Sight) -> Tensor:
+    def _attention(self, h: Tensor, w: Seq2SeqLayerWeights, layer: Any, sight: Sight) -> Tensor:
         """h [N, F, E] -> what the text so far adds, [N, F, E]."""
         side = self.spec.decoder
         q, k, v = (_heads(part, side) for part in w.qkv(h))  # each [N, H, F, D]
@@ -189,7 +189,7 @@ class EncoderDecoder:
         side = self.spec.decoder
         return w.o(across(_heads(w.q(h), side), keys, values, seen, scaling=self.spec.scaling(side)))
 
-    def _mlp(self, h: Tensor, w: LayerWeights) -> Tensor:
+    def _mlp(self, h: Tensor, w: Seq2SeqLayerWeights) -> Tensor:
         """h [N, F, E] -> what the MLP adds, [N, F, E]."""
         if not self.spec.gated:
             return w.down(self.activation(w.up(h)[0]))

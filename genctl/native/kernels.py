@@ -1,4 +1,4 @@
-"""Products that torch has and does not list: the only file that names them.
+"""Products that torch has and does not list.
 
 Each is tried once, with numbers that show whether it is exact on this CPU, before anything relies on it. A caller that
 is told False computes a plain product. `KERNELS` names all of them, for `-v` and for the tests.
@@ -14,8 +14,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from genctl import compat
+
 GROUP = 32  # features that share a scale in `int4`
-_FAILURES = (RuntimeError, AttributeError, NotImplementedError, TypeError)
+_FAILURES = (RuntimeError, NotImplementedError, TypeError)  # TypeError: the operator is None, or takes other arguments
 
 
 def _works(trial: Callable[[], bool]) -> bool:
@@ -35,7 +37,7 @@ def has_onednn(dtype: torch.dtype) -> bool:
         return False
 
     def trial() -> bool:
-        if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if dtype == torch.bfloat16 and not compat.onednn_has_bfloat16()():
             return False  # it would compute by its reference code, hundreds of times slower
         weight, x = torch.ones(32, 32, dtype=dtype), torch.ones(2, 32, dtype=dtype)
         plain = onednn(x, weight, None) == 32
@@ -46,14 +48,14 @@ def has_onednn(dtype: torch.dtype) -> bool:
 
 def onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., I] -> [..., O]. The weight [O, I] is plain, or what `onednn_packed` makes of it."""
-    y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    y: Tensor = compat.onednn_linear()(x, weight, bias, "none", [], "")
     return y
 
 
 def onednn_packed(weight: Tensor) -> Tensor:
     """A weight [O, I] in the blocks that a product of any number of rows reads fastest. A copy."""
     # no number of rows is given: the layout for one row is slower with two and more
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    packed: Tensor = compat.onednn_reorder_weight()(weight, None)
     return packed
 
 
@@ -73,13 +75,13 @@ def has_float16() -> bool:
 
 def float16(x: Tensor, packed: object) -> Tensor:
     """x float32 [N, I] -> float32 [N, O]; sums are float32."""
-    y: Tensor = torch.ops.quantized.linear_dynamic_fp16.default(x, packed)
+    y: Tensor = compat.fbgemm_float16_linear()(x, packed)
     return y
 
 
 def float16_packed(weight: Tensor, bias: Tensor | None) -> object:
     """A weight [O, I], rounded to float16, and its bias, in FBGEMM's panels."""
-    packed: object = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
+    packed: object = compat.fbgemm_float16_prepack()(weight.float(), None if bias is None else bias.float())
     return packed
 
 
@@ -101,7 +103,7 @@ def has_int8() -> bool:
 
 def int8(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     """x uint8 [N, I], 128 standing for 0 -> float32 [N, O]: exact integer sums, times the scale of each output [O]."""
-    y: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+    y: Tensor = compat.onednn_int8_linear()(
         x, 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
     return y
@@ -109,7 +111,7 @@ def int8(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
 
 def int8_packed(codes: Tensor) -> Tensor:
     """Codes int8 [O, I] in oneDNN's blocks."""
-    packed: Tensor = torch.ops.onednn.qlinear_prepack(codes, None)
+    packed: Tensor = compat.onednn_int8_prepack()(codes, None)
     return packed
 
 
@@ -126,7 +128,7 @@ def has_int8_weights() -> bool:
 
 def int8_weights(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     """x bfloat16 [N, I], codes int8 [O, I] (I a multiple of 32), scales bfloat16 [O] -> bfloat16 [N, O]."""
-    y: Tensor = torch._weight_int8pack_mm(x, codes, scales)
+    y: Tensor = compat.int8_weight_linear()(x, codes, scales)
     return y
 
 
@@ -148,13 +150,13 @@ def has_int4() -> bool:
 
 def int4(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     """x bfloat16 [N, I] -> bfloat16 [N, O]. scales bfloat16 [I / 32, O, 2]: a code c means (c - 8) · scale + zero."""
-    y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, GROUP, scales)
+    y: Tensor = compat.int4_linear()(x, packed, GROUP, scales)
     return y
 
 
 def int4_packed(codes: Tensor) -> Tensor:
     """Codes int32 [O, I] from 0 to 15, two in a byte. O is a multiple of 16, I of 32."""
-    packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+    packed: Tensor = compat.int4_prepack()(codes, 1)
     return packed
 
 

@@ -27,7 +27,7 @@ DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _NORMS = ("attn_norm", "attn_out_norm", "attn_sum_norm", "mlp_norm", "mlp_out_norm", "mlp_sum_norm")
 
 
-class Plan:
+class WeightPlan:
     """What a checkpoint holds for a spec: names and shapes. Raises NotNative where its files hold something else."""
 
     def __init__(self, config: dict[str, Any], shapes: Shapes) -> None:
@@ -112,7 +112,7 @@ def _norm(name: str, spec: Spec, size: int | None = None) -> Iterator[tuple[str,
 
 
 def load(
-    plan: Plan,
+    plan: WeightPlan,
     files: tuple[Path, ...],
     *,
     dtype: torch.dtype | None = None,
@@ -129,7 +129,7 @@ def load(
 
 
 def build(
-    plan: Plan,
+    plan: WeightPlan,
     get: Callable[[str], Tensor],
     *,
     dtype: torch.dtype | None = None,
@@ -153,19 +153,19 @@ def build(
 
 
 class _Builder:
-    def __init__(self, plan: Plan, get: Callable[[str], Tensor], products: Products) -> None:
+    def __init__(self, plan: WeightPlan, get: Callable[[str], Tensor], products: Products) -> None:
         self.plan, self.get, self.products = plan, get, products
         self.spec, self.names, self.prefix = plan.spec, plan.names, plan.prefix
 
     def weights(self) -> Any:
-        from genctl.native.decoder import Weights, same
+        from genctl.native.decoder import DecoderWeights, same
 
         spec, names, prefix, get = self.spec, self.names, self.prefix, self.get
         embed = get(self.plan.embed)
         head = get(f"{self.plan.head}.weight") if self.plan.head else embed
         bias = get(f"{self.plan.head or names.heads[0]}.bias") if spec.head_bias else None
         layers = [self.layer(prefix + names.layer.format(number)) for number in range(spec.layers)]
-        return Weights(
+        return DecoderWeights(
             embed,
             layers,
             self.products.head(head, bias),

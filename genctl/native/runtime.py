@@ -14,28 +14,13 @@ from torch import Tensor
 from genctl.decode import cache as caches
 from genctl.decode.length_rope import READ_AGAIN
 from genctl.decode.prefill import Reader
-from genctl.decode.runtime import ModelRuntime, Output, Passed
+from genctl.decode.runtime import Output, Passed
 from genctl.decode.sources import Sources
 from genctl.decode.types import Prefix, Source
 from genctl.errors import ModelError
 from genctl.native.decoder import Decoder
 from genctl.native.graphs import Graphs, fits
 from genctl.native.model import NativeModel
-
-
-def runtime_of(model: Any, *, compile: bool = False) -> ModelRuntime:
-    """A loaded model as the loop sees it. `compile` concerns transformers' models alone."""
-    if isinstance(model, NativeModel):
-        if not model.config.is_encoder_decoder:
-            return NativeRuntime(model)
-        from genctl.native.seq2seq_model import Seq2SeqModel
-        from genctl.native.seq2seq_runtime import Seq2SeqRuntime
-
-        assert isinstance(model, Seq2SeqModel)
-        return Seq2SeqRuntime(model)
-    from genctl.decode.forward import Forward
-
-    return Forward(model, compile=compile)
 
 
 class NativeRuntime(Reader):

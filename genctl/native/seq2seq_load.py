@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from genctl.native.encoder_decoder import EncoderDecoder, LayerWeights, SideWeights
+    from genctl.native.encoder_decoder import EncoderDecoder, Seq2SeqLayerWeights, SideWeights
     from genctl.native.linear import Linear, Products
 
 SideName = Literal["encoder", "decoder"]
@@ -145,12 +145,12 @@ def build(
     first = get(plan.embed["decoder"])
     kind = first.dtype if dtype is None else dtype
     read[plan.embed["decoder"]] = first.to(kind)
-    builder = _Builder(plan, converted, products or Products())
+    builder = _Seq2SeqBuilder(plan, converted, products or Products())
     weights = Seq2SeqWeights(builder.side("encoder"), builder.side("decoder"), builder.head())
     return EncoderDecoder(plan.spec, weights)
 
 
-class _Builder:
+class _Seq2SeqBuilder:
     def __init__(self, plan: Seq2SeqPlan, get: Callable[[str], Tensor], products: Products) -> None:
         self.plan, self.get, self.products = plan, get, products
         self.spec, self.names = plan.spec, plan.names
@@ -180,8 +180,8 @@ class _Builder:
             self.norm(begin + names.final) if spec.final_norm else same,
         )
 
-    def layer(self, side: SideName, begin: str) -> LayerWeights:
-        from genctl.native.encoder_decoder import CrossWeights, LayerWeights
+    def layer(self, side: SideName, begin: str) -> Seq2SeqLayerWeights:
+        from genctl.native.encoder_decoder import CrossWeights, Seq2SeqLayerWeights
 
         parts = {part: begin + theirs for part, theirs in self.plan.parts(side).items()}
 
@@ -201,7 +201,7 @@ class _Builder:
                 linear(*matrix("cross_o")),
                 **norms("cross_norm", "norm"),
             )
-        return LayerWeights(
+        return Seq2SeqLayerWeights(
             joined(*map(matrix, "qkv")),
             linear(*matrix("o")),
             joined(*(matrix(part) for part in ("gate", "up") if part in parts)),

@@ -15,7 +15,7 @@ from genctl.render.formula import formula, meaning, searches
 from genctl.render.lanes import Turn, picture
 from genctl.render.lines import wrap
 from genctl.render.live import FRAME_S, RunView
-from genctl.render.ranking import table
+from genctl.render.nbest_table import table
 from genctl.render.stems import certain
 from genctl.render.story import LaneStory, Path
 from genctl.render.summary import failure, lane_summary, stop_words

@@ -17,7 +17,7 @@ from genctl.render import cache as tables
 from genctl.render import parts, theme
 from genctl.render.cache import Layer, fitted, grouped, share, size
 from genctl.render.lines import last_cells
-from genctl.render.loading import FRAME_S, LoadingBar
+from genctl.render.loading_bar import FRAME_S, LoadingBar
 
 FEW = 4  # lines that are no layers: heading, heads of columns, sums, text
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from genctl.events import Began, Event, Failed, Finished, Loading, Prefilled, Stepped
 from genctl.render import parts, theme
 from genctl.render.comparison import column_title, join_columns, side_by_side
-from genctl.render.loading import LoadingBar
+from genctl.render.loading_bar import LoadingBar
 from genctl.render.story import LaneStory, Story, fold
 from genctl.render.tail import Look, Section, sections_of, text_lines
 

@@ -29,7 +29,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Entry:
+class RankedToken:
     """A ranked candidate."""
 
     text: str
@@ -93,7 +93,7 @@ def token_table(tokens: Sequence[Token], width: int, top: int) -> list[Text]:
     return lines
 
 
-def ranking(entries: Sequence[Entry], by: str, width: int) -> list[Text]:
+def ranking(entries: Sequence[RankedToken], by: str, width: int) -> list[Text]:
     """Candidates, best first, in lines of at most `width` cells. `by` says in words what they are sorted by."""
     heads = f"{'rank':>4} {'mean':>9} {'total':>10} {'perplexity':>10} {'bits/byte':>9} {'tokens':>6}  "
     lines = [Text(f"{heads}text", style=theme.DIM)]

@@ -14,8 +14,8 @@ from rich.text import Text
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Loading, Prefilled, Stepped, Token
 from genctl.render import parts, theme
 from genctl.render.explain import explain_summary
-from genctl.render.loading import LoadingBar
-from genctl.render.resizing import Drawn
+from genctl.render.loading_bar import LoadingBar
+from genctl.render.reflow import Drawn
 from genctl.render.story import LaneStory, Path, Story, fold
 from genctl.render.summary import failure, lane_summary, lines, stop_words, summary
 from genctl.render.tail import Look, names, place_words, sections_of, step_lines, tail

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from genctl.events import Event, Stepped
 from genctl.render import theme
-from genctl.render.resizing import Drawn
+from genctl.render.reflow import Drawn
 
 FRAME_S = 0.1
 BAR = 20  # columns

@@ -199,7 +199,7 @@ class LaneStory:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ProcessorTally:
     """What one processor did over a run."""
 
     processor: str
@@ -210,9 +210,9 @@ class Tally:
     changed: int = 0
     seconds: float = 0.0
 
-    def add(self, trace: Trace) -> Tally:
+    def add(self, trace: Trace) -> ProcessorTally:
         """The tally with one more trace, its time left out: that is shared by all rows of a call."""
-        return Tally(
+        return ProcessorTally(
             self.processor,
             self.steps + 1,
             self.touched + touched(trace),
@@ -248,7 +248,7 @@ class Story:
 
     lanes: Mapping[str, LaneStory] = field(default_factory=dict)
     totals: Totals = Totals()
-    tallies: Mapping[str, Tally] = field(default_factory=dict)
+    tallies: Mapping[str, ProcessorTally] = field(default_factory=dict)
     tokens: int = 0  # tokens written so far in all rows of all lanes
     loading: Loading | None = None
 
@@ -363,7 +363,7 @@ def _finish(totals: Totals, lane: LaneStory, event: Finished) -> Totals:
     )
 
 
-def _tally(tallies: Mapping[str, Tally], written: Sequence[tuple[Token, ...]]) -> Mapping[str, Tally]:
+def _tally(tallies: Mapping[str, ProcessorTally], written: Sequence[tuple[Token, ...]]) -> Mapping[str, ProcessorTally]:
     tokens = [token for piece in written for token in piece if token.trace]
     if not tokens:
         return tallies
@@ -372,7 +372,7 @@ def _tally(tallies: Mapping[str, Tally], written: Sequence[tuple[Token, ...]]) -
     for token in tokens:
         for trace in token.trace:
             name = trace.processor
-            counted[name] = counted.get(name, Tally(name)).add(trace)
+            counted[name] = counted.get(name, ProcessorTally(name)).add(trace)
             seconds[name] = max(seconds.get(name, 0.0), trace.seconds)
     for name, spent in seconds.items():
         counted[name] = replace(counted[name], seconds=counted[name].seconds + spent)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.events import Token
 from genctl.scoring.passes import Detail, Passes, Piece
-from genctl.scoring.texts import Encoded, Reader, Wanted
+from genctl.scoring.texts import Encoded, TextReader, Wanted
 from genctl.scoring.windows import windows
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ class Scorer:
         self.context = planner.context
         self.source_context = _encoder_context(loaded.config) if self.is_encoder_decoder else None
         start = planner.decoder_start if planner.decoder_start is not None else planner.bos
-        self.reader = Reader(loaded, eos=planner.eos[0] if planner.eos else None, start=start, add_eos=options.add_eos)
+        self.reader = TextReader(
+            loaded, eos=planner.eos[0] if planner.eos else None, start=start, add_eos=options.add_eos
+        )
         self.passes = Passes(session.forward, batch_size=options.batch_size, detail=options.detail)
         self.window = self._window()
 
@@ -326,7 +328,7 @@ class Scorer:
 
 def _encoder_context(config: object) -> int | None:
     """Most tokens that the encoder reads; None where nothing bounds it."""
-    from genctl.planning import UNBOUNDED
+    from genctl.request_planner import UNBOUNDED
 
     own = getattr(config, "encoder", config)  # of a composite; others say it for both sides
     if getattr(own, "model_type", None) in UNBOUNDED:

@@ -42,7 +42,7 @@ class Encoded:
     source: tuple[int, ...] | None = None  # what an encoder reads
 
 
-class Reader:
+class TextReader:
     """Turns texts into ids for one checkpoint. Raises ModelError for a checkpoint that cannot be asked this way."""
 
     def __init__(self, loaded: Loaded, *, eos: int | None, start: int | None, add_eos: bool) -> None:

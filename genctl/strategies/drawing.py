@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from genctl.decode import transfer
-from genctl.decode.processors.rows import Row
+from genctl.decode.processors.rows import RowCandidates
 
 Sampler: TypeAlias = Literal["multinomial", "inverse-cdf"]
 
@@ -27,7 +27,11 @@ _UNIT = 2.0**-53
 
 
 def multinomial(
-    logits: Tensor, indices: Sequence[int], count: int, rng: torch.Generator, left: Sequence[Row] | None = None
+    logits: Tensor,
+    indices: Sequence[int],
+    count: int,
+    rng: torch.Generator,
+    left: Sequence[RowCandidates] | None = None,
 ) -> Tensor:
     """logits f32 [R, V] -> int64 [R]: what `torch.multinomial(p, 1)` draws for rows `indices` of `count` rows p.
 
@@ -41,13 +45,17 @@ def multinomial(
         return (logits.softmax(-1) / noise).argmax(-1)
     bits = torch.empty(count, logits.shape[1], dtype=torch.long).random_(generator=rng).numpy()
     scores = logits.detach().numpy()
-    rows: Sequence[Row | None] = [None] * len(scores) if left is None else left
+    rows: Sequence[RowCandidates | None] = [None] * len(scores) if left is None else left
     drawn = [_race(row, bits[index], few) for row, index, few in zip(scores, indices, rows, strict=True)]
     return torch.tensor(drawn, dtype=torch.long)
 
 
 def inverse_cdf(
-    logits: Tensor, indices: Sequence[int], count: int, rng: torch.Generator, left: Sequence[Row] | None = None
+    logits: Tensor,
+    indices: Sequence[int],
+    count: int,
+    rng: torch.Generator,
+    left: Sequence[RowCandidates] | None = None,
 ) -> Tensor:
     """logits f32 [R, V] -> int64 [R]: the token at which the sum of probabilities exceeds one uniform number.
 
@@ -119,7 +127,7 @@ def _distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) -> T
     return torch.from_numpy(places[order[:count]])
 
 
-def _race(scores: NDArray[np.float32], bits: NDArray[np.int64], left: Row | None) -> int:
+def _race(scores: NDArray[np.float32], bits: NDArray[np.int64], left: RowCandidates | None) -> int:
     """The token with the largest p / q. scores f32 [V], bits int64 [V]; `left` of the scores, where that is known."""
     if left is not None and left.ids is not None and len(left) <= _FEW:
         best, places = left.best, left.ids

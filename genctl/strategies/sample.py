@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode import transfer
-from genctl.decode.processors.rows import Row
+from genctl.decode.processors.rows import RowCandidates
 from genctl.decode.types import Choice, Context, RowsOfLane, Scores, Search, Space
 from genctl.strategies.drawing import Sampler, inverse_cdf, multinomial
 
@@ -54,7 +54,7 @@ class Sample:
             indices = [indices[survivor] for survivor in scores.survivors]
             rows = torch.arange(len(indices), device=logits.device)
 
-    def tokens(self, logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[Row] | None) -> Tensor:
+    def tokens(self, logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[RowCandidates] | None) -> Tensor:
         """One token for each row: logits f32 [R, V] of all lanes, one after another -> int64 [R]."""
         if not self.do_sample:
             return best(logits)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl.batch.ids import Ids
-from genctl.batch.quoting import Refused
+from genctl.batch.printable import Refused
 
 NAMES = st.none() | st.integers(0, 30).map(str) | st.sampled_from(["a", "b", "é", "01", "+1", "-1", "٣"])
 

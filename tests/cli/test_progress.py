@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from genctl.cli.asked import Asked
-from genctl.cli.making import wants_bar
+from genctl.cli.run_options import RunOptions
+from genctl.cli.view import wants_bar
 from genctl.events import Hypothesis, Row, Stepped, Token
 from genctl.render.progress import RowsBar
-from genctl.render.resizing import Drawn, wraps
+from genctl.render.reflow import Drawn, wraps
 from tests.cli.tool import _Stream
 from tests.render.streams import Clock, Terminal, console, written
 
@@ -84,18 +84,18 @@ def test_nothing_is_left_of_it_and_nothing_is_drawn_on_a_pipe() -> None:
 def test_it_has_a_place_only_where_nothing_else_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     terminal, pipe = console(terminal=True), console()
 
-    def wanted(asked: Asked, err: Console = terminal, *, live: bool = False, to_terminal: bool = False) -> bool:
+    def wanted(asked: RunOptions, err: Console = terminal, *, live: bool = False, to_terminal: bool = False) -> bool:
         monkeypatch.setattr(sys, "stdout", _Stream(terminal=to_terminal))
         return wants_bar(asked, err, live=live)
 
-    assert wanted(Asked())
-    assert wanted(Asked(output="x.jsonl"), to_terminal=True)
-    assert wanted(Asked(format="jsonl", scores=True))
-    assert not wanted(Asked(), to_terminal=True)
-    assert not wanted(Asked(), pipe)
-    assert not wanted(Asked(quiet=True))
-    assert not wanted(Asked(), live=True)
-    assert not wanted(Asked(scores=True))  # the tokens are told on the same terminal
+    assert wanted(RunOptions())
+    assert wanted(RunOptions(output="x.jsonl"), to_terminal=True)
+    assert wanted(RunOptions(format="jsonl", scores=True))
+    assert not wanted(RunOptions(), to_terminal=True)
+    assert not wanted(RunOptions(), pipe)
+    assert not wanted(RunOptions(quiet=True))
+    assert not wanted(RunOptions(), live=True)
+    assert not wanted(RunOptions(scores=True))  # the tokens are told on the same terminal
 
 
 def test_a_narrower_window_takes_more_rows_away_where_lines_wrap() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from genctl.comparing import references
 from genctl.comparing.metrics import distinct, divergence, longest_repeat, mean_of, measure, words
-from genctl.comparing.statistics import Tally, bootstrap, wins
+from genctl.comparing.statistics import RunStatistics, bootstrap, wins
 from genctl.events import Hypothesis, Token
 from genctl.results import Sequence
 
@@ -132,7 +132,7 @@ def test_wins_count_ties_and_leave_out_what_failed() -> None:
 
 
 def test_a_tally_pairs_prompts() -> None:
-    tally = Tally(["a", "b"])
+    tally = RunStatistics(["a", "b"])
     for ours, theirs in ((-1.0, -2.0), (-3.0, -5.0)):
         tally.add({"a": [{"mean_logprob": ours, "perplexity": 0.0}], "b": [{"mean_logprob": theirs}]})
     tally.add({"a": [{"mean_logprob": -9.0}]})

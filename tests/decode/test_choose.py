@@ -9,7 +9,7 @@ import pytest
 
 from genctl import events
 from genctl.decode import choose as choosing
-from genctl.decode.processors.build import Material, build
+from genctl.decode.processors.build import ProcessorContext, build
 from genctl.decode.types import Lane
 from genctl.errors import ModelError
 from genctl.params import Generation
@@ -38,7 +38,7 @@ def lanes(case: Case, way: str) -> list[Lane]:
     for number in range(7):
         prompt = PROMPTS[number % len(PROMPTS)][: 3 + number]
         new = NEW - 2 * number  # they do not end together
-        material = Material(generation, len(prompt), len(prompt) + new, case.forward.vocab_size, eos=case.eos)
+        material = ProcessorContext(generation, len(prompt), len(prompt) + new, case.forward.vocab_size, eos=case.eos)
         made.append(
             case.lane(
                 prompt,

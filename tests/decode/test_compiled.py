@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from genctl import events
-from genctl.cli.compiling import announce
+from genctl.cli.notes import announce_compiling
 from genctl.config.layers import flags_layer, resolve
 from genctl.decode.compiled import Compiled
 from genctl.decode.forward import Forward
@@ -18,7 +18,7 @@ from genctl.decode.guidance import Unconditional
 from genctl.decode.layers import STEP, SlottedLayer
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import build
-from genctl.decode.processors.material import Material
+from genctl.decode.processors.material import ProcessorContext
 from genctl.errors import ModelError, PresetError, UsageError
 from genctl.models import hub, layout
 from genctl.params import Generation, Runtime
@@ -141,7 +141,7 @@ def test_guidance_has_steps_of_its_own(standing_in: list[int]) -> None:
     for forward in (case.fast, case.plain):
         case.forward = forward
         other = Unconditional(forward, PROMPTS[2], len(PROMPTS[0]))
-        material = Material(Generation(guidance_scale=1.7), len(PROMPTS[0]), 40, 300, unconditional=other)
+        material = ProcessorContext(Generation(guidance_scale=1.7), len(PROMPTS[0]), 40, 300, unconditional=other)
         found.append(case.ours([case.lane(PROMPTS[0], Beam(2), processors=build(material))]))
     assert found[0] == found[1]
     assert len(standing_in) == case.compiled.steps > 20
@@ -264,9 +264,9 @@ def test_a_session_compiles_plain_layers_and_tells_of_it(tmp_path: Path, standin
     assert not any("packed" in note for note in session.loaded.notes)
     assert session.forward.compiled is not None
     said: list[str] = []
-    announce(session, said.append, quiet=False)
+    announce_compiling(session, said.append, quiet=False)
     session.forward.compiled.say("compiling the step for 1 row …")
-    announce(session, said.append, quiet=True)
+    announce_compiling(session, said.append, quiet=True)
     session.forward.compiled.say("compiled in 1.0 s")
     assert said == ["note: compiling the step for 1 row …"]
 

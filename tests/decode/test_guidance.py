@@ -7,7 +7,7 @@ import torch
 
 from genctl.decode.guidance import Unconditional
 from genctl.decode.processors.build import build
-from genctl.decode.processors.material import Material
+from genctl.decode.processors.material import ProcessorContext
 from genctl.params import Generation
 from genctl.strategies.sample import Sample
 from tests.decode.driver import PROMPTS, Case
@@ -25,7 +25,7 @@ def test_guided_greedy_text_equals_generate(case: Case, negative: tuple[int, ...
     options = {} if negative is None else {"negative_prompt_ids": torch.tensor([negative])}
     expected = case.generate(prompt, do_sample=False, guidance_scale=1.7, use_cache=use_cache, **options)
     other = Unconditional(case.forward, negative or prompt[-1:], len(prompt), use_cache=use_cache)
-    material = Material(Generation(guidance_scale=1.7), len(prompt), len(prompt) + 20, 300, unconditional=other)
+    material = ProcessorContext(Generation(guidance_scale=1.7), len(prompt), len(prompt) + 20, 300, unconditional=other)
     assert case.ours([case.lane(prompt, processors=build(material), use_cache=use_cache)])["0"] == expected
 
 
@@ -51,7 +51,9 @@ def test_a_guided_sampled_row_does_not_change_with_its_siblings(case: Case) -> N
 
     def lane(name: str, count: int):  # type: ignore[no-untyped-def]
         other = Unconditional(case.forward, (5, 6), len(prompt))
-        material = Material(Generation(guidance_scale=1.4), len(prompt), len(prompt) + 20, 300, unconditional=other)
+        material = ProcessorContext(
+            Generation(guidance_scale=1.4), len(prompt), len(prompt) + 20, 300, unconditional=other
+        )
         return case.lane(prompt, Sample(True, count), name=name, seed=2, processors=build(material))
 
     alone = case.ours([lane("a", 2)])["a"]

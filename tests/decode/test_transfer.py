@@ -18,7 +18,7 @@ from genctl.decode import choose as choosing
 from genctl.decode import loop, transfer
 from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
-from genctl.decode.processors.build import Material, build
+from genctl.decode.processors.build import ProcessorContext, build
 from genctl.decode.types import Lane
 from genctl.params import Generation
 from genctl.strategies.choose import choose
@@ -53,7 +53,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> None:
 def lane(case: Case, way: str, name: str = "0", new: int = NEW, **fields: Any) -> Lane:
     generation = Generation(**WAYS[way])
     prompt = PROMPTS[int(name)]
-    material = Material(
+    material = ProcessorContext(
         generation, len(prompt), len(prompt) + new, case.forward.vocab_size, num_beams=generation.num_beams
     )
     return Lane(name, prompt, choose(generation), new, processors=build(material), seed=5, **fields)

@@ -9,7 +9,7 @@ import torch
 
 from genctl.decode.grammar.processor import Grammar
 from genctl.decode.grammar.source import read
-from genctl.decode.spelling import Spelling, spelling
+from genctl.decode.token_bytes import Spelling, spelling
 from genctl.params import Generation
 from tests.tiny import EOS, tokenizer
 

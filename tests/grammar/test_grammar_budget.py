@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import genctl
 from genctl.decode.grammar.processor import Grammar
 from genctl.decode.grammar.source import read
-from genctl.decode.spelling import Spelling, spelling
+from genctl.decode.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 from genctl.params import Generation
 from tests.grammar.machines import PROMPT, allowed, text, tiny_words, written

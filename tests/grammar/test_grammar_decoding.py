@@ -13,8 +13,8 @@ from genctl import events
 from genctl.decode.grammar.processor import Grammar, json_schema
 from genctl.decode.grammar.source import read
 from genctl.decode.loop import decode
-from genctl.decode.processors.material import Material, Named
-from genctl.decode.spelling import spelling
+from genctl.decode.processors.material import NamedProcessor, ProcessorContext
+from genctl.decode.token_bytes import spelling
 from genctl.decode.types import Lane, Strategy
 from genctl.params import Generation
 from genctl.strategies.beam import Beam
@@ -33,7 +33,7 @@ def lane(
     assert source is not None
     made = case.lane(PROMPTS[prompt], strategy, name)
     grammar = Grammar(source, spelling(tokenizer(), 300, "regex"), len(made.tokens), (EOS,))
-    return case.lane(PROMPTS[prompt], strategy, name, processors=(Named("regex", grammar),), **fields)
+    return case.lane(PROMPTS[prompt], strategy, name, processors=(NamedProcessor("regex", grammar),), **fields)
 
 
 def texts(found: list[list[int]]) -> list[str]:
@@ -114,7 +114,12 @@ def test_a_processor_that_bars_what_the_grammar_needs_fails_with_both_names() ->
 
     good = lane(case, Sample())
     bad = Lane(
-        "0", good.tokens, good.strategy, 20, good.eos, processors=(*good.processors, Named("letters", no_letters))
+        "0",
+        good.tokens,
+        good.strategy,
+        20,
+        good.eos,
+        processors=(*good.processors, NamedProcessor("letters", no_letters)),
     )
     [failed] = [event for event in decode(case.forward, [bad]) if isinstance(event, events.Failed)]
     assert "regex" in failed.message
@@ -124,7 +129,7 @@ def test_a_processor_that_bars_what_the_grammar_needs_fails_with_both_names() ->
 def test_a_forced_language_token_comes_before_the_text() -> None:
     case = Case("bart")
     generation = Generation(json_schema={"enum": ["a"]}, forced_bos_token_id=1)
-    made = json_schema(Material(generation, 1, 20, 300, (EOS,), tokenizer=tokenizer()))
+    made = json_schema(ProcessorContext(generation, 1, 20, 300, (EOS,), tokenizer=tokenizer()))
     assert made is not None
 
     def first(history: Tensor, scores: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from genctl.strategies.sample import Sample
 from tests import runtimes
 from tests.tiny import ARCHITECTURES, CAUSAL, tiny
 
-IDENTITY = saved.Identity("sha256:" + "f" * 64, "the/model", "float32", "5.23.0")
+IDENTITY = saved.PromptIdentity("sha256:" + "f" * 64, "the/model", "float32", "5.23.0")
 PROMPT = tuple(range(5, 25))
 SOURCE = tuple(range(5, 16))
 RECURRENT = ("mamba", "jamba")
@@ -151,7 +151,7 @@ def content() -> bytes:
     return saved.packed(whole(runtimes.forward(tiny("gpt2")), PROMPT[:3]), IDENTITY)
 
 
-def refused(data: bytes, path: Path, identity: saved.Identity = IDENTITY) -> str:
+def refused(data: bytes, path: Path, identity: saved.PromptIdentity = IDENTITY) -> str:
     path.write_bytes(data)
     with pytest.raises(InputError) as refusal:
         saved.load(path, identity, runtimes.forward(tiny("gpt2")).new_cache(whole=True), torch.device("cpu"))
@@ -169,12 +169,12 @@ def refused(data: bytes, path: Path, identity: saved.Identity = IDENTITY) -> str
     ],
 )
 def test_what_does_not_fit_is_named(changed: dict[str, str], words: str, content: bytes, tmp_path: Path) -> None:
-    assert words in refused(content, tmp_path / "file", saved.Identity(**{**vars(IDENTITY), **changed}))
+    assert words in refused(content, tmp_path / "file", saved.PromptIdentity(**{**vars(IDENTITY), **changed}))
 
 
 def test_a_file_whose_checkpoint_was_only_sampled_is_refused(tmp_path: Path) -> None:
     """The first version's fingerprints may be equal although the weights are not."""
-    sampled = saved.Identity(**{**vars(IDENTITY), "checkpoint": "f" * 64})
+    sampled = saved.PromptIdentity(**{**vars(IDENTITY), "checkpoint": "f" * 64})
     old = saved.packed(whole(runtimes.forward(tiny("gpt2")), PROMPT[:3]), sampled)
     message = refused(old, tmp_path / "file")
     assert "written by a version of genctl that did not look at all bytes of a checkpoint" in message
@@ -182,7 +182,7 @@ def test_a_file_whose_checkpoint_was_only_sampled_is_refused(tmp_path: Path) -> 
 
 def test_a_name_is_only_told_and_a_checkpoint_may_move(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
-    moved = saved.Identity(**{**vars(IDENTITY), "model": "elsewhere"})
+    moved = saved.PromptIdentity(**{**vars(IDENTITY), "model": "elsewhere"})
     loaded = saved.load(
         tmp_path / "file", moved, runtimes.forward(tiny("gpt2")).new_cache(whole=True), torch.device("cpu")
     )

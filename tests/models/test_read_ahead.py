@@ -67,7 +67,7 @@ def test_a_checkpoint_is_read_ahead_before_its_weights_are_read(
     advised: list[tuple[int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = checkpoint("gpt2", tmp_path)
-    monkeypatch.setattr(hub.native_loading, "plan", lambda *_, **__: pytest.fail("stop"))
+    monkeypatch.setattr(hub.runtime_choice, "plan", lambda *_, **__: pytest.fail("stop"))
     with pytest.raises(pytest.fail.Exception):
         hub.load(Runtime(model=str(folder)))
     for thread in read_ahead.threading.enumerate():

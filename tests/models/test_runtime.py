@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import check, hub, native_loading
+from genctl.models import check, hub, runtime_choice
 from genctl.native import checkpoint as checkpoints
 from genctl.native.model import NativeModel
 from genctl.params import Runtime
@@ -71,9 +71,9 @@ def test_native_and_what_only_transformers_does_contradict_each_other(llama: Pat
 
 def on(device: str, folder: Path, runtime: Runtime) -> str:
     made = check.inspect(folder, allow_pickle=False, trust_remote_code=False, need_tokenizer=False)
-    plan, _ = native_loading.plan(runtime, made, trust_remote_code=False)
+    plan, _ = runtime_choice.plan(runtime, made, trust_remote_code=False)
     assert plan is not None
-    return native_loading.device_reason(plan, runtime, torch.device(device))
+    return runtime_choice.device_reason(plan, runtime, torch.device(device))
 
 
 def test_a_gpu_runs_natively_where_that_is_said_and_possible(llama: Path, tmp_path: Path) -> None:
@@ -105,14 +105,14 @@ def test_tensors_are_moved_as_they_are_read(
         given.append(device)
         return checkpoints.read(*args, device=torch.device("meta"), **kwargs)
 
-    monkeypatch.setattr(native_loading, "read", to_meta)
+    monkeypatch.setattr(runtime_choice, "read", to_meta)
     runtime = Runtime(model=str(llama), runtime="native", dtype=dtype)  # type: ignore[arg-type]
     made = check.inspect(llama, allow_pickle=False, trust_remote_code=False, need_tokenizer=False)
-    plan, _ = native_loading.plan(runtime, made, trust_remote_code=False)
+    plan, _ = runtime_choice.plan(runtime, made, trust_remote_code=False)
     assert plan is not None
     looked: list[str] = []
     device: Any = Device()
-    found, notes = native_loading.load(
+    found, notes = runtime_choice.load(
         plan, runtime, made, device, lambda name, tensor: looked.append(tensor.device.type), None
     )
     assert given == [device]

@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from genctl.decode import cache as caches
 from genctl.native.decoder import Decoder
-from genctl.native.load import Plan, load
+from genctl.native.load import WeightPlan, load
 from tests.native.variations import VARIATIONS, model
 
 CLOSE = 1e-5  # of the largest number
@@ -39,7 +39,7 @@ def _native(name: str, folder: Path) -> Decoder:
     path = place / "model.safetensors"
     with safe_open(path, "pt") as file:
         shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-    plan = Plan(json.loads((place / "config.json").read_text()), shapes)
+    plan = WeightPlan(json.loads((place / "config.json").read_text()), shapes)
     assert plan.unused == []
     return load(plan, (path,))
 

@@ -8,7 +8,7 @@ import pytest
 
 from genctl.native.config import NotNative
 from genctl.native.families import spec_of
-from genctl.native.load import Plan
+from genctl.native.load import WeightPlan
 from tests.native.variations import VARIATIONS, model
 
 
@@ -69,26 +69,26 @@ def shapes(name: str) -> dict[str, tuple[int, ...]]:
 
 def test_a_bare_decoder_has_no_prefix() -> None:
     bare = {key.removeprefix("transformer."): shape for key, shape in shapes("gpt2, tied").items()}
-    assert Plan(config("gpt2, tied"), bare).prefix == ""
+    assert WeightPlan(config("gpt2, tied"), bare).prefix == ""
 
 
 def test_a_missing_tensor_and_another_shape_are_named() -> None:
     held = shapes("llama")
     name = "model.layers.1.mlp.up_proj.weight"
     with pytest.raises(NotNative, match=name):
-        Plan(config(), {key: shape for key, shape in held.items() if key != name})
+        WeightPlan(config(), {key: shape for key, shape in held.items() if key != name})
     with pytest.raises(NotNative, match=r"\[1, 2\]"):
-        Plan(config(), {**held, name: (1, 2)})
+        WeightPlan(config(), {**held, name: (1, 2)})
 
 
 def test_a_head_of_its_own_is_read_even_where_it_could_be_tied() -> None:
-    assert Plan(config("llama", tie_word_embeddings=True), shapes("llama")).head == "lm_head"
+    assert WeightPlan(config("llama", tie_word_embeddings=True), shapes("llama")).head == "lm_head"
     without = {key: shape for key, shape in shapes("llama").items() if not key.startswith("lm_head")}
-    assert Plan(config("llama", tie_word_embeddings=True), without).head == ""
+    assert WeightPlan(config("llama", tie_word_embeddings=True), without).head == ""
     with pytest.raises(NotNative, match="lm_head"):
-        Plan(config("llama"), without)
+        WeightPlan(config("llama"), without)
 
 
 def test_tensors_that_are_not_used_are_told() -> None:
     held = {**shapes("gpt2"), "transformer.h.0.attn.bias": (1,), "transformer.h.0.extra": (1,)}
-    assert Plan(config("gpt2"), held).unused == ["transformer.h.0.extra"]
+    assert WeightPlan(config("gpt2"), held).unused == ["transformer.h.0.extra"]

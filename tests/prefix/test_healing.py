@@ -9,7 +9,7 @@ import pytest
 
 from genctl import events
 from genctl.decode.healing import Healed, heal, unhealed
-from genctl.decode.prefix import Prefix
+from genctl.decode.prefix import RequiredPrefix
 from genctl.models.text import Detokenizer, caption
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
@@ -59,11 +59,11 @@ def test_a_stop_string_is_not_brought_into_the_new_text() -> None:
 
 
 def stream(case: Case, prompt: str, strategy: Any, healed: Healed | None = None, seed: int = 0) -> list[events.Event]:
-    tokens, processors = ids(prompt), list[Prefix]()
+    tokens, processors = ids(prompt), list[RequiredPrefix]()
     if healed is not None:
         tokens = list(healed.ids)
         text = healed.text.encode()
-        processors.append(Prefix(None, text, healed.words, len(tokens), (EOS,)))
+        processors.append(RequiredPrefix(None, text, healed.words, len(tokens), (EOS,)))
     found = case.stream([case.lane(tokens, strategy, processors=tuple(processors), seed=seed)])
     plans = {} if healed is None else {"0": healed}
     return list(unhealed(caption(found, lambda: Detokenizer(tokenizer())), plans))

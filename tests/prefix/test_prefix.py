@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from genctl.decode.prefix import Prefix, prefix
-from genctl.decode.processors.material import Material
-from genctl.decode.spelling import Spelling, spelling
+from genctl.decode.prefix import RequiredPrefix, prefix
+from genctl.decode.processors.material import ProcessorContext
+from genctl.decode.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 from genctl.params import Generation
 from genctl.strategies.beam import Beam
@@ -46,7 +46,7 @@ def rows(made: Any, size: int, longest: int, row: tuple[int, ...] = ()) -> set[t
 
 @pytest.mark.parametrize("text", [b"a", b"ab", b"abab", b"bab", b"abcab", b"c"])
 def test_exactly_the_rows_that_spell_it_can_be_written(text: bytes) -> None:
-    made = Prefix(text, text, AB, 2, (0,))
+    made = RequiredPrefix(text, text, AB, 2, (0,))
     longest = len(text) + 1
     expected = set()
     for row in itertools.product(range(7), repeat=longest):
@@ -60,7 +60,7 @@ def test_exactly_the_rows_that_spell_it_can_be_written(text: bytes) -> None:
 
 def test_no_way_is_taken_that_the_vocabulary_cannot_finish() -> None:
     words = Spelling((b"", b"a", b"ab", b"bcd"), {})
-    assert allowed(Prefix(b"abc", b"abc", words, 2), (), 4) == {1}  # "ab" leaves "c", which nothing begins with
+    assert allowed(RequiredPrefix(b"abc", b"abc", words, 2), (), 4) == {1}  # "ab" leaves "c", which nothing begins with
 
 
 @pytest.mark.parametrize("family", [byte_level, llama, metaspace, unigram_bytes, word_piece])
@@ -68,7 +68,7 @@ def test_no_way_is_taken_that_the_vocabulary_cannot_finish() -> None:
 def test_what_is_shown_begins_with_it(family: Any, text: str) -> None:
     made_by = family()
     size = len(made_by) + 4
-    made = prefix(Material(Generation(prefix=text), 2, 40, size, (made_by.eos_token_id,), tokenizer=made_by))
+    made = prefix(ProcessorContext(Generation(prefix=text), 2, 40, size, (made_by.eos_token_id,), tokenizer=made_by))
     generator = torch.Generator().manual_seed(3)
     for _ in range(40):
         row: tuple[int, ...] = ()
@@ -84,21 +84,21 @@ def test_what_is_shown_begins_with_it(family: Any, text: str) -> None:
 
 def test_a_blank_that_is_not_shown_at_the_beginning_may_be_meant() -> None:
     made_by = llama()
-    made = prefix(Material(Generation(prefix=" the"), 2, 40, len(made_by), (2,), tokenizer=made_by))
+    made = prefix(ProcessorContext(Generation(prefix=" the"), 2, 40, len(made_by), (2,), tokenizer=made_by))
     assert made_by.convert_tokens_to_ids("▁th") in allowed(made, (), len(made_by))
     assert made_by.convert_tokens_to_ids("t") not in allowed(made, (), len(made_by))
 
 
 def test_characters_may_be_spelled_byte_by_byte() -> None:
     words = spelling(tokenizer(), 300, "prefix")
-    made = Prefix("é".encode(), "é".encode(), words, 2, (EOS,))
+    made = RequiredPrefix("é".encode(), "é".encode(), words, 2, (EOS,))
     [first] = allowed(made, (), 300)
     [second] = allowed(made, (first,), 300)
     assert words.pieces[first] + words.pieces[second] == "é".encode()
 
 
 def test_an_eos_with_text_may_only_end_what_is_spelled() -> None:
-    made = Prefix(b"ab", b"ab", AB, 2, (1, 3))
+    made = RequiredPrefix(b"ab", b"ab", AB, 2, (1, 3))
     assert allowed(made, (), 7) == {3, 4}  # "a" would end the row too early; "ab" ends it where it may
 
 
@@ -107,7 +107,9 @@ def test_an_eos_with_text_may_only_end_what_is_spelled() -> None:
 def test_every_strategy_keeps_the_promise(arch: str, strategy: Any) -> None:
     case = Case(arch)
     length = 1 if case.encoder_decoder else len(PROMPTS[0])
-    material = Material(Generation(prefix="once upon a"), length, length + 20, 300, (EOS,), tokenizer=tokenizer())
+    material = ProcessorContext(
+        Generation(prefix="once upon a"), length, length + 20, 300, (EOS,), tokenizer=tokenizer()
+    )
     made = prefix(material)
     assert made is not None
     found = case.ours([case.lane(PROMPTS[0], strategy, processors=(made,))])["0"]
@@ -120,7 +122,9 @@ def test_the_row_of_a_greedy_search_is_the_best_of_each_step() -> None:
     case = Case("llama")
     words = spelling(tokenizer(), 300, "prefix")
     text = b"the cat"
-    [found] = case.ours([case.lane(PROMPTS[0], processors=(Prefix(text, text, words, len(PROMPTS[0]), (EOS,)),))])["0"]
+    [found] = case.ours(
+        [case.lane(PROMPTS[0], processors=(RequiredPrefix(text, text, words, len(PROMPTS[0]), (EOS,)),))]
+    )["0"]
     row: list[int] = []
     while not b"".join(words.pieces[token] for token in row).startswith(text):
         with torch.no_grad():
@@ -149,10 +153,10 @@ def test_the_row_of_a_greedy_search_is_the_best_of_each_step() -> None:
 )
 def test_a_promise_that_cannot_be_kept_is_refused(made_by: Any, text: str, room: int, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        prefix(Material(Generation(prefix=text), 3, 3 + room, 500, (2,), tokenizer=made_by()))
+        prefix(ProcessorContext(Generation(prefix=text), 3, 3 + room, 500, (2,), tokenizer=made_by()))
     assert caught.value.message.startswith(message)
 
 
 def test_no_prefix_is_no_processor() -> None:
-    assert prefix(Material(Generation(), 3, 9, 300, tokenizer=tokenizer())) is None
-    assert prefix(Material(Generation(prefix=""), 3, 9, 300, tokenizer=tokenizer())) is None
+    assert prefix(ProcessorContext(Generation(), 3, 9, 300, tokenizer=tokenizer())) is None
+    assert prefix(ProcessorContext(Generation(prefix=""), 3, 9, 300, tokenizer=tokenizer())) is None

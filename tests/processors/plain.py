@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.decode.processors.build import Material, build
+from genctl.decode.processors.build import ProcessorContext, build
 from genctl.decode.processors.trace import process
 from genctl.params import Generation
 from tests import tiny
@@ -18,12 +18,12 @@ NEW = 10
 
 def material(
     prompt: list[int] | None = None, arch: str = "gpt2", eos: tuple[int, ...] = (tiny.EOS,), **knobs: Any
-) -> Material:
-    """What the processors of one tiny lane are built from; fields of Material by their names, all others are knobs."""
-    fields = {name: knobs.pop(name) for name in list(knobs) if name in Material.__dataclass_fields__}
+) -> ProcessorContext:
+    """What the processors of one tiny lane are built from; fields of the context by name, all others are knobs."""
+    fields = {name: knobs.pop(name) for name in list(knobs) if name in ProcessorContext.__dataclass_fields__}
     ids = torch.tensor([PROMPT if prompt is None else prompt])
     decoder = 1 if arch in tiny.SEQ2SEQ else ids.shape[1]
-    return Material(
+    return ProcessorContext(
         generation=Generation(**{"top_k": 0, **knobs}),
         prompt_len=decoder,
         max_length=decoder + NEW,
@@ -34,7 +34,7 @@ def material(
     )
 
 
-def write(model: Any, made: Material, seed: int) -> list[int]:
+def write(model: Any, made: ProcessorContext, seed: int) -> list[int]:
     """The new tokens of one row, EOS included; drawn with torch's own generator, as transformers draws them."""
     processors = build(made)
     torch.manual_seed(seed)
@@ -59,7 +59,7 @@ def write(model: Any, made: Material, seed: int) -> list[int]:
     return history[0, made.prompt_len :].tolist()
 
 
-def generated(model: Any, made: Material, seed: int, **options: Any) -> list[int]:
+def generated(model: Any, made: ProcessorContext, seed: int, **options: Any) -> list[int]:
     """What `generate` writes with `options`."""
     torch.manual_seed(seed)
     source = made.encoder_ids

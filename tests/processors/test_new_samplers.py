@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from genctl.decode.processors import repetition, sampling
+from genctl.decode.processors import repetition, samplers
 from genctl.decode.processors.build import NAMES, build
 from genctl.decode.processors.mirostat import Mirostat
 from genctl.params import knobs
@@ -110,7 +110,7 @@ HISTORY = torch.tensor([PROMPT])
 @given(rows, st.floats(0.1, 3.0))
 def test_top_n_sigma_keeps_what_the_paper_keeps(values: list[float], n: float) -> None:
     row = np.array(values) + np.linspace(0, 0.011, V) ** 2  # no score exactly on the edge
-    same(sampling.top_n_sigma(n)(HISTORY, tensor(row)), top_n_sigma(tensor(row)[0].double().numpy(), n))
+    same(samplers.top_n_sigma(n)(HISTORY, tensor(row)), top_n_sigma(tensor(row)[0].double().numpy(), n))
 
 
 @given(rows, st.floats(0.2, 2.0), st.floats(0.1, 1.5), st.floats(0.3, 3.0))
@@ -121,7 +121,7 @@ def test_dynamic_temperature_is_that_of_llama_cpp(
     with np.errstate(divide="ignore"):
         expected = dynatemp(row, at, spread, exponent)
     if np.abs(expected[np.isfinite(expected)]).max() < 100:  # float32 has few digits of an entropy near 0
-        made = sampling.dynamic_temperature(at, spread, exponent)(HISTORY, tensor(row))
+        made = samplers.dynamic_temperature(at, spread, exponent)(HISTORY, tensor(row))
         np.testing.assert_allclose(made[0].numpy(), expected, rtol=2e-3, atol=1e-3)
 
 
@@ -130,23 +130,23 @@ def test_xtc_removes_all_top_choices_but_the_least(values: list[float], threshol
     row = np.array(values)
     if np.abs(softmax(row) - threshold).min() < 1e-5:
         return
-    made = sampling.exclude_top_choices(1.0, threshold, 0)(HISTORY, tensor(row))[0].numpy()
+    made = samplers.exclude_top_choices(1.0, threshold, 0)(HISTORY, tensor(row))[0].numpy()
     # among equals, which one stays is a matter of sorting: compare scores, not places
     np.testing.assert_allclose(np.sort(made), np.sort(xtc(row, threshold)), rtol=1e-6)
 
 
 def test_xtc_acts_as_often_as_it_is_told_and_draws_again_for_equal_rows() -> None:
     scores = torch.tensor([[2.0, 1.9, 0.0]]).expand(4000, 3)
-    made = sampling.exclude_top_choices(0.3, 0.1, 11)(HISTORY.expand(4000, -1), scores)
+    made = samplers.exclude_top_choices(0.3, 0.1, 11)(HISTORY.expand(4000, -1), scores)
     acted = (made[:, 0] == -torch.inf).float().mean()
     assert abs(float(acted) - 0.3) < 0.03
-    assert torch.equal(made, sampling.exclude_top_choices(0.3, 0.1, 11)(HISTORY.expand(4000, -1), scores))
-    assert not torch.equal(made, sampling.exclude_top_choices(0.3, 0.1, 12)(HISTORY.expand(4000, -1), scores))
+    assert torch.equal(made, samplers.exclude_top_choices(0.3, 0.1, 11)(HISTORY.expand(4000, -1), scores))
+    assert not torch.equal(made, samplers.exclude_top_choices(0.3, 0.1, 12)(HISTORY.expand(4000, -1), scores))
 
 
 def test_xtc_leaves_a_row_that_beams_need() -> None:
     scores = torch.tensor([[2.0, 1.9, -torch.inf]])
-    assert torch.equal(sampling.exclude_top_choices(1.0, 0.1, 0, 2)(HISTORY, scores), scores)
+    assert torch.equal(samplers.exclude_top_choices(1.0, 0.1, 0, 2)(HISTORY, scores), scores)
 
 
 @given(histories, st.integers(1, 4), st.sets(st.integers(0, 3), max_size=1))

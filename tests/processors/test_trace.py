@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from genctl.decode.processors.build import build
-from genctl.decode.processors.material import Named
+from genctl.decode.processors.material import NamedProcessor
 from genctl.decode.processors.trace import apply, check, process, traces
 from genctl.errors import ModelError, UsageError
 from genctl.events import Trace
@@ -109,5 +109,5 @@ def test_a_processor_is_called_by_the_best_name_there_is() -> None:
         def __call__(self, history: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             return scores
 
-    _, stages = apply([Named("mine", drop_first), raise_last, Own()], HISTORY, HALVES, timing=False)
+    _, stages = apply([NamedProcessor("mine", drop_first), raise_last, Own()], HISTORY, HALVES, timing=False)
     assert [stage.name for stage in stages] == ["mine", "raise_last", "Own"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from genctl import events
 from genctl.models.text import Detokenizer, caption
 from genctl.params import Generation
-from genctl.rerank import Plan, chrf, conflicts, expected_chrf, plan, rerank, reranked
+from genctl.rerank import RerankPlan, chrf, conflicts, expected_chrf, plan, rerank, reranked
 from genctl.strategies.sample import Sample
 from tests.decode.driver import PROMPTS, Case
 from tests.tiny import tokenizer
@@ -54,16 +54,16 @@ def test_the_expected_utility_is_the_mean_over_all_pairs(texts: list[str]) -> No
 
 def test_best_of_takes_the_log_probability_of_a_token() -> None:
     found = [hypothesis(-4.0, 2, 0), hypothesis(-6.0, 6, 1), hypothesis(-3.0, 1, 2)]
-    best = rerank(found, ["", "", ""], Plan("best_of", 3, 2))
+    best = rerank(found, ["", "", ""], RerankPlan("best_of", 3, 2))
     assert [(one.slot, one.score) for one in best] == [(1, -1.0), (0, -2.0)]
-    total = rerank(found, ["", "", ""], Plan("best_of", 3, 3, length_penalty=0.0))
+    total = rerank(found, ["", "", ""], RerankPlan("best_of", 3, 3, length_penalty=0.0))
     assert [one.slot for one in total] == [2, 0, 1]
 
 
 def test_mbr_prefers_what_resembles_the_others() -> None:
     texts = ["the cat sat", "a dog ran", "the cat sits", "the cat sat down"]
     found = [hypothesis(-1.0 - n, 3, n, text) for n, text in enumerate(texts)]
-    best = rerank(found, texts, Plan("mbr", 4, 4))
+    best = rerank(found, texts, RerankPlan("mbr", 4, 4))
     assert best[0].slot == 3  # recall counts more than precision, and it has nearly all of the others in it
     assert best[-1].slot == 1
     assert [one.score for one in best] == sorted((one.score for one in best), reverse=True)
@@ -71,14 +71,14 @@ def test_mbr_prefers_what_resembles_the_others() -> None:
 
 def test_equal_utilities_are_ordered_by_log_probability_then_by_the_draw() -> None:
     found = [hypothesis(-2.0, 1, 0), hypothesis(-1.0, 1, 1), hypothesis(-1.0, 1, 2)]
-    assert [one.slot for one in rerank(found, ["x"] * 3, Plan("mbr", 3, 3))] == [1, 2, 0]
+    assert [one.slot for one in rerank(found, ["x"] * 3, RerankPlan("mbr", 3, 3))] == [1, 2, 0]
 
 
 def test_only_lanes_with_a_plan_are_touched() -> None:
     case, draws = Case("llama"), Sample(True, 6)
     lanes = [case.lane(PROMPTS[0], draws, name, seed=3) for name in ("plain", "best", "mbr")]
     stream = list(caption(case.stream(lanes, width=2), lambda: Detokenizer(tokenizer())))
-    plans = {"best": Plan("best_of", 6, 2), "mbr": Plan("mbr", 6, 1)}
+    plans = {"best": RerankPlan("best_of", 6, 2), "mbr": RerankPlan("mbr", 6, 1)}
     made = list(reranked(stream, plans))
     assert [event for event in made if not isinstance(event, events.Finished)] == [
         event for event in stream if not isinstance(event, events.Finished)
@@ -95,7 +95,7 @@ def test_only_lanes_with_a_plan_are_touched() -> None:
 def test_more_samples_never_make_the_best_one_worse() -> None:
     draw = random.Random(1)
     found = [hypothesis(-draw.random() * 9, draw.randrange(1, 9), n) for n in range(20)]
-    scores = [rerank(found[:n], [""] * n, Plan("best_of", n, 1))[0].score for n in range(1, 21)]
+    scores = [rerank(found[:n], [""] * n, RerankPlan("best_of", n, 1))[0].score for n in range(1, 21)]
     assert scores == sorted(scores)
     assert not math.isclose(scores[0], scores[-1])
 
@@ -103,8 +103,8 @@ def test_more_samples_never_make_the_best_one_worse() -> None:
 def test_the_knobs_make_the_plan() -> None:
     assert plan(Generation()) is None
     given = Generation(do_sample=True, best_of=8, num_return_sequences=2, length_penalty=0.0)
-    assert plan(given) == Plan("best_of", 8, 2, 0.0)
-    assert plan(Generation(do_sample=True, mbr_samples=8)) == Plan("mbr", 8, 1)
+    assert plan(given) == RerankPlan("best_of", 8, 2, 0.0)
+    assert plan(Generation(do_sample=True, mbr_samples=8)) == RerankPlan("mbr", 8, 1)
     assert conflicts(given) == []
 
 

@@ -76,7 +76,7 @@ def test_hostile_text_is_shown_and_not_obeyed() -> None:
     ):
         out.print(line)
     assert written(out).splitlines()[0] == "␛[2J␛]0;gone␇[red]⟨U+202E⟩␍"
-    entry = heat.Entry("\x1b[2J[red]\n", heat.Figures(1.0, 1.4, 2.7, 0.5, 1))
+    entry = heat.RankedToken("\x1b[2J[red]\n", heat.Figures(1.0, 1.4, 2.7, 0.5, 1))
     out = console(terminal=True)
     for line in heat.ranking([entry], "x", 80):
         out.print(line)
@@ -116,8 +116,10 @@ def test_the_table_of_tokens_at_80_columns() -> None:
 
 def test_the_ranking_at_80_columns() -> None:
     entries = [
-        heat.Entry(" Paris", heat.Figures(0.5, 0.72, 1.6487, 0.12, 1)),
-        heat.Entry(" London, which is not the capital of France at all", heat.Figures(45.0, 64.92, 90.0, 1.3, 10)),
-        heat.Entry("", heat.Figures(1800.0, 2596.8, math.inf, math.nan, 2)),
+        heat.RankedToken(" Paris", heat.Figures(0.5, 0.72, 1.6487, 0.12, 1)),
+        heat.RankedToken(
+            " London, which is not the capital of France at all", heat.Figures(45.0, 64.92, 90.0, 1.3, 10)
+        ),
+        heat.RankedToken("", heat.Figures(1800.0, 2596.8, math.inf, math.nan, 2)),
     ]
     check("ranking_80", heat.ranking(entries, "mean log-probability", 80))

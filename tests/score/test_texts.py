@@ -10,14 +10,14 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from genctl.errors import InputError, ModelError
-from genctl.scoring.texts import Reader
+from genctl.scoring.texts import TextReader
 from tests.models.tokenizers_made import FAMILIES, byte_level, llama, metaspace
 from tests.tiny import BOS, EOS, tokenizer
 
 
-def reader(made: Any, *, encoder_decoder: bool = False, **options: Any) -> Reader:
+def reader(made: Any, *, encoder_decoder: bool = False, **options: Any) -> TextReader:
     loaded: Any = SimpleNamespace(tokenizer=made, is_encoder_decoder=encoder_decoder, vocab_size=10**6, name="it")
-    return Reader(loaded, **{"eos": None, "start": 0, "add_eos": False, **options})
+    return TextReader(loaded, **{"eos": None, "start": 0, "add_eos": False, **options})
 
 
 def framed(single: str) -> PreTrainedTokenizerFast:

@@ -14,7 +14,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.decode.stopping import Material, build, plugins, visible
+from genctl.decode.stopping import StoppingContext, build, plugins, visible
 from genctl.decode.types import Written
 from genctl.errors import PresetError, UsageError
 from genctl.params import Generation
@@ -57,12 +57,12 @@ def broken(written: Written) -> bool:
     raise RuntimeError("no such\nthing")
 
 
-def material(tables: list[dict[str, Any]] | None = None, allow: bool = False, **knobs: Any) -> Material:
+def material(tables: list[dict[str, Any]] | None = None, allow: bool = False, **knobs: Any) -> StoppingContext:
     explicit = None if tables is None else tuple(tables)
-    return Material(Generation(**knobs), tokenizer("bytelevel"), reader("bytelevel"), explicit, allow)
+    return StoppingContext(Generation(**knobs), tokenizer("bytelevel"), reader("bytelevel"), explicit, allow)
 
 
-def names(made: Material) -> list[str]:
+def names(made: StoppingContext) -> list[str]:
     return [criterion.name for criterion in build(made)]
 
 
@@ -218,7 +218,7 @@ def test_a_wrong_knob_without_a_list_is_a_usage_error() -> None:
 @pytest.mark.parametrize("knobs", [{"stop_strings": "x"}, {"stop_regex": "x"}])
 def test_text_needs_a_tokenizer(knobs: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="needs a tokenizer to read the text, and this checkpoint has none"):
-        build(Material(Generation(**knobs)))  # type: ignore[arg-type]
+        build(StoppingContext(Generation(**knobs)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

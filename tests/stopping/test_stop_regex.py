@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from genctl.decode.stopping import Material, build, cut
+from genctl.decode.stopping import StoppingContext, build, cut
 from genctl.decode.stopping import text as module
 from genctl.decode.stopping.text import REGEX_WINDOW, Pattern
 from genctl.errors import UsageError
@@ -18,7 +18,7 @@ from tests.stopping.rows import first_stop, reader, tokenizer, written
 
 
 def criterion(pattern: str, kind: str = "bytelevel"):
-    return build(Material(Generation(stop_regex=pattern), tokenizer(kind), reader(kind)))[0]
+    return build(StoppingContext(Generation(stop_regex=pattern), tokenizer(kind), reader(kind)))[0]
 
 
 def encode(text: str, kind: str = "bytelevel") -> list[int]:
@@ -86,7 +86,7 @@ def test_the_cost_of_a_token_does_not_grow_with_the_row() -> None:
         lengths.append(len(ids))
         return reader("bytelevel")(ids)
 
-    stop = build(Material(Generation(stop_regex="zz"), tokenizer("bytelevel"), counting))[0]
+    stop = build(StoppingContext(Generation(stop_regex="zz"), tokenizer("bytelevel"), counting))[0]
     tokens = encode("the cat sat. " * 4000)
     stop(written(tokens[:8000]))
     bound = max(lengths)

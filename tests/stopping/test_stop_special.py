@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import genctl
 from genctl import events
-from genctl.decode.stopping import HoldBack, Material, Named, build, cut
+from genctl.decode.stopping import HoldBack, NamedCriterion, StoppingContext, build, cut
 from genctl.params import Generation
 from tests.stopping.rows import KINDS, first_stop, reader, tokenizer
 from tests.tiny import BOS, EOS, PAD, checkpoint
@@ -22,8 +22,8 @@ from tests.tiny import tokenizer as tiny_tokenizer
 RESERVED = "<|reserved|>"
 
 
-def criterion(kind: str, stops: Sequence[str]) -> Named:
-    return build(Material(Generation(stop_strings=list(stops)), tokenizer(kind), reader(kind)))[0]
+def criterion(kind: str, stops: Sequence[str]) -> NamedCriterion:
+    return build(StoppingContext(Generation(stop_strings=list(stops)), tokenizer(kind), reader(kind)))[0]
 
 
 def ids(kind: str, *parts: str) -> list[int]:
@@ -95,7 +95,7 @@ def test_the_same_spelling_in_ordinary_tokens_is_found_too() -> None:
 
 
 @cache
-def _mark_of(kind: str, *stops: str) -> Named:
+def _mark_of(kind: str, *stops: str) -> NamedCriterion:
     return criterion(kind, stops)
 
 
@@ -158,7 +158,7 @@ def test_what_is_held_back_is_the_text_before_a_special_token() -> None:
     ],
 )
 def test_a_pattern_finds_the_special_tokens_that_it_names(pattern: str, stops: bool) -> None:
-    (one,) = build(Material(Generation(stop_regex=pattern), tokenizer("bytelevel"), reader("bytelevel")))
+    (one,) = build(StoppingContext(Generation(stop_regex=pattern), tokenizer("bytelevel"), reader("bytelevel")))
     row = ids("bytelevel", "the cat", RESERVED, " dog")
     found = first_stop(one, row)
     assert (found is not None) == stops
@@ -169,7 +169,7 @@ def test_a_pattern_finds_the_special_tokens_that_it_names(pattern: str, stops: b
 
 
 def test_a_pattern_still_finds_what_it_found_in_the_text() -> None:
-    (one,) = build(Material(Generation(stop_regex="b</s>|c<pad>"), tokenizer("bytelevel"), reader("bytelevel")))
+    (one,) = build(StoppingContext(Generation(stop_regex="b</s>|c<pad>"), tokenizer("bytelevel"), reader("bytelevel")))
     row = [tokenizer("bytelevel").convert_tokens_to_ids(letter) for letter in "ab</s>"]
     assert first_stop(one, row) is not None
 
@@ -259,7 +259,7 @@ _NAMES = {EOS: "<eos>", BOS: "<bos>"}
 
 
 def _bytes(token: int) -> bytes:
-    from genctl.decode.spelling import spelling
+    from genctl.decode.token_bytes import spelling
 
     return spelling(tiny_tokenizer(), 300, "test").pieces[token]
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from transformers import StopStringCriteria
 
-from genctl.decode.stopping import Material, build
+from genctl.decode.stopping import StoppingContext, build
 from genctl.decode.stopping.text import quoted
 from genctl.params import Generation
 from tests.stopping.rows import KINDS, RARE, first_stop, reader, tokenizer, written
@@ -37,7 +37,7 @@ PIECES = [
 
 
 def criterion(kind: str, stops: Sequence[str], decode: Callable[[list[int]], str] | None = None):
-    material = Material(Generation(stop_strings=list(stops)), tokenizer(kind), decode or reader(kind))
+    material = StoppingContext(Generation(stop_strings=list(stops)), tokenizer(kind), decode or reader(kind))
     return build(material)[0]
 
 

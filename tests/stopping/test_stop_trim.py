@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.decode.stopping import HoldBack, Named, cut, trim
+from genctl.decode.stopping import HoldBack, NamedCriterion, cut, trim
 from genctl.decode.stopping.text import Pattern
 
 letters = st.text("ab🙂", max_size=30)
@@ -99,8 +99,8 @@ def test_a_text_that_nearly_matches_everywhere_is_read_once() -> None:
 
 def test_a_row_is_cut_at_the_earliest_of_strings_and_matches() -> None:
     criteria = (
-        Named("stop_strings", lambda written: None, stops=("three",)),
-        Named("stop_regex", lambda written: None, pattern=Pattern(r"\d+|th\w+ f")),
+        NamedCriterion("stop_strings", lambda written: None, stops=("three",)),
+        NamedCriterion("stop_regex", lambda written: None, pattern=Pattern(r"\d+|th\w+ f")),
     )
     assert cut("one two three four", criteria) == ("one two ", "three f")
     assert cut("one two three four", criteria, keep=True) == ("one two three f", "three f")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from genctl.decode.forward import Forward
-from genctl.models.packing import pack
+from genctl.models.packed_layers import pack
 from tests.cli.tool import genctl
 from tests.zoo import recipes
 from tests.zoo.__main__ import table

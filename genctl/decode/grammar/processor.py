@@ -17,10 +17,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from genctl.decode.grammar.closing import IMPROVED, Closing, Tokens
-from genctl.decode.grammar.source import Source, read
-from genctl.decode.processors.material import Material
-from genctl.decode.spelling import Spelling, spelling
+from genctl.decode.grammar.completion import IMPROVED, Closing, Tokens
+from genctl.decode.grammar.source import GrammarSource, read
+from genctl.decode.processors.material import ProcessorContext
+from genctl.decode.token_bytes import Spelling, spelling
 from genctl.decode.types import Processor
 from genctl.errors import UsageError
 
@@ -49,7 +49,7 @@ class Grammar:
     the grammar (a draft on trial) is none of its business: its scores stay as they are.
 
     With `room`, the most new tokens, a text that fits is never cut: near the end of the budget what could not be closed
-    within it is barred too (see `closing`), once the row has the `ahead` bytes that others prescribe.
+    within it is barred too (see `completion`), once the row has the `ahead` bytes that others prescribe.
 
     Raises UsageError where the tokenizer cannot write any text of the grammar, or none within `room`, or the grammar is
     too complex.
@@ -57,7 +57,7 @@ class Grammar:
 
     def __init__(
         self,
-        source: Source,
+        source: GrammarSource,
         words: Spelling,
         prompt_len: int,
         eos: Sequence[int],
@@ -313,17 +313,17 @@ class Grammar:
             raise UsageError(f"{self.source.knob}: the grammar is too complex: {_why(matcher)}")
 
 
-def json_schema(material: Material) -> Processor | None:
+def json_schema(material: ProcessorContext) -> Processor | None:
     """The processor that `json_schema` asks for, or None."""
     return _made(material, "json_schema")
 
 
-def regex(material: Material) -> Processor | None:
+def regex(material: ProcessorContext) -> Processor | None:
     """The processor that `regex` asks for, or None."""
     return _made(material, "regex")
 
 
-def grammar(material: Material) -> Processor | None:
+def grammar(material: ProcessorContext) -> Processor | None:
     """The processor that `grammar` asks for, or None."""
     return _made(material, "grammar")
 
@@ -334,7 +334,7 @@ def grammar_of(processors: Sequence[Any]) -> Grammar | None:
     return next((function for function in functions if isinstance(function, Grammar)), None)
 
 
-def _made(material: Material, knob: str) -> Processor | None:
+def _made(material: ProcessorContext, knob: str) -> Processor | None:
     source = read(material.generation, knob)
     if source is None:
         return None
@@ -346,13 +346,13 @@ def _made(material: Material, knob: str) -> Processor | None:
     return Grammar(source, words, start, material.eos, material.max_length - start if free else None, ahead)
 
 
-def begins(material: Material) -> int:
+def begins(material: ProcessorContext) -> int:
     """Where the text begins: after the prompt, and after a first token that is forced (a language, say)."""
     forced = material.prompt_len == 1 and material.generation.forced_bos_token_id is not None
     return material.prompt_len + forced
 
 
-def _compiled(words: Spelling, source: Source) -> LLMatcher:
+def _compiled(words: Spelling, source: GrammarSource) -> LLMatcher:
     from llguidance import LLMatcher
 
     kept: OrderedDict[str, LLMatcher] = words.memo.setdefault("grammars", OrderedDict())
@@ -373,12 +373,12 @@ def _tokenizer(words: Spelling) -> LLTokenizer:
     from llguidance._tokenizer import TokenizerWrapper
 
     if "llguidance" not in words.memo:
-        words.memo["llguidance"] = LLTokenizer(TokenizerWrapper(_Vocabulary(words)))
+        words.memo["llguidance"] = LLTokenizer(TokenizerWrapper(_GrammarVocabulary(words)))
     made: LLTokenizer = words.memo["llguidance"]
     return made
 
 
-class _Vocabulary:
+class _GrammarVocabulary:
     """What llguidance asks a tokenizer for."""
 
     bos_token_id: int | None = None
@@ -392,7 +392,7 @@ class _Vocabulary:
         return []  # only asked in order to force tokens, which the grammar's header turns off
 
 
-def _reach(source: Source) -> int:
+def _reach(source: GrammarSource) -> int:
     """How many tokens one more token can come to demand: no choice asks for more than the grammar spells out."""
     counts = re.findall(r"\d{1,5}", source.lark)
     return len(source.lark) + min(sum(map(int, counts)), 100_000)

@@ -28,7 +28,7 @@ _JSON = {"whitespace_pattern": r"(\n[ ]{0,24}| )?"}
 
 
 @dataclass(frozen=True)
-class Source:
+class GrammarSource:
     """A grammar that parses. `knob` is the one that asked for it."""
 
     knob: str
@@ -46,7 +46,7 @@ def conflicts(generation: Generation) -> list[str]:
     return found
 
 
-def read(generation: Generation, only: str | None = None) -> Source | None:
+def read(generation: Generation, only: str | None = None) -> GrammarSource | None:
     """The grammar that the knobs ask for (`only` that of one knob); None where they ask for none.
 
     Raises UsageError where a file cannot be read or a grammar does not parse, with the place.
@@ -58,7 +58,7 @@ def read(generation: Generation, only: str | None = None) -> Source | None:
     return None
 
 
-def _json_schema(value: dict[str, Any] | bool | str) -> Source:
+def _json_schema(value: dict[str, Any] | bool | str) -> GrammarSource:
     where = "json_schema"
     schema: Any = value
     if isinstance(value, str):
@@ -88,7 +88,7 @@ def _json_schema(value: dict[str, Any] | bool | str) -> Source:
         if fault:
             pointer, reason = next(_inner(schema, schema, "#", fault, iter(range(MOST_TRIES))), ("#", fault))
             raise UsageError(f"{where}: {_shown(reason)} at {_shown(pointer)}")
-        return Source("json_schema", _lark(schema))
+        return GrammarSource("json_schema", _lark(schema))
     except RecursionError as error:
         raise UsageError(f"{where}: nested too deeply") from error
 
@@ -130,7 +130,7 @@ def _inner(
             yield where, fault
 
 
-def _regex(value: str) -> Source:
+def _regex(value: str) -> GrammarSource:
     from llguidance import regex_to_lark
 
     if not value:
@@ -143,10 +143,10 @@ def _regex(value: str) -> Source:
         place = f"at character {len(told[1]) - 3} of" if told and "\n" not in value else "in"
         reason = told[2] if told else re.sub(r"^at .* \(in regex\): | in regex /.*", "", _reason(fault))
         raise UsageError(f"regex: {_shown(reason)} {place} {_shown(json.dumps(value, ensure_ascii=False))}")
-    return Source("regex", lark)
+    return GrammarSource("regex", lark)
 
 
-def _grammar(value: str) -> Source:
+def _grammar(value: str) -> GrammarSource:
     inline = re.search(r"^\s*\??start\s*(\[[^\]]*\]\s*)?:", value, re.MULTILINE) is not None
     where, text = ("grammar", value) if inline else (f"grammar ({_shown(value)})", _file("grammar", value))
     _text(where, text)
@@ -157,7 +157,7 @@ def _grammar(value: str) -> Source:
         if placed:
             where, reason = f"{where}, line {int(placed[1]) - 1}, column {placed[2]}", placed[3]
         raise UsageError(f"{where}: {_shown(reason)}")
-    return Source("grammar", _HEADER + text)
+    return GrammarSource("grammar", _HEADER + text)
 
 
 _READERS = {"json_schema": _json_schema, "regex": _regex, "grammar": _grammar}

@@ -17,24 +17,24 @@ from typing import Any
 
 from genctl.decode import prefix
 from genctl.decode.grammar import processor as grammar
-from genctl.decode.processors import filters, plugins, repetition, sampling, standard, words
-from genctl.decode.processors.material import Material, Named, one_line
+from genctl.decode.processors import filters, plugins, repetition, samplers, standard, words
+from genctl.decode.processors.material import NamedProcessor, ProcessorContext, one_line
 from genctl.decode.processors.mirostat import Mirostat
 from genctl.decode.processors.values import checked
 from genctl.decode.types import Processor
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Generation, knobs
 
-__all__ = ["NAMES", "ORDER", "Entry", "Material", "Named", "build", "unlisted"]
+__all__ = ["NAMES", "ORDER", "NamedProcessor", "ProcessorContext", "ProcessorEntry", "build", "unlisted"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ProcessorEntry:
     """One processor of the table."""
 
     name: str
     knobs: tuple[str, ...]  # the first one turns it on
-    make: Callable[[Material], Processor | None]  # None where its setting changes nothing
+    make: Callable[[ProcessorContext], Processor | None]  # None where its setting changes nothing
     source: str  # the transformers class, or the paper or tool it was taken from
 
     @property
@@ -43,17 +43,17 @@ class Entry:
         return bool(knobs()[self.knobs[0]].metadata["sampling"])
 
 
-def _presence(m: Material) -> Processor | None:
+def _presence(m: ProcessorContext) -> Processor | None:
     penalty = m.generation.presence_penalty
     return repetition.presence_penalty(penalty, m.prompt_len) if penalty else None
 
 
-def _frequency(m: Material) -> Processor | None:
+def _frequency(m: ProcessorContext) -> Processor | None:
     penalty = m.generation.frequency_penalty
     return repetition.frequency_penalty(penalty, m.prompt_len) if penalty else None
 
 
-def _dry(m: Material) -> Processor | None:
+def _dry(m: ProcessorContext) -> Processor | None:
     g = m.generation
     if not g.dry_multiplier:
         return None
@@ -63,28 +63,28 @@ def _dry(m: Material) -> Processor | None:
     return repetition.dry(g.dry_multiplier, g.dry_base, g.dry_allowed_length, breakers, phrases)
 
 
-def _top_n_sigma(m: Material) -> Processor | None:
+def _top_n_sigma(m: ProcessorContext) -> Processor | None:
     n, least = m.generation.top_n_sigma, m.min_tokens_to_keep
     if n is None:
         return None
-    return filters.Filter(filters.top_n_sigma(n, least), sampling.top_n_sigma(n, least))
+    return filters.Filter(filters.top_n_sigma(n, least), samplers.top_n_sigma(n, least))
 
 
-def _dynatemp(m: Material) -> Processor | None:
+def _dynatemp(m: ProcessorContext) -> Processor | None:
     g = m.generation
     if not g.dynatemp_range:
         return None
-    return sampling.dynamic_temperature(g.temperature, g.dynatemp_range, g.dynatemp_exponent)
+    return samplers.dynamic_temperature(g.temperature, g.dynatemp_range, g.dynatemp_exponent)
 
 
-def _xtc(m: Material) -> Processor | None:
+def _xtc(m: ProcessorContext) -> Processor | None:
     g = m.generation
     if not g.xtc_probability:
         return None
-    return sampling.exclude_top_choices(g.xtc_probability, g.xtc_threshold, m.seed, m.min_tokens_to_keep)
+    return samplers.exclude_top_choices(g.xtc_probability, g.xtc_threshold, m.seed, m.min_tokens_to_keep)
 
 
-def _mirostat(m: Material) -> Processor | None:
+def _mirostat(m: ProcessorContext) -> Processor | None:
     g = m.generation
     if g.mirostat_tau is None:
         return None
@@ -93,8 +93,8 @@ def _mirostat(m: Material) -> Processor | None:
 
 _DRY = ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers")
 
-ORDER: tuple[Entry, ...] = tuple(
-    Entry(name, names, make, source)
+ORDER: tuple[ProcessorEntry, ...] = tuple(
+    ProcessorEntry(name, names, make, source)
     for name, names, make, source in (
         (
             "guidance_scale",
@@ -211,10 +211,10 @@ OF_SCORES = frozenset(
     )
 )
 
-NAMES: dict[str, Entry] = {entry.name: entry for entry in ORDER}
+NAMES: dict[str, ProcessorEntry] = {entry.name: entry for entry in ORDER}
 
 
-def build(material: Material) -> tuple[Named, ...]:
+def build(material: ProcessorContext) -> tuple[NamedProcessor, ...]:
     """The processors that the knobs ask for, in the order of `ORDER`; those that only act when sampling only then.
 
     With `material.explicit`, what the list says in the order of the list, and nothing else: each entry is
@@ -231,7 +231,7 @@ def build(material: Material) -> tuple[Named, ...]:
     return tuple(named for named in found if named is not None)
 
 
-def unlisted(material: Material) -> tuple[str, ...]:
+def unlisted(material: ProcessorContext) -> tuple[str, ...]:
     """Processors that the knobs ask for but an explicit list does not name: what that list leaves undone.
 
     A knob at its default (transformers' top_k = 50) asks for nothing.
@@ -247,7 +247,7 @@ def unlisted(material: Material) -> tuple[str, ...]:
     )
 
 
-def _make(entry: Entry, material: Material) -> Named | None:
+def _make(entry: ProcessorEntry, material: ProcessorContext) -> NamedProcessor | None:
     try:
         function = entry.make(material)
     except GenctlError:
@@ -258,10 +258,10 @@ def _make(entry: Entry, material: Material) -> Named | None:
         return None
     settings = {name: getattr(material.generation, name) for name in entry.knobs}
     key = (entry.name, repr(settings)) if entry.name in OF_SCORES else None
-    return Named(entry.name, function, settings, key=key)
+    return NamedProcessor(entry.name, function, settings, key=key)
 
 
-def _listed(number: int, item: dict[str, Any], material: Material) -> Named | None:
+def _listed(number: int, item: dict[str, Any], material: ProcessorContext) -> NamedProcessor | None:
     where = f"processors, entry {number}"
     arguments = {key: value for key, value in item.items() if key != "use"}
     use = item.get("use")
@@ -273,7 +273,7 @@ def _listed(number: int, item: dict[str, Any], material: Material) -> Named | No
             meant = f"did you mean {close[0]}?" if close else f"one of {', '.join(NAMES)}, or package.module:Class"
             raise UsageError(f"{where}: no processor {use!r}", hint=meant)
         function = plugins.load(use, arguments, allowed=material.allow_plugins)
-        return Named(use, function, arguments, foreign=True)
+        return NamedProcessor(use, function, arguments, foreign=True)
     entry = NAMES[use]
     for key in arguments:
         if key not in entry.knobs:

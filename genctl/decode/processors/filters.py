@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from genctl.decode import transfer
-from genctl.decode.processors.rows import Places, Row, front, largest
+from genctl.decode.processors.rows import Places, RowCandidates, front, largest
 from genctl.decode.types import Processor
 
 # The places, ascending, of what stays of a row; None where that is not certain.
-Keep: TypeAlias = Callable[[Row], "Places | None"]
+Keep: TypeAlias = Callable[[RowCandidates], "Places | None"]
 
 ULP = 2.0**-24  # half the distance from 1 to the next float32: the relative error of one rounding
 # torch adds up in this many lanes or more
@@ -41,15 +41,15 @@ class Filter:
         """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V]."""
         return cut((self,), history, scores)[0]
 
-    def on(self, row: Row, history: Tensor) -> Row | None:
+    def on(self, row: RowCandidates, history: Tensor) -> RowCandidates | None:
         """What is left of a row; history int64 [1, T]."""
         places = self.keep(row)
         if places is not None:
             return row.take(places)
-        return Row.of(self.exact(history, row.dense())[0].numpy())
+        return RowCandidates.of(self.exact(history, row.dense())[0].numpy())
 
 
-def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Tensor, list[Row] | None]:
+def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
     """All filters in turn. history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V], and what is left of each row.
 
     None where a row was not cut here.
@@ -58,10 +58,10 @@ def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Ten
         return _exactly(filters, history, scores), None
     given = scores.detach().numpy()
     made = np.full(given.shape, -np.inf, np.float32)
-    left: list[Row] = []
+    left: list[RowCandidates] = []
     for number, values in enumerate(given):
         here = slice(number, number + 1)
-        row = Row.of(values)
+        row = RowCandidates.of(values)
         for one in filters:
             row = None if row is None else one.on(row, history[here])
         if row is None:  # what is no number, and who may say so, is for transformers to tell
@@ -91,7 +91,7 @@ def top_p(p: float, least: int, *, together: bool = False) -> Keep:
     """
     limit = float(np.float32(1.0 - p))
 
-    def keep(row: Row) -> Places | None:
+    def keep(row: RowCandidates) -> Places | None:
         if limit == 0.0:
             return None
         weights, places, rest = row.weights, None, 0.0
@@ -120,7 +120,7 @@ def top_p(p: float, least: int, *, together: bool = False) -> Keep:
     return keep
 
 
-def _worst_removed(row: Row, limit: float, least: int, together: bool) -> Places | None:
+def _worst_removed(row: RowCandidates, limit: float, least: int, together: bool) -> Places | None:
     """transformers' own sums, over a row that numpy has sorted."""
     ascending = np.full((1, row.size), -np.inf, np.float32)
     missing = row.size - len(row)
@@ -137,7 +137,7 @@ def min_p(p: float, least: int) -> Keep:
     """Tokens at least p times as probable as the best one."""
     edge = math.log(p)
 
-    def keep(row: Row) -> Places | None:
+    def keep(row: RowCandidates) -> Places | None:
         if edge < -60.0:  # probabilities that a float32 hardly holds
             return None
         error = ULP * (4.0 * abs(edge) + 2.0 * abs(row.best) + 16.0)
@@ -156,7 +156,7 @@ def epsilon(cutoff: float, least: int) -> Keep:
 def eta(cutoff: float, least: int) -> Keep:
     """Tokens of at least min(cutoff, sqrt(cutoff) * exp(-entropy)) probability (arXiv:2210.15191)."""
 
-    def keep(row: Row) -> Places | None:
+    def keep(row: RowCandidates) -> Places | None:
         below = row.values - np.float32(row.best)
         entropy = -math.log(float(row.weights.max()) / row.total) - float((row.weights * below).sum()) / row.total
         limit = min(cutoff, math.sqrt(cutoff) * math.exp(-entropy))
@@ -165,7 +165,7 @@ def eta(cutoff: float, least: int) -> Keep:
     return keep
 
 
-def _probable(row: Row, cutoff: float, error: float, least: int) -> Places | None:
+def _probable(row: RowCandidates, cutoff: float, error: float, least: int) -> Places | None:
     """Tokens of at least this probability, and the `least` best. `error` is that of the cutoff, relative."""
     if row.small:
         probable = row.weights / row.total
@@ -183,7 +183,7 @@ def _probable(row: Row, cutoff: float, error: float, least: int) -> Places | Non
 def top_h(share: float, most: int) -> Keep:
     """The best tokens, of the `most` best, up to `share` of their entropy (arXiv:2509.02510)."""
 
-    def keep(row: Row) -> Places | None:
+    def keep(row: RowCandidates) -> Places | None:
         places = largest(row.values, most)
         found = row.values[places]
         descending = np.full((1, min(most, row.size)), -np.inf, np.float32)
@@ -202,14 +202,14 @@ def top_h(share: float, most: int) -> Keep:
 def typical(mass: float, least: int) -> Keep:
     """The tokens whose surprise is nearest to the entropy, up to `mass` (arXiv:2202.00666)."""
 
-    def keep(row: Row) -> Places | None:
+    def keep(row: RowCandidates) -> Places | None:
         found = _typical(row, mass, least)
         return found if found is not None or row.small else _typical_exactly(row, mass, least)
 
     return keep
 
 
-def _typical(row: Row, mass: float, least: int) -> Places | None:
+def _typical(row: RowCandidates, mass: float, least: int) -> Places | None:
     # |surprise - entropy| = |below - mean of below|: the normaliser cancels
     below = row.values.astype(np.float64) - row.best if row.small else row.values - np.float32(row.best)
     mean = float((row.weights * below).sum()) / row.total
@@ -239,12 +239,12 @@ def _typical(row: Row, mass: float, least: int) -> Places | None:
     return np.sort(places[order[:after]]) if after < len(order) else None
 
 
-def _below(row: Row, share: float) -> float:
+def _below(row: RowCandidates, share: float) -> float:
     """The sum of the weights below a share of their total."""
     return float((row.weights * (row.weights < row.total * share)).sum())
 
 
-def _typical_exactly(row: Row, mass: float, least: int) -> Places | None:
+def _typical_exactly(row: RowCandidates, mass: float, least: int) -> Places | None:
     """transformers' own numbers over a row that numpy has sorted; only the order of equal ones is not its own."""
     scores = row.dense()
     normalized = scores.log_softmax(-1)
@@ -265,7 +265,7 @@ def _typical_exactly(row: Row, mass: float, least: int) -> Places | None:
 def top_n_sigma(n: float, least: int) -> Keep:
     """Tokens at most n standard deviations below the best (arXiv:2411.07641); the lowest float counts as removed."""
 
-    def keep(row: Row) -> Places | None:
+    def keep(row: RowCandidates) -> Places | None:
         there = row.values[row.values > np.finfo(np.float32).min].astype(np.float64)
         if not len(there):
             return None

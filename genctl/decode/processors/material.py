@@ -1,4 +1,4 @@
-"""What processors are built from, and what is built: `Material` in, `Named` out."""
+"""What processors are built from, and what is built: `ProcessorContext` in, `NamedProcessor` out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Unconditional: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Material:
+class ProcessorContext:
     """Everything that a processor may be built from.
 
     A lane's history holds no padding, so unlike in transformers no length of padding is among it.
@@ -55,7 +55,7 @@ class Material:
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
+class NamedProcessor:
     """A processor with its name and the settings it was built with; call it like any processor."""
 
     name: str

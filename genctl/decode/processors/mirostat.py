@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from genctl.decode.processors.rows import Places, Row, largest
+from genctl.decode.processors.rows import Places, RowCandidates, largest
 
 Past: TypeAlias = tuple[float, Places, NDArray[Any]]
 
@@ -39,7 +39,7 @@ class Mirostat:
         given, written = scores.detach().float().cpu().numpy(), history.cpu().numpy()
         made = np.full_like(given, -np.inf)
         for number, line in enumerate(written):
-            row = Row.of(given[number])
+            row = RowCandidates.of(given[number])
             if row is None:  # no token, or no numbers: whoever looks at the scores next will say so
                 made[number] = given[number]
                 continue

@@ -21,7 +21,7 @@ SMALL = 2048
 _COLUMNS = 1024
 
 
-class Row:
+class RowCandidates:
     """The tokens of one row that are still there: V in the vocabulary, K of them left."""
 
     def __init__(self, values: Floats, ids: Places | None, size: int) -> None:
@@ -30,7 +30,7 @@ class Row:
         self.size = size  # V
 
     @classmethod
-    def of(cls, scores: Floats) -> Row | None:
+    def of(cls, scores: Floats) -> RowCandidates | None:
         """From scores f32 [V]; None where a score is no number, +inf, or all are -inf."""
         best = float(scores.max())  # NaN if any is
         if not -np.inf < best < np.inf:
@@ -51,11 +51,11 @@ class Row:
         """Whether its tokens cost less than the calls that treat them."""
         return len(self.values) <= SMALL
 
-    def take(self, places: Places) -> Row:
+    def take(self, places: Places) -> RowCandidates:
         """The tokens at `places`, ascending."""
         if len(places) == len(self.values):
             return self
-        return Row(self.values[places], places if self.ids is None else self.ids[places], self.size)
+        return RowCandidates(self.values[places], places if self.ids is None else self.ids[places], self.size)
 
     def write(self, into: Floats) -> None:
         """Put the scores where they belong in `into`, f32 [V] of -inf."""

@@ -1,7 +1,8 @@
 """Processors that transformers has: plain ones of the same numbers, or its own classes, under its conditions.
 
-Each function takes `Material` and returns a processor, or None where the setting changes nothing. Conditions and
-arguments follow `GenerationMixin._get_logits_processor` of transformers 5; `build.ORDER` follows its order.
+Each function takes a `ProcessorContext` and returns a processor, or None where the setting changes nothing.
+Conditions and arguments follow `GenerationMixin._get_logits_processor` of transformers 5; `build.ORDER` follows its
+order.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from genctl.decode.processors import filters, plain, words
 from genctl.decode.processors.filters import Filter
-from genctl.decode.processors.material import Material
+from genctl.decode.processors.material import ProcessorContext
 from genctl.decode.processors.synthid import SynthID
 from genctl.decode.processors.values import describe, fits
 from genctl.decode.types import Processor
@@ -35,7 +36,7 @@ def _processor(made: Any) -> Processor:
     return function
 
 
-def guidance(m: Material) -> Processor | None:
+def guidance(m: ProcessorContext) -> Processor | None:
     scale = m.generation.guidance_scale
     if scale is None or scale == 1:
         return None
@@ -51,20 +52,20 @@ def guidance(m: Material) -> Processor | None:
     return processor
 
 
-def sequence_bias(m: Material) -> Processor | None:
+def sequence_bias(m: ProcessorContext) -> Processor | None:
     if m.generation.sequence_bias is None:
         return None
     pairs = {tuple(ids): float(bias) for ids, bias in m.generation.sequence_bias}
     return _biased(m, "sequence_bias", pairs)
 
 
-def logit_bias(m: Material) -> Processor | None:
+def logit_bias(m: ProcessorContext) -> Processor | None:
     if not m.generation.logit_bias:
         return None
     return _biased(m, "logit_bias", words.bias_of(m.tokenizer, m.generation.logit_bias, m.vocab_size))
 
 
-def _biased(m: Material, knob: str, biases: dict[tuple[int, ...], float]) -> Processor:
+def _biased(m: ProcessorContext, knob: str, biases: dict[tuple[int, ...], float]) -> Processor:
     for ids, bias in biases.items():
         _within(m, knob, ids)
         if bias != bias or bias == float("inf"):
@@ -72,7 +73,7 @@ def _biased(m: Material, knob: str, biases: dict[tuple[int, ...], float]) -> Pro
     return _processor(_classes().SequenceBiasLogitsProcessor(sequence_bias=biases))
 
 
-def encoder_repetition_penalty(m: Material) -> Processor | None:
+def encoder_repetition_penalty(m: ProcessorContext) -> Processor | None:
     penalty = float(m.generation.encoder_repetition_penalty)
     if penalty == 1.0:
         return None
@@ -81,17 +82,17 @@ def encoder_repetition_penalty(m: Material) -> Processor | None:
     return _processor(_classes().EncoderRepetitionPenaltyLogitsProcessor(penalty=penalty, encoder_input_ids=ids))
 
 
-def repetition_penalty(m: Material) -> Processor | None:
+def repetition_penalty(m: ProcessorContext) -> Processor | None:
     penalty = float(m.generation.repetition_penalty)
     return None if penalty == 1.0 else plain.repetition_penalty(penalty)
 
 
-def no_repeat_ngram_size(m: Material) -> Processor | None:
+def no_repeat_ngram_size(m: ProcessorContext) -> Processor | None:
     size = m.generation.no_repeat_ngram_size
     return None if size == 0 else plain.no_repeat_ngram(size)
 
 
-def encoder_no_repeat_ngram_size(m: Material) -> Processor | None:
+def encoder_no_repeat_ngram_size(m: ProcessorContext) -> Processor | None:
     size = m.generation.encoder_no_repeat_ngram_size
     if size == 0:
         return None
@@ -101,25 +102,25 @@ def encoder_no_repeat_ngram_size(m: Material) -> Processor | None:
     return _processor(_classes().EncoderNoRepeatNGramLogitsProcessor(size, ids))
 
 
-def bad_words_ids(m: Material) -> Processor | None:
+def bad_words_ids(m: ProcessorContext) -> Processor | None:
     banned = m.generation.bad_words_ids
     return None if banned is None else _banned(m, "bad_words_ids", [list(ids) for ids in banned])
 
 
-def bad_words(m: Material) -> Processor | None:
+def bad_words(m: ProcessorContext) -> Processor | None:
     if not m.generation.bad_words:
         return None
     spelled = [list(ids) for word in m.generation.bad_words for ids in words.variants(m.tokenizer, word, "bad_words")]
     return _banned(m, "bad_words", spelled)
 
 
-def _banned(m: Material, knob: str, sequences: list[list[int]]) -> Processor:
+def _banned(m: ProcessorContext, knob: str, sequences: list[list[int]]) -> Processor:
     for ids in sequences:
         _within(m, knob, ids)
     return _processor(_classes().NoBadWordsLogitsProcessor(sequences, list(m.eos) or None))
 
 
-def min_length(m: Material) -> Processor | None:
+def min_length(m: ProcessorContext) -> Processor | None:
     # min_new_tokens, once set, replaces min_length
     if m.generation.min_length == 0 or m.generation.min_new_tokens is not None or not m.eos:
         return None
@@ -127,7 +128,7 @@ def min_length(m: Material) -> Processor | None:
     return _below(least, plain.without(m.eos, m.device))
 
 
-def min_new_tokens(m: Material) -> Processor | None:
+def min_new_tokens(m: ProcessorContext) -> Processor | None:
     count = m.generation.min_new_tokens
     if not count or not m.eos:
         return None
@@ -144,7 +145,7 @@ def _below(length: int, processor: Any) -> Processor:
     return bounded
 
 
-def forced_bos_token_id(m: Material) -> Processor | None:
+def forced_bos_token_id(m: ProcessorContext) -> Processor | None:
     token = m.generation.forced_bos_token_id
     if token is None:
         return None
@@ -152,7 +153,7 @@ def forced_bos_token_id(m: Material) -> Processor | None:
     return _processor(_classes().ForcedBOSTokenLogitsProcessor(token))
 
 
-def forced_eos_token_id(m: Material) -> Processor | None:
+def forced_eos_token_id(m: ProcessorContext) -> Processor | None:
     forced = m.generation.forced_eos_token_id
     if forced is None:
         return None
@@ -161,11 +162,11 @@ def forced_eos_token_id(m: Material) -> Processor | None:
     return _processor(_classes().ForcedEOSTokenLogitsProcessor(m.max_length, ids, device=m.device))
 
 
-def remove_invalid_values(m: Material) -> Processor | None:
+def remove_invalid_values(m: ProcessorContext) -> Processor | None:
     return _processor(_classes().InfNanRemoveLogitsProcessor()) if m.generation.remove_invalid_values else None
 
 
-def exponential_decay_length_penalty(m: Material) -> Processor | None:
+def exponential_decay_length_penalty(m: ProcessorContext) -> Processor | None:
     decay = m.generation.exponential_decay_length_penalty
     if decay is None:
         return None
@@ -176,12 +177,12 @@ def exponential_decay_length_penalty(m: Material) -> Processor | None:
     return _processor(made)
 
 
-def suppress_tokens(m: Material) -> Processor | None:
+def suppress_tokens(m: ProcessorContext) -> Processor | None:
     ids = m.generation.suppress_tokens
     return None if ids is None else plain.without(ids, m.device)
 
 
-def begin_suppress_tokens(m: Material) -> Processor | None:
+def begin_suppress_tokens(m: ProcessorContext) -> Processor | None:
     ids = m.generation.begin_suppress_tokens
     if ids is None:
         return None
@@ -190,14 +191,14 @@ def begin_suppress_tokens(m: Material) -> Processor | None:
     return _below(at + 1, _classes().SuppressTokensAtBeginLogitsProcessor(ids, at, device=m.device))
 
 
-def temperature(m: Material) -> Processor | None:
+def temperature(m: ProcessorContext) -> Processor | None:
     """None at 0 too, which means greedy, and beside dynamic temperature, which takes its place."""
     if m.generation.temperature in (0.0, 1.0) or m.generation.dynatemp_range > 0.0:
         return None
     return plain.temperature(float(m.generation.temperature))
 
 
-def top_h(m: Material) -> Processor | None:
+def top_h(m: ProcessorContext) -> Processor | None:
     share = m.generation.top_h
     if share is None:
         return None
@@ -205,37 +206,37 @@ def top_h(m: Material) -> Processor | None:
     return Filter(filters.top_h(share, exact.top_n), _processor(exact))
 
 
-def top_k(m: Material) -> Processor | None:
+def top_k(m: ProcessorContext) -> Processor | None:
     k, least = m.generation.top_k, m.min_tokens_to_keep
     k = 0 if k == 0 else max(k, least)
     return None if k == 0 else Filter(filters.top_k(k), plain.top_k(k))
 
 
-def top_p(m: Material) -> Processor | None:
+def top_p(m: ProcessorContext) -> Processor | None:
     p, least = m.generation.top_p, m.min_tokens_to_keep
     if p >= 1.0:
         return None
     return Filter(filters.top_p(p, least, together=m.half), plain.top_p(p, least))
 
 
-def min_p(m: Material) -> Processor | None:
+def min_p(m: ProcessorContext) -> Processor | None:
     p, least = m.generation.min_p, m.min_tokens_to_keep
     return None if not p else Filter(filters.min_p(p, least), plain.min_p(p, least))
 
 
-def typical_p(m: Material) -> Processor | None:
+def typical_p(m: ProcessorContext) -> Processor | None:
     p = m.generation.typical_p
     return None if p >= 1.0 else _filter(m, filters.typical(p, m.min_tokens_to_keep), "TypicalLogitsWarper", mass=p)
 
 
-def epsilon_cutoff(m: Material) -> Processor | None:
+def epsilon_cutoff(m: ProcessorContext) -> Processor | None:
     cutoff = m.generation.epsilon_cutoff
     if cutoff == 0.0:
         return None
     return _filter(m, filters.epsilon(cutoff, m.min_tokens_to_keep), "EpsilonLogitsWarper", epsilon=cutoff)
 
 
-def eta_cutoff(m: Material) -> Processor | None:
+def eta_cutoff(m: ProcessorContext) -> Processor | None:
     cutoff = m.generation.eta_cutoff
     if cutoff == 0.0:
         return None
@@ -243,12 +244,12 @@ def eta_cutoff(m: Material) -> Processor | None:
     return _filter(m, keep, "EtaLogitsWarper", epsilon=cutoff, device=m.device)
 
 
-def _filter(m: Material, keep: filters.Keep, kind: str, **arguments: Any) -> Processor:
+def _filter(m: ProcessorContext, keep: filters.Keep, kind: str, **arguments: Any) -> Processor:
     exact = getattr(_classes(), kind)(**arguments, min_tokens_to_keep=m.min_tokens_to_keep)
     return Filter(keep, _processor(exact))
 
 
-def watermarking_config(m: Material) -> Processor | None:
+def watermarking_config(m: ProcessorContext) -> Processor | None:
     """WatermarkingConfig, or SynthIDTextWatermarkingConfig where `ngram_len` or `keys` are among the fields."""
     fields = m.generation.watermarking_config
     if fields is None:
@@ -292,18 +293,18 @@ def _greenlist(vocab_size: int, device: str, fields: tuple[tuple[str, Any], ...]
     return _classes().WatermarkLogitsProcessor(vocab_size=vocab_size, device=torch.device(device), **dict(fields))
 
 
-def renormalize_logits(m: Material) -> Processor | None:
+def renormalize_logits(m: ProcessorContext) -> Processor | None:
     return _processor(_classes().LogitNormalization()) if m.generation.renormalize_logits else None
 
 
-def _encoder_ids(m: Material, knob: str) -> Tensor:
+def _encoder_ids(m: ProcessorContext, knob: str) -> Tensor:
     ids = m.encoder_ids
     if ids is None or bool((ids < 0).any()):
         raise UsageError(f"{knob}: there are no ids of a prompt or source to compare with")
     return ids.to(m.device)
 
 
-def _within(m: Material, knob: str, ids: Any) -> None:
+def _within(m: ProcessorContext, knob: str, ids: Any) -> None:
     if not ids:
         raise UsageError(f"{knob}: a sequence of ids is empty")
     for token in ids:
@@ -311,6 +312,6 @@ def _within(m: Material, knob: str, ids: Any) -> None:
             raise UsageError(f"{knob}: {token} is not one of the {m.vocab_size} ids of the vocabulary")
 
 
-def changed(m: Material, **values: Any) -> Material:
+def changed(m: ProcessorContext, **values: Any) -> ProcessorContext:
     """The same material with other knobs."""
     return dataclasses.replace(m, generation=dataclasses.replace(m.generation, **values))

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from genctl import compat
+
 
 class SynthID:
     """transformers' SynthIDTextWatermarkLogitsProcessor as a function of what was written.
@@ -35,7 +37,7 @@ class SynthID:
         ones = torch.ones(rows * (count + 1), dtype=torch.long, device=history.device)
         hashes = inner.accumulate_hash(ones, contexts.reshape(-1, width)).view(rows, count + 1)
         ids = torch.arange(scores.shape[1], device=history.device).expand(rows, -1)
-        keys, now = inner._compute_keys(contexts[:, -1], ids)
+        keys, now = compat.synthid_keys(inner, contexts[:, -1], ids)
         marked = inner.update_scores(scores, inner.sample_g_values(keys))
         first = width if inner.skip_first_ngram_calls else 0
         earlier = hashes[:, first:count][:, -inner.context_history_size :]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors.filters import Filter, cut
-from genctl.decode.processors.rows import Row
+from genctl.decode.processors.rows import RowCandidates
 from genctl.decode.types import Processor
 from genctl.errors import ModelError, UsageError
 from genctl.events import Trace
@@ -49,7 +49,7 @@ def process(processors: Sequence[Processor], history: Tensor, scores: Tensor) ->
     return scores
 
 
-def sift(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tuple[Tensor, list[Row] | None]:
+def sift(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
     """Like `process`, but unchecked; where filters come last, what they left of each row is returned too."""
     given, left = scores, None
     waiting: list[Filter] = []
@@ -66,7 +66,7 @@ def sift(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tu
     return scores, left
 
 
-def _filtered(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Tensor, list[Row] | None]:
+def _filtered(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
     if not filters:
         return scores, None
     try:

@@ -29,7 +29,7 @@ from genctl.params import Generation
 
 
 @dataclass(frozen=True)
-class Material:
+class StoppingContext:
     """What criteria are made of."""
 
     generation: Generation
@@ -41,7 +41,7 @@ class Material:
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedCriterion:
     """A criterion, what a preset calls it, and where it cuts the text."""
 
     name: str
@@ -55,13 +55,13 @@ class Named:
         return self.criterion(written)
 
 
-def build(material: Material) -> tuple[Named, ...]:
+def build(material: StoppingContext) -> tuple[NamedCriterion, ...]:
     """The criteria that the knobs and the `[[stopping]]` list ask for, in the order in which they are asked.
 
     Raises PresetError (UsageError, where no list is involved) with one line for each mistake.
     """
     material = dataclasses.replace(material, marks=_marks(material))
-    made: list[Named] = []
+    made: list[NamedCriterion] = []
     mistakes: list[str] = []
     listed = False
     named = [table.get("use") for table in material.explicit or ()]
@@ -83,14 +83,14 @@ def build(material: Material) -> tuple[Named, ...]:
     return tuple(made)
 
 
-def visible(tokens: Sequence[int], criteria: Sequence[Named], keep: bool = False) -> Sequence[int]:
+def visible(tokens: Sequence[int], criteria: Sequence[NamedCriterion], keep: bool = False) -> Sequence[int]:
     """The new tokens whose text is shown: all but a stop token at the end, and that one too if `keep`."""
     if keep or not tokens or not any(tokens[-1] in criterion.ids for criterion in criteria):
         return tokens
     return tokens[:-1]
 
 
-def cut(text: str, criteria: Sequence[Named], keep: bool = False) -> tuple[str, str]:
+def cut(text: str, criteria: Sequence[NamedCriterion], keep: bool = False) -> tuple[str, str]:
     """Cut a row's text where the earliest stop string or match begins; the longest of those that begin there.
 
     The text has marks where stops name special tokens. Returns the text before it (with it, if `keep`) and what was
@@ -110,7 +110,7 @@ def cut(text: str, criteria: Sequence[Named], keep: bool = False) -> tuple[str, 
     return text[: end if keep else start], text[start:end]
 
 
-def _from_table(table: Mapping[str, Any], material: Material) -> Named:
+def _from_table(table: Mapping[str, Any], material: StoppingContext) -> NamedCriterion:
     keys = dict(table)
     use = keys.pop("use", None)
     if not isinstance(use, str) or not use:
@@ -128,27 +128,29 @@ def _from_table(table: Mapping[str, Any], material: Material) -> Named:
         advice = f"did you mean {near[0]}?" if near else f"there are {', '.join([*_KNOBS, *others])}"
         raise ValueError(f"there is no stopping criterion {use!r}; {advice}")
     target = plugins.load(use, material.allow_plugins)
-    return Named(use, plugins.make(use, target, keys, {"tokenizer": material.tokenizer, "decode": material.decode}))
+    return NamedCriterion(
+        use, plugins.make(use, target, keys, {"tokenizer": material.tokenizer, "decode": material.decode})
+    )
 
 
-def _value(keys: Mapping[str, Any], material: Material, name: str) -> Any:
+def _value(keys: Mapping[str, Any], material: StoppingContext, name: str) -> Any:
     return keys[name] if name in keys else getattr(material.generation, name)
 
 
-def _text(material: Material) -> TailText:
+def _text(material: StoppingContext) -> TailText:
     if material.decode is None:
         raise ValueError("needs a tokenizer to read the text, and this checkpoint has none")
     return TailText(partial(material.marks.read, material.decode), _special(material))
 
 
-def _special(material: Material) -> set[int]:
+def _special(material: StoppingContext) -> set[int]:
     """The ids that decoding skips."""
     special = set(getattr(material.tokenizer, "all_special_ids", ()))
     added = getattr(material.tokenizer, "added_tokens_decoder", {})
     return special | {token for token, what in added.items() if getattr(what, "special", False)}
 
 
-def _marks(material: Material) -> Marks:
+def _marks(material: StoppingContext) -> Marks:
     """The marks of the special tokens that any stop string or pattern names."""
     if material.decode is None:
         return Marks()
@@ -176,14 +178,14 @@ def _number(value: Any, what: str, least: float | None = None, *, whole: bool = 
     return value
 
 
-def _max_time(keys: Mapping[str, Any], material: Material) -> Named:
+def _max_time(keys: Mapping[str, Any], material: StoppingContext) -> NamedCriterion:
     seconds = _number(_value(keys, material, "max_time"), "a time in seconds")
     if seconds <= 0:
         raise ValueError(f"a time in seconds is above 0, not {seconds!r}")
-    return Named("max_time", MaxTime(float(seconds)))
+    return NamedCriterion("max_time", MaxTime(float(seconds)))
 
 
-def _stop_strings(keys: Mapping[str, Any], material: Material) -> Named:
+def _stop_strings(keys: Mapping[str, Any], material: StoppingContext) -> NamedCriterion:
     value = _value(keys, material, "stop_strings")
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, (list, tuple)) or not stops or not all(isinstance(stop, str) for stop in stops):
@@ -198,41 +200,41 @@ def _stop_strings(keys: Mapping[str, Any], material: Material) -> Named:
     unique = tuple(dict.fromkeys(stops))
     searched = material.marks.stops(unique)
     criterion = StopStrings(searched, _text(material))
-    return Named("stop_strings", criterion, stops=tuple(searched), marks=material.marks)
+    return NamedCriterion("stop_strings", criterion, stops=tuple(searched), marks=material.marks)
 
 
-def _stop_token_ids(keys: Mapping[str, Any], material: Material) -> Named:
+def _stop_token_ids(keys: Mapping[str, Any], material: StoppingContext) -> NamedCriterion:
     value = _value(keys, material, "stop_token_ids")
     if not isinstance(value, (list, tuple)) or not value:
         raise ValueError(f"expected a list of ids, not {value!r}")
     ids = frozenset(_number(token, "an id", 0, whole=True) for token in value)
-    return Named("stop_token_ids", StopTokens(ids), ids=ids)
+    return NamedCriterion("stop_token_ids", StopTokens(ids), ids=ids)
 
 
-def _stop_regex(keys: Mapping[str, Any], material: Material) -> Named:
+def _stop_regex(keys: Mapping[str, Any], material: StoppingContext) -> NamedCriterion:
     value = _value(keys, material, "stop_regex")
     if not isinstance(value, str):
         raise ValueError(f"expected a regular expression, not {value!r}")
     pattern = Pattern(value, material.marks)
-    return Named("stop_regex", StopRegex(pattern, _text(material)), pattern=pattern, marks=material.marks)
+    return NamedCriterion("stop_regex", StopRegex(pattern, _text(material)), pattern=pattern, marks=material.marks)
 
 
-def _stop_mean_logprob(keys: Mapping[str, Any], material: Material) -> Named:
+def _stop_mean_logprob(keys: Mapping[str, Any], material: StoppingContext) -> NamedCriterion:
     floor = _number(_value(keys, material, "stop_mean_logprob"), "a log-probability in nats")
     if floor > 0:
         raise ValueError(f"log-probabilities are at most 0: a floor of {floor!r} would end every row")
     least = _number(keys.get("min_tokens", MIN_TOKENS), "min_tokens", 1, whole=True)
-    return Named("stop_mean_logprob", MeanLogprob(float(floor), least))
+    return NamedCriterion("stop_mean_logprob", MeanLogprob(float(floor), least))
 
 
-def _stop_repeat_ngram(keys: Mapping[str, Any], material: Material) -> Named:
+def _stop_repeat_ngram(keys: Mapping[str, Any], material: StoppingContext) -> NamedCriterion:
     size = _number(_value(keys, material, "stop_repeat_ngram"), "the length of an n-gram", 1, whole=True)
     times = _number(_value(keys, material, "stop_repeat_times"), "stop_repeat_times", 2, whole=True)
-    return Named("stop_repeat_ngram", Repetition(size, times))
+    return NamedCriterion("stop_repeat_ngram", Repetition(size, times))
 
 
 # in the order in which they are asked: the keys that a table may hold, and the maker
-_KNOBS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], Material], Named]]] = {
+_KNOBS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], StoppingContext], NamedCriterion]]] = {
     "max_time": (("max_time",), _max_time),
     "stop_strings": (("stop_strings",), _stop_strings),
     "stop_token_ids": (("stop_token_ids",), _stop_token_ids),

@@ -13,8 +13,8 @@ from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
 from genctl.comparing import formats, references
 from genctl.comparing.expectations import Outcome
-from genctl.comparing.outputs import Measured, Prompt, measured, records
-from genctl.comparing.statistics import Interval, Tally
+from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
+from genctl.comparing.statistics import Interval, RunStatistics
 from genctl.render import comparison as shown
 from genctl.render import parts
 from genctl.render.summary import DOT, count, lines, stop_words
@@ -22,8 +22,8 @@ from genctl.render.summary import DOT, count, lines, stop_words
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.cli.comparing import Asked
-    from genctl.cli.comparing_job import Job, Saved
+    from genctl.cli.compare_job import CompareJob, Saved
+    from genctl.cli.compare_options import CompareOptions
 
 # key -> heading, digits, whether it needs a place only where it is known
 COLUMNS: dict[str, tuple[str, int, bool]] = {
@@ -45,7 +45,7 @@ SPEED, ENDED = "tok/s", "ended by"
 
 
 @contextmanager
-def open_outputs(job: Job, asked: Asked, out: Console, err: Console) -> Iterator[Output]:
+def open_outputs(job: CompareJob, asked: CompareOptions, out: Console, err: Console) -> Iterator[ComparisonOutput]:
     """The output of a comparison. One that an error cuts short is given up, so that an old file is not lost to it."""
     to_terminal = asked.output in (None, "-") and asked.format == "text" and out.is_terminal
     sink = (
@@ -53,7 +53,7 @@ def open_outputs(job: Job, asked: Asked, out: Console, err: Console) -> Iterator
         if to_terminal
         else writers.open_output(asked.output, sys.stdout, force=asked.force and asked.output is not None)
     )
-    output = Output(job, asked, out, err, sink)
+    output = ComparisonOutput(job, asked, out, err, sink)
     try:
         yield output
         output.finish()
@@ -63,33 +63,33 @@ def open_outputs(job: Job, asked: Asked, out: Console, err: Console) -> Iterator
         raise
 
 
-class Output:
+class ComparisonOutput:
     """Takes prompts as they are done, in input order, and says at the end what they came to."""
 
-    def __init__(self, job: Job, asked: Asked, out: Console, err: Console, sink: Any) -> None:
+    def __init__(self, job: CompareJob, asked: CompareOptions, out: Console, err: Console, sink: Any) -> None:
         self.job, self.asked, self.out, self.err, self.sink = job, asked, out, err, sink
         self.names = [run.name for run in job.runs]
-        self.tally = Tally(self.names)
+        self.tally = RunStatistics(self.names)
         self.corpus: dict[str, tuple[list[str], list[tuple[str, ...]]]] = {name: ([], []) for name in self.names}
         self.width = out.width if sink is None else None
         self.writer: Any = None
         if asked.format in ("json", "jsonl"):
             self.writer = writers.open_writer(asked.format, sink, on_error=lambda record: None)  # type: ignore[arg-type]
         elif asked.format == "tsv":
-            self.writer = formats.TsvWriter(sink)
+            self.writer = formats.ComparisonTsvWriter(sink)
         self.silent = asked.expect is not None and asked.format == "text"
         self.closed = False
-        self._found: tuple[Prompt, dict[str, list[Measured]]] | None = None
+        self._found: tuple[ComparedPrompt, dict[str, list[Measured]]] | None = None
         self._blocks = 0
 
     # -- one prompt ----------------------------------------------------------------------------------------------------
 
-    def prompt(self, prompt: Prompt) -> int:
+    def prompt(self, prompt: ComparedPrompt) -> int:
         """Write one prompt, every run of it. Returns how many runs failed."""
         found = measured(prompt, self.names, self.job.base, timing=self.asked.timing)
         self._found = prompt, found
         failed = self._failures(prompt)
-        alone = Tally(self.names)
+        alone = RunStatistics(self.names)
         for tally in (self.tally, alone):
             _add(tally, prompt, found, self.names)
         if prompt.references:
@@ -107,13 +107,13 @@ class Output:
             self._text(prompt, found, alone)
         return failed
 
-    def full(self, prompt: Prompt) -> list[dict[str, Any]]:
+    def full(self, prompt: ComparedPrompt) -> list[dict[str, Any]]:
         """The records of the prompt that was written last, with their tokens."""
         assert self._found is not None
         assert self._found[0] is prompt
         return records(prompt, self.names, self._found[1], baseline=None, tokens=True)
 
-    def _failures(self, prompt: Prompt) -> int:
+    def _failures(self, prompt: ComparedPrompt) -> int:
         said = self.writer is None and not self.silent
         if isinstance(prompt.row, BadRow):
             if said:
@@ -127,7 +127,7 @@ class Output:
                     self.job.say(f"error: prompt {prompt.row.id}, run {name}: {failure.message}")
         return failed
 
-    def _text(self, prompt: Prompt, found: dict[str, list[Measured]], tally: Tally) -> None:
+    def _text(self, prompt: ComparedPrompt, found: dict[str, list[Measured]], tally: RunStatistics) -> None:
         several = len(self.job.prompts) > 1
         blocks, partings = self._shown(prompt, found)
         if several:
@@ -139,7 +139,9 @@ class Output:
         self._write([Text("")])
         self._tables(tally)
 
-    def _shown(self, prompt: Prompt, found: dict[str, list[Measured]]) -> tuple[list[shown.Block], list[shown.Parting]]:
+    def _shown(
+        self, prompt: ComparedPrompt, found: dict[str, list[Measured]]
+    ) -> tuple[list[shown.Block], list[shown.Parting]]:
         blocks, partings = [], []
         models = [one.runtime.model for one in self.job.resolved]
         home = models[self.names.index(self.job.base)]
@@ -229,13 +231,13 @@ class Output:
 
     # -- tables --------------------------------------------------------------------------------------------------------
 
-    def _tables(self, tally: Tally, *, intervals: bool = False) -> None:
+    def _tables(self, tally: RunStatistics, *, intervals: bool = False) -> None:
         for title, headings, rows in self._all_tables(tally, intervals=intervals):
             if title:
                 self._write([Text(""), Text(title, style="dim")])
             self._write(shown.table_lines(headings, rows, self.width))
 
-    def _all_tables(self, tally: Tally, *, intervals: bool) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    def _all_tables(self, tally: RunStatistics, *, intervals: bool) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         """Titles, headings and cells: the numbers, differences to the baseline, the corpus, and who is ahead."""
         base = self.asked.baseline
         means = {name: tally.means(name) for name in self.names}
@@ -284,7 +286,7 @@ class Output:
 
     # -- Markdown ------------------------------------------------------------------------------------------------------
 
-    def _markdown(self, prompt: Prompt, found: dict[str, list[Measured]], tally: Tally) -> None:
+    def _markdown(self, prompt: ComparedPrompt, found: dict[str, list[Measured]], tally: RunStatistics) -> None:
         row = prompt.row
         pieces = [f"## Prompt {formats.markdown_text(row.id)}"]
         if isinstance(row, BadRow):
@@ -307,7 +309,7 @@ class Output:
     def _markdown_end(self, done: int) -> None:
         self._write_markdown([f"## Over {count(done, 'prompt')}", *self._markdown_tables(self.tally, intervals=True)])
 
-    def _markdown_tables(self, tally: Tally, *, intervals: bool) -> Iterator[str]:
+    def _markdown_tables(self, tally: RunStatistics, *, intervals: bool) -> Iterator[str]:
         for title, headings, rows in self._all_tables(tally, intervals=intervals):
             if title:
                 yield formats.markdown_text(title[:1].upper() + title[1:])
@@ -333,7 +335,7 @@ def _passage(one: Measured, label: str) -> shown.Passage:
     return shown.Passage(one.sequence.shown, state, label, one.leaves.character, one.leaves.token)
 
 
-def _add(tally: Tally, prompt: Prompt, found: dict[str, list[Measured]], names: Sequence[str]) -> None:
+def _add(tally: RunStatistics, prompt: ComparedPrompt, found: dict[str, list[Measured]], names: Sequence[str]) -> None:
     if isinstance(prompt.row, BadRow):
         return
     tally.add({name: [one.values for one in found[name]] for name in names})
@@ -343,7 +345,7 @@ def _add(tally: Tally, prompt: Prompt, found: dict[str, list[Measured]], names: 
         tally.seconds[name] += sum(result.decode_s for result in prompt.results(place))
 
 
-def _cell(tally: Tally, name: str, key: str, mean: float | None, *, intervals: bool) -> str:
+def _cell(tally: RunStatistics, name: str, key: str, mean: float | None, *, intervals: bool) -> str:
     digits = COLUMNS[key][1]
     if intervals:
         return _interval(tally.interval(name, key), digits, intervals=True)

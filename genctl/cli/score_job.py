@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from genctl.batch import scored, writers
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
+from genctl.cli.inputs import is_terminal, prompts_of
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import WIDTH, Nowhere
 from genctl.cli.options import check_count
-from genctl.cli.prompting import is_terminal, prompts_of
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import Exit, GenctlError, InputError, UsageError
@@ -32,7 +32,7 @@ BY = {"mean": "mean log-probability", "total": "total log-probability", "bits-pe
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScoreOptions:
     """The command line of `genctl score`, parsed."""
 
     arguments: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Asked:
     trust_remote_code: bool = False
 
 
-def perform(asked: Asked) -> int | None:
+def perform(asked: ScoreOptions) -> int | None:
     """Do what was asked. Returns the exit status, or None if there is no text to be had."""
     _check(asked)
     early = resolve([*settings.standing_layers(), *asked.flags], tentative=True)
@@ -66,10 +66,10 @@ def perform(asked: Asked) -> int | None:
     if rows is None:
         return None
     with Interrupt() as interrupt, rows:
-        return ScoringJob(asked, early, interrupt).run(iter(rows))
+        return ScoreJob(asked, early, interrupt).run(iter(rows))
 
 
-def _check(asked: Asked) -> None:
+def _check(asked: ScoreOptions) -> None:
     """Everything that flags alone can get wrong. Raises UsageError."""
     for name in ("stride", "window"):
         check_count(name, getattr(asked, name), least=1)
@@ -97,10 +97,10 @@ def _check(asked: Asked) -> None:
             raise UsageError(f"--{name}: not UTF-8 at character {error.start + 1}") from None
 
 
-class ScoringJob:
+class ScoreJob:
     """One run of `genctl score`."""
 
-    def __init__(self, asked: Asked, early: Resolved, interrupt: Interrupt) -> None:
+    def __init__(self, asked: ScoreOptions, early: Resolved, interrupt: Interrupt) -> None:
         from genctl.render.console import make_consoles
 
         self.asked, self.early, self.interrupt = asked, early, interrupt
@@ -147,7 +147,7 @@ class ScoringJob:
         ordered.close(partial=bool(self.interrupt.status))
 
     def _load(self) -> Scorer:
-        from genctl.render.loading import LoadingBar
+        from genctl.render.loading_bar import LoadingBar
         from genctl.scoring.passes import Detail
         from genctl.scoring.scorer import Options, Scorer
         from genctl.session import Session
@@ -277,7 +277,7 @@ class ScoringJob:
             lines.append(parts.header(width, f"text {row.id}", row.prompt or ""))
         ranked = outcome[0].rank is not None
         if ranked and self.live:
-            entries = [heat.Entry(one.text, _figures(one)) for one in outcome]
+            entries = [heat.RankedToken(one.text, _figures(one)) for one in outcome]
             lines += heat.ranking(entries, BY[self.asked.by or "mean"], width)
         for one in outcome:
             if ranked and self.details:

@@ -1,22 +1,25 @@
-"""What a job says on standard error of the cache: its form, and what a saved prompt was good for."""
+"""Notes of a job on standard error: the cache, compiling, and prompts that were cut."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from genctl import events
+from genctl.batch.rows import InputRow
+from genctl.params import Runtime
 
 if TYPE_CHECKING:
     from genctl.config.layers import Resolved
     from genctl.session import Session
 
 
-def notes(session: Session, resolved: Resolved) -> list[str]:
+def cache_notes(session: Session, resolved: Resolved) -> list[str]:
     """One sentence for each thing about the cache that was asked for and that its name does not say."""
-    from genctl.inspecting.notes import cache_notes
+    from genctl.inspecting import notes
 
-    return cache_notes(session, resolved)
+    return notes.cache_notes(session, resolved)
 
 
 @dataclass
@@ -59,3 +62,31 @@ def _why(session: Session | None) -> str:
     from genctl.inspecting.notes import reuse_limit
 
     return f": {reuse_limit(session)}"
+
+
+def announce_compiling(
+    session: Session, say: Callable[[str], None], *, quiet: bool, before: Callable[[], None] = lambda: None
+) -> None:
+    """Have what compiling has to tell said as notes, or with `quiet` not at all.
+
+    It is told in the middle of a step: `before` takes away what moves on the terminal.
+    """
+    compiled = session.forward.compiled
+    if compiled is None:
+        return
+
+    def note(line: str) -> None:
+        if not quiet:
+            before()
+            say(f"note: {line}")
+
+    compiled.say = note
+
+
+def cut_note(event: events.Event, prompt: str, row: InputRow | None, runtime: Runtime) -> str:
+    """What to say when a prompt begins of which tokens were taken; "" for every other event."""
+    taken = event.settings.get("truncated", 0) if isinstance(event, events.Began) else 0
+    if not taken:
+        return ""
+    side = runtime.truncate if row is None else row.params.get("truncate", runtime.truncate)
+    return f"prompt {prompt}: {taken:,} tokens were taken from it (--truncate {side})"

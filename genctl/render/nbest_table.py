@@ -20,7 +20,7 @@ GROUPED = frozenset({"diverse-beam", "constrained-beam"})  # what they keep does
 
 
 @dataclass(frozen=True)
-class Entry:
+class RankedSequence:
     """A finished sequence and its mark."""
 
     hypothesis: Hypothesis
@@ -28,7 +28,7 @@ class Entry:
     mark: str
 
 
-def ranking(lane: LaneStory, kept: int) -> list[Entry]:
+def ranking(lane: LaneStory, kept: int) -> list[RankedSequence]:
     """What a lane finished: the returned sequences as they are returned, then the others by score.
 
     `kept` is how many the search keeps at a time: the others were pushed out by better ones.
@@ -40,11 +40,11 @@ def ranking(lane: LaneStory, kept: int) -> list[Entry]:
         if found is not None:
             leaves.remove(found)
         text = hypothesis.text or (found.path.text() if found else "")
-        entries.append(Entry(hypothesis, text, RETURNED))
+        entries.append(RankedSequence(hypothesis, text, RETURNED))
     grouped = lane.began is not None and lane.began.strategy in GROUPED
     for leaf in leaves:
         mark = KEPT if grouped or len(entries) < kept else PUSHED_OUT
-        entries.append(Entry(leaf.hypothesis, leaf.hypothesis.text or leaf.path.text(), mark))
+        entries.append(RankedSequence(leaf.hypothesis, leaf.hypothesis.text or leaf.path.text(), mark))
     return entries
 
 
@@ -84,7 +84,7 @@ def _why(one: Hypothesis) -> str:
     return f"{one.reason} “{first_cells(one.cause, 12)}”" if one.cause else one.reason
 
 
-def _legend(entries: list[Entry]) -> str:
+def _legend(entries: list[RankedSequence]) -> str:
     words = [f"{RETURNED} returned"]
     if any(entry.mark == PUSHED_OUT for entry in entries):
         words.append(f"{PUSHED_OUT} pushed out by better ones")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from genctl import rerank
 from genctl.errors import InputError, ModelError, UsageError
 from genctl.params import Generation, Runtime
-from genctl.trimming import Guard
+from genctl.stop_text import StopTrimmer
 from genctl.unmet import Wishes, wishes
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ class Planned:
     prompt: Prompt
     kind: str  # what the strategy is called
     settings: dict[str, Any]  # what a viewer needs to know of it
-    guard: Guard
+    guard: StopTrimmer
     healed: Healed | None = None
-    rerank: rerank.Plan | None = None
+    rerank: rerank.RerankPlan | None = None
     wishes: Wishes | None = None
 
 
@@ -85,7 +85,7 @@ class Planner:
     def companion(self, name: str) -> tuple[Loaded, ModelRuntime]:
         """A second checkpoint (an assistant, an amateur) on the same device, loaded once."""
         from genctl.models import hub
-        from genctl.native.runtime import runtime_of
+        from genctl.native.runtime_factory import runtime_of
 
         if name not in self.companions:
             # a companion's steps come in bursts between the model's own: it is packed, never compiled
@@ -168,11 +168,11 @@ class Planner:
             settings["num_return_sequences"] = generation.num_return_sequences
         if truncated:
             settings["truncated"] = truncated
-        guard = Guard(criteria, generation.keep_stop, self.text)  # type: ignore[arg-type]
+        guard = StopTrimmer(criteria, generation.keep_stop, self.text)  # type: ignore[arg-type]
         kind, wanted = ranking.kind if ranking else strategy.kind, self._wishes(generation, strategy)
         return Planned(lane, prompt, kind, settings, guard, healed, ranking, wanted)
 
-    def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.Plan | None]:
+    def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
         from genctl.strategies.choose import choose
         from genctl.strategies.companions import Companion, accompanied
         from genctl.strategies.sample import Sample
@@ -290,10 +290,10 @@ class Planner:
     ) -> tuple[Processor, ...]:
         import torch
 
-        from genctl.decode.processors.build import Material, build
+        from genctl.decode.processors.build import ProcessorContext, build
 
         device = self.forward.device
-        material = Material(
+        material = ProcessorContext(
             generation=generation,
             prompt_len=len(tokens),
             max_length=len(tokens) + most,
@@ -329,9 +329,9 @@ class Planner:
         return Unconditional(self.forward, ids, len(tokens), use_cache=generation.use_cache)
 
     def _criteria(self, request: Request, generation: Generation, began: float) -> tuple[Criterion, ...]:
-        from genctl.decode.stopping.build import Material, Named, build
+        from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build
 
-        material = Material(
+        material = StoppingContext(
             generation=generation,
             tokenizer=self.loaded.tokenizer,
             decode=None if self.loaded.tokenizer is None else self.text,
@@ -343,7 +343,7 @@ class Planner:
         if seconds is None:
             return made
         # whatever a preset lists: it belongs to the run, as the batch size does
-        return (*made, Named("row_timeout", Deadline(began + seconds, f"row_timeout {seconds:g} s")))
+        return (*made, NamedCriterion("row_timeout", Deadline(began + seconds, f"row_timeout {seconds:g} s")))
 
 
 @dataclass(frozen=True)

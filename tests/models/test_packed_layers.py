@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from genctl.decode.forward import Forward
 from genctl.errors import ModelError, UsageError
-from genctl.models import packing
+from genctl.models import packed_layers
 from genctl.models.hub import Loaded, load
 from genctl.models.text import encode_prompt
 from genctl.native import kernels, pages, quantized
@@ -49,7 +49,7 @@ def greedy(model: Any, ids: torch.Tensor) -> list[list[int]]:
 def test_every_architecture_computes_the_same_packed(arch: str, tmp_path: Path) -> None:
     plain = tiny(arch)
     model = loaded(checkpoint(arch, tmp_path), pack=False).model
-    report = packing.pack(model, smallest=0)
+    report = packed_layers.pack(model, smallest=0)
     assert report.packed >= (1 if arch == "mamba" else 2) * plain.config.get_text_config(decoder=True).num_hidden_layers
     for ids in (PROMPTS[:1], PROMPTS, PROMPTS.repeat(6, 3), PROMPTS[:, :1]):
         torch.testing.assert_close(logits(model, ids), logits(plain, ids), rtol=0.0, atol=1e-4)
@@ -62,18 +62,18 @@ def test_every_architecture_computes_nearly_the_same_in_int8(arch: str, tmp_path
     """The tiny models' logits spread by about 4: a layer with the wrong scale or order breaks this."""
     plain = tiny(arch)
     model = loaded(checkpoint(arch, tmp_path), pack=False).model
-    assert packing.pack(model, smallest=0, quantize="int8").packed
+    assert packed_layers.pack(model, smallest=0, quantize="int8").packed
     for ids in (PROMPTS[:1], PROMPTS.repeat(6, 3)):
         wanted, found = logits(plain, ids).flatten(), logits(model, ids).flatten()
         assert torch.corrcoef(torch.stack([wanted, found]))[0, 1] > 0.99
 
 
-def in_a_model(layer: nn.Module, quantize: str | None = None) -> packing.PackedLinear:
+def in_a_model(layer: nn.Module, quantize: str | None = None) -> packed_layers.PackedLinear:
     """What a layer becomes in a model."""
     model = nn.Sequential(layer)
-    assert packing.pack(model, smallest=0, quantize=quantize).packed == 1
+    assert packed_layers.pack(model, smallest=0, quantize=quantize).packed == 1
     packed = model[0]
-    assert isinstance(packed, packing.PackedLinear)
+    assert isinstance(packed, packed_layers.PackedLinear)
     return packed
 
 
@@ -124,7 +124,7 @@ def test_int8_weights_are_within_half_a_step() -> None:
 def test_layers_whose_weights_the_model_reads_itself_stay(arch: str, left: set[str], tmp_path: Path) -> None:
     """Mamba computes `dt_proj.weight @ x`; T5 looks at the dtype of `wo.weight`."""
     model = loaded(checkpoint(arch, tmp_path), pack=False).model
-    report = packing.pack(model, smallest=0)
+    report = packed_layers.pack(model, smallest=0)
     plain = {name.rpartition(".")[2] for name, module in model.named_modules() if type(module) is nn.Linear}
     assert plain == left
     assert set(report.left) == {"whose weights the model reads by itself"}
@@ -133,8 +133,8 @@ def test_layers_whose_weights_the_model_reads_itself_stay(arch: str, left: set[s
 def test_a_layer_in_two_places_stays_one() -> None:
     model = nn.ModuleDict({"a": nn.Linear(32, 32), "b": nn.Sequential(nn.Linear(32, 32))})
     model["b"][0] = model["a"]
-    assert packing.pack(model, smallest=0).packed == 1
-    assert isinstance(model["a"], packing.PackedLinear)
+    assert packed_layers.pack(model, smallest=0).packed == 1
+    assert isinstance(model["a"], packed_layers.PackedLinear)
     assert model["b"][0] is model["a"]
 
 
@@ -177,7 +177,7 @@ def test_what_is_not_fit_stays_as_it_is() -> None:
         }
     )
     kinds = {name: type(module) for name, module in model.items()}
-    report = packing.pack(model, smallest=64)
+    report = packed_layers.pack(model, smallest=64)
     assert report.packed == 1
     assert report.left == {
         "of another class": 2,  # the adapter, and what is inside MultiheadAttention
@@ -188,8 +188,8 @@ def test_what_is_not_fit_stays_as_it_is() -> None:
         "float64 without support in this CPU": 1,
     }
     assert [name for name, module in model.items() if type(module) is not kinds[name]] == ["fit"]
-    assert type(model["fit"]) is packing.PackedLinear
-    again = packing.pack(model, smallest=64)
+    assert type(model["fit"]) is packed_layers.PackedLinear
+    again = packed_layers.pack(model, smallest=64)
     assert again.packed == 0
 
 
@@ -222,7 +222,7 @@ def test_sixteen_bit_layers_take_every_shape_and_sum_in_float32(kind: str, dtype
             made = packed(x)
             assert made.dtype == dtype
             torch.testing.assert_close(made, wanted.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
-    assert packing.weights_bytes(packed) == 2 * 64 * 40 + 2 * 40
+    assert packed_layers.weights_bytes(packed) == 2 * 64 * 40 + 2 * 40
 
 
 @pytest.mark.usefixtures("no_16_bit_onednn")
@@ -232,7 +232,7 @@ def test_a_bfloat16_weight_that_float16_cannot_hold_stays_as_it_is() -> None:
         model[0].weight[3, 5] = 1e5
         model[1].weight[3, 5] = 3e-8  # less than the least number of float16 is as good as nothing beside the others
     kept = model[1].weight.detach().clone()
-    report = packing.pack(model, smallest=0)
+    report = packed_layers.pack(model, smallest=0)
     assert report.left == {"beyond what float16 holds": 1}
     assert report.packed == 1
     with torch.no_grad():
@@ -245,7 +245,7 @@ def test_a_bfloat16_weight_that_float16_cannot_hold_stays_as_it_is() -> None:
 def test_architectures_compute_nearly_the_same_in_16_bits(arch: str, tmp_path: Path) -> None:
     plain = tiny(arch)
     model = loaded(checkpoint(arch, tmp_path), pack=False, dtype="bfloat16").model
-    assert packing.pack(model, smallest=0).packed
+    assert packed_layers.pack(model, smallest=0).packed
     for ids in (PROMPTS[:1], PROMPTS.repeat(6, 3)):
         wanted, found = logits(plain, ids).flatten(), logits(model, ids).float().flatten()
         assert torch.corrcoef(torch.stack([wanted, found]))[0, 1] > 0.99
@@ -256,7 +256,7 @@ def test_without_onednn_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> No
     kernels.has_onednn.cache_clear()
     model = nn.Sequential(nn.Linear(512, 512))
     try:
-        assert packing.pack(model).left == {"float32 without support in this CPU": 1}
+        assert packed_layers.pack(model).left == {"float32 without support in this CPU": 1}
     finally:
         kernels.has_onednn.cache_clear()
     assert type(model[0]) is nn.Linear
@@ -267,8 +267,8 @@ def test_tied_embeddings_stay_embeddings_and_the_head_is_packed(tmp_path: Path) 
     found = loaded(save(made, tmp_path), pack=False)
     model = found.model
     embedding = model.get_input_embeddings().weight.detach().clone()
-    packing.pack(model, smallest=0)
-    assert isinstance(model.get_output_embeddings(), packing.PackedLinear)
+    packed_layers.pack(model, smallest=0)
+    assert isinstance(model.get_output_embeddings(), packed_layers.PackedLinear)
     assert torch.equal(model.get_input_embeddings().weight, embedding)
     assert model.get_output_embeddings().out_features == found.vocab_size == Forward(model).vocab_size == 300
     torch.testing.assert_close(logits(model, PROMPTS), logits(made, PROMPTS), rtol=0.0, atol=1e-4)
@@ -277,12 +277,12 @@ def test_tied_embeddings_stay_embeddings_and_the_head_is_packed(tmp_path: Path) 
 def test_bytes_are_counted_in_every_form() -> None:
     model: Any = nn.Sequential(nn.Embedding(100, 64), nn.Linear(64, 100))
     model[1].weight = model[0].weight
-    assert packing.weights_bytes(model) == 100 * 64 * 4 + 100 * 4
+    assert packed_layers.weights_bytes(model) == 100 * 64 * 4 + 100 * 4
     short, exact = copy.deepcopy(model), copy.deepcopy(model)
-    packing.pack(short, smallest=0, quantize="int8")
-    assert packing.weights_bytes(short) == 100 * 64 * 4 + 100 * 4 + 100 * 64 + 100 * 2
-    packing.pack(exact, smallest=0)
-    assert packing.weights_bytes(exact) == 2 * 100 * 64 * 4 + 100 * 4
+    packed_layers.pack(short, smallest=0, quantize="int8")
+    assert packed_layers.weights_bytes(short) == 100 * 64 * 4 + 100 * 4 + 100 * 64 + 100 * 2
+    packed_layers.pack(exact, smallest=0)
+    assert packed_layers.weights_bytes(exact) == 2 * 100 * 64 * 4 + 100 * 4
 
 
 def test_loading_packs_by_default_and_says_so(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_loading_packs_by_default_and_says_so(tmp_path: Path) -> None:
     assert found.notes == ("4 linear layers with weights packed for this CPU, 5 left (small)",)
     plain = loaded(tmp_path, pack=False)
     assert plain.notes == ()
-    assert not any(isinstance(module, packing.PackedLinear) for module in plain.model.modules())
+    assert not any(isinstance(module, packed_layers.PackedLinear) for module in plain.model.modules())
     torch.testing.assert_close(logits(found.model, PROMPTS), logits(plain.model, PROMPTS), rtol=0.0, atol=1e-4)
 
 
@@ -320,7 +320,7 @@ def test_bfloat16_is_packed_or_left_and_computes_either_way(tmp_path: Path) -> N
     folder = checkpoint("llama", tmp_path)
     plain = loaded(folder, dtype="bfloat16", pack=False).model
     model = loaded(folder, dtype="bfloat16", pack=False).model
-    report = packing.pack(model, smallest=0)
+    report = packed_layers.pack(model, smallest=0)
     able = kernels.has_onednn(torch.bfloat16) or kernels.has_float16()
     assert report.packed == (15 if able else 0)
     assert model.dtype == torch.bfloat16

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from genctl import events
-from genctl.decode.stopping.build import Named, cut, visible
+from genctl.decode.stopping.build import NamedCriterion, cut, visible
 from genctl.decode.stopping.marks import Marks
 from genctl.decode.stopping.trim import HoldBack
 
 
 @dataclass(frozen=True)
-class Guard:
+class StopTrimmer:
     """The stops of one lane."""
 
-    criteria: tuple[Named, ...]
+    criteria: tuple[NamedCriterion, ...]
     keep: bool
     decode: Callable[[Sequence[int]], str]
 
@@ -53,7 +53,7 @@ class Guard:
 class _Row:
     """What of a row's text has been released."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: StopTrimmer) -> None:
         self.guard = guard
         self.hold = HoldBack(guard.stops, guard.keep)
         self.released = 0
@@ -86,7 +86,7 @@ class _Row:
         return made
 
 
-def trimmed(stream: Iterable[events.Event], guards: Mapping[str, Guard]) -> Iterator[events.Event]:
+def trimmed(stream: Iterable[events.Event], guards: Mapping[str, StopTrimmer]) -> Iterator[events.Event]:
     """The same events, texts cut at stops. `guards` has the lanes whose stops cut text; it may grow meanwhile."""
     lanes: dict[str, list[_Row]] = {}
     for event in stream:
@@ -104,7 +104,9 @@ def trimmed(stream: Iterable[events.Event], guards: Mapping[str, Guard]) -> Iter
             yield event
 
 
-def _stepped(event: events.Stepped, before: list[_Row], lanes: dict[str, list[_Row]], guard: Guard) -> events.Stepped:
+def _stepped(
+    event: events.Stepped, before: list[_Row], lanes: dict[str, list[_Row]], guard: StopTrimmer
+) -> events.Stepped:
     children: dict[int, int] = {}
     for parent in (*(row.parent for row in event.rows), *(one.parent for one in event.ended)):
         children[parent] = children.get(parent, 0) + 1

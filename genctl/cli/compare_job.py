@@ -16,23 +16,22 @@ from genctl import events as told
 from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import caching, compiling
-from genctl.cli.comparing import Asked, Naming, settled
-from genctl.cli.cutting import cut_note
+from genctl.cli import notes
+from genctl.cli.compare_options import CompareOptions, Naming, check, dry, each, rows_of, runs_of, settled
+from genctl.cli.event_log import EventFile
+from genctl.cli.inputs import is_terminal
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.prompting import is_terminal
-from genctl.cli.recording import EventFile
 from genctl.cli.shortfall import shortfalls
 from genctl.comparing import expectations, references
-from genctl.comparing.outputs import Cell, Failure, Prompt
-from genctl.comparing.runs import Run, checkpoint_of
+from genctl.comparing.outputs import Cell, ComparedPrompt, Failure
+from genctl.comparing.runs import RunSpec, checkpoint_of
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved, overlay, row_layer
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
 from genctl.results import Collector
 
 if TYPE_CHECKING:
-    from genctl.cli.comparison import Output
+    from genctl.cli.compare_output import ComparisonOutput
     from genctl.render.compare import CompareView
     from genctl.session import Request, Session
 
@@ -53,12 +52,30 @@ class Saved:
     decode_s: float = 0.0
 
 
+def perform(asked: CompareOptions) -> int | None:
+    """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
+    check(asked)
+    recording = None if asked.expect is None else expectations.read(asked.expect)
+    runs = runs_of(asked, recording)
+    if asked.baseline is not None and asked.baseline not in [run.name for run in runs]:
+        names = ", ".join(run.name for run in runs)
+        raise UsageError(f"--baseline {asked.baseline}: no run has this name; there are: {names}")
+    early = each(runs, RunSpec.early)
+    if asked.dry:
+        return dry(asked, runs, early)
+    rows = rows_of(asked, recording)
+    if rows is None:
+        return None
+    with Interrupt() as interrupt:
+        return CompareJob(asked, runs, early, rows, recording, interrupt).run()
+
+
 @dataclass
-class Job:
+class CompareJob:
     """One comparison: checkpoints one after another, on each all runs of a prompt at once."""
 
-    asked: Asked
-    runs: Sequence[Run]
+    asked: CompareOptions
+    runs: Sequence[RunSpec]
     early: Sequence[Resolved]
     rows: list[InputRow | BadRow]
     recording: expectations.Recording | None
@@ -66,7 +83,9 @@ class Job:
     saved: Saved = field(default_factory=Saved)
     checkpoints: dict[str, str] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)  # kept for --save and --expect
-    lanes: dict[str, tuple[Prompt, int, int]] = field(default_factory=dict)  # under way: prompt, run, repetition
+    lanes: dict[str, tuple[ComparedPrompt, int, int]] = field(
+        default_factory=dict
+    )  # under way: prompt, run, repetition
     guided: set[str] = field(default_factory=set)  # lanes that also read a negative prompt
     hidden: dict[int, bool] = field(default_factory=dict)  # runs that look at hidden states
     shared: set[str] = field(default_factory=set)  # lanes that began from another lane's prefill
@@ -77,7 +96,7 @@ class Job:
 
     def run(self) -> int:
         """Check, load, decode, write. Returns the exit status. Raises CheckError where --expect is not met."""
-        from genctl.cli.comparison import open_outputs
+        from genctl.cli.compare_output import open_outputs
         from genctl.render.compare import CompareView
         from genctl.render.console import make_consoles
 
@@ -111,7 +130,7 @@ class Job:
                 sink.close()
         return self._status(output)
 
-    def _prompts(self) -> list[Prompt]:
+    def _prompts(self) -> list[ComparedPrompt]:
         """The prompts with their references. Raises InputError where references do not fit."""
         given = None
         if self.asked.references is not None:
@@ -124,12 +143,12 @@ class Job:
                 if known:
                     raise InputError(f"{row.where} has a reference, and so has line {place + 1} of --references")
                 known = [given[place]]
-            found.append(Prompt(row, tuple(known), [[None] * self.seeds for _ in self.runs]))
+            found.append(ComparedPrompt(row, tuple(known), [[None] * self.seeds for _ in self.runs]))
         return found
 
     # -- decoding ------------------------------------------------------------------------------------------------------
 
-    def _decode(self, view: CompareView, output: Output, trace: EventFile | None, *, per: int) -> None:
+    def _decode(self, view: CompareView, output: ComparisonOutput, trace: EventFile | None, *, per: int) -> None:
         groups: dict[tuple[Any, ...], list[int]] = {}
         for place, one in enumerate(self.resolved):
             groups.setdefault(checkpoint_of(one), []).append(place)
@@ -176,7 +195,7 @@ class Job:
             need_tokenizer=not any(isinstance(row, InputRow) and row.prompt_ids is not None for row in self.rows),
         )
         view.hide()
-        compiling.announce(session, self.say, quiet=asked.quiet, before=view.hide)
+        notes.announce_compiling(session, self.say, quiet=asked.quiet, before=view.hide)
         self.load_s += time.perf_counter() - began
         name = session.loaded.name
         if asked.save is not None or asked.expect is not None:
@@ -192,9 +211,9 @@ class Job:
             for place in members:
                 for note in self.resolved[place].notes:
                     self.say(f"note: run {self.runs[place].name}: {note}")
-        self.reuse = caching.Reuse(runtime.prompt_cache)
+        self.reuse = notes.Reuse(runtime.prompt_cache)
         for place in () if asked.quiet else members:
-            for note in caching.notes(session, self.resolved[place]):
+            for note in notes.cache_notes(session, self.resolved[place]):
                 self.say(f"note: run {self.runs[place].name}: {note}")
         return session
 
@@ -214,7 +233,7 @@ class Job:
         self,
         session: Session,
         members: Sequence[int],
-        chunk: Sequence[Prompt],
+        chunk: Sequence[ComparedPrompt],
         view: CompareView,
         trace: EventFile | None,
     ) -> None:
@@ -256,7 +275,7 @@ class Job:
         self.shared.clear()
         self.prefill_of.clear()
 
-    def _requests(self, session: Session, members: Sequence[int], prompt: Prompt) -> list[Request]:
+    def _requests(self, session: Session, members: Sequence[int], prompt: ComparedPrompt) -> list[Request]:
         """The lanes of one prompt. Those that look at hidden states come first: their prefill serves all others."""
         from genctl.session import Request
 
@@ -289,8 +308,8 @@ class Job:
                 found.append((hidden, made))
         return [request for _, request in sorted(found, key=lambda pair: not pair[0])]
 
-    def _show(self, chunk: Sequence[Prompt], view: CompareView) -> None:
-        from genctl.cli.comparison import heading
+    def _show(self, chunk: Sequence[ComparedPrompt], view: CompareView) -> None:
+        from genctl.cli.compare_output import heading
         from genctl.render.compare import Column
 
         if len(chunk) == 1:
@@ -322,13 +341,13 @@ class Job:
             return
         prompt, run, _ = self.lanes[event.lane]
         assert isinstance(prompt.row, InputRow)
-        note = cut_note(event, prompt.row.id, prompt.row, self.resolved[run].runtime)
+        note = notes.cut_note(event, prompt.row.id, prompt.row, self.resolved[run].runtime)
         if note and note not in self.cuts:
             self.cuts.add(note)
             view.hide()
             self.say(f"note: {note}")
 
-    def _settle(self, chunk: Sequence[Prompt], view: CompareView, output: Output) -> None:
+    def _settle(self, chunk: Sequence[ComparedPrompt], view: CompareView, output: ComparisonOutput) -> None:
         view.hide()
         for prompt in chunk:
             if isinstance(prompt.row, BadRow) or prompt.begun:
@@ -342,7 +361,11 @@ class Job:
 
     def _recording(self) -> expectations.Recording:
         runs = [
-            {"name": run.name, "settings": said(resolved, seed), "resolved": {**settings_of(resolved), "seed": seed}}
+            {
+                "name": run.name,
+                "settings": expectations.settings_given(resolved, seed),
+                "resolved": {**settings_of(resolved), "seed": seed},
+            }
             for run, resolved, seed in zip(self.runs, self.resolved, self.starts, strict=True)
         ]
         prompts = [
@@ -351,18 +374,23 @@ class Job:
             if isinstance(prompt.row, InputRow)
         ]
         return expectations.Recording(
-            self.seed, self.seeds, versions(), self.checkpoints, tuple(runs), tuple(prompts), tuple(self.records)
+            self.seed,
+            self.seeds,
+            expectations.versions(),
+            self.checkpoints,
+            tuple(runs),
+            tuple(prompts),
+            tuple(self.records),
         )
 
-    def _status(self, output: Output) -> int:
+    def _status(self, output: ComparisonOutput) -> int:
         if self.interrupt.status:
             return self.interrupt.status
         if self.recording is None:
             return int(Exit.ROWS_FAILED if self.failed else Exit.DONE)
         tolerance = expectations.TOLERANCE if self.asked.tolerance is None else self.asked.tolerance
         outcome = expectations.compare(self.recording.records, self.records, tolerance)
-        notes = expectations.notes(self.recording, self.checkpoints, versions())
-        output.compared(outcome, notes)
+        output.compared(outcome, expectations.notes(self.recording, self.checkpoints, expectations.versions()))
         if outcome.differences:
             count = len(outcome.differences)
             raise CheckError(
@@ -377,22 +405,3 @@ class Job:
         from genctl.render.parts import visible
 
         print(visible(line), file=sys.stderr, flush=True)
-
-
-def said(resolved: Resolved, seed: int) -> dict[str, Any]:
-    """What was asked of a run, whoever said it; what its checkpoint says is left to the checkpoint."""
-    asked = {key for key, setting in resolved.settings.items() if setting.kind != "model"}
-    found = {key: value for key, value in settings_of(resolved).items() if key in asked}
-    for key, listed in (("processors", resolved.processors), ("stopping", resolved.stopping)):
-        if key in asked and listed is not None:
-            found[key] = list(listed)
-    return {**found, "seed": seed}
-
-
-def versions() -> dict[str, str]:
-    """What else the numbers depend on."""
-    from importlib.metadata import version
-
-    from genctl import __version__
-
-    return {"genctl": __version__, "torch": version("torch"), "transformers": version("transformers")}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
-from genctl.cli import searching
+from genctl.cli import beam_output
 from genctl.cli.options import knob_layers
 from genctl.config.layers import Layer
 from genctl.errors import UsageError
@@ -16,7 +16,7 @@ BY_SUFFIX = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".tsv": "ts
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunOptions:
     """The command line of a generating command, parsed."""
 
     arguments: tuple[str, ...] = ()
@@ -72,7 +72,9 @@ def format_of(said: str | None, output: str | None, tree_format: str | None = No
     return BY_SUFFIX.get(PurePath(output).suffix.lower(), "text")
 
 
-def asked_for(prompts: Sequence[str] | None, common: Mapping[str, Any], knobs: dict[str, Any], **own: Any) -> Asked:
+def asked_for(
+    prompts: Sequence[str] | None, common: Mapping[str, Any], knobs: dict[str, Any], **own: Any
+) -> RunOptions:
     """The command line of a generating command, from the options that all share (`options.GENERATING`) and its own.
 
     Raises UsageError or PresetError for values that cannot be read.
@@ -80,7 +82,7 @@ def asked_for(prompts: Sequence[str] | None, common: Mapping[str, Any], knobs: d
     given = dict(common)
     sets, strategy = given.pop("set"), given.pop("strategy")
     said = given.pop("format")
-    return Asked(
+    return RunOptions(
         arguments=tuple(prompts or ()),
         presets=tuple(given.pop("preset") or ()),
         flags=knob_layers(knobs, sets, strategy),
@@ -92,7 +94,7 @@ def asked_for(prompts: Sequence[str] | None, common: Mapping[str, Any], knobs: d
     )
 
 
-def check(asked: Asked) -> None:
+def check(asked: RunOptions) -> None:
     """Everything that flags alone can get wrong. Raises UsageError."""
     if asked.top_logprobs is not None and asked.top_logprobs < 0:
         raise UsageError(f"--top-logprobs {asked.top_logprobs}: must be at least 0")
@@ -108,10 +110,10 @@ def check(asked: Asked) -> None:
         raise UsageError("--raw writes only texts as they are, but --tree draws them on the terminal")
     if asked.resume:
         _check_resume(asked)
-    searching.check_asked(asked)
+    beam_output.check_asked(asked)
 
 
-def _check_resume(asked: Asked) -> None:
+def _check_resume(asked: RunOptions) -> None:
     for wrong, why in (
         (asked.output is None, "there is no --output FILE to go on with"),
         (asked.output == "-", "--output - is standard output, which cannot be gone on with"),

@@ -19,7 +19,7 @@ from genctl.models.weights import few
 from genctl.native.checkpoint import CLASSES, AnyPlan, is_encoder_decoder, plan_of, read
 from genctl.native.config import NotNative
 from genctl.native.families import spec_of
-from genctl.native.load import DTYPES, Plan
+from genctl.native.load import DTYPES, WeightPlan
 from genctl.native.seq2seq_load import Seq2SeqPlan
 from genctl.params import Runtime
 
@@ -68,7 +68,7 @@ def spec_of_run(runtime: Runtime, checkpoint: Checkpoint, device: str, *, trust_
         return None
     if checkpoint.weights.files:
         made, _ = plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
-        return made.spec if isinstance(made, Plan) else None
+        return made.spec if isinstance(made, WeightPlan) else None
     if runtime.runtime == "transformers":
         return None
     try:

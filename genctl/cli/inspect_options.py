@@ -6,18 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from genctl.batch.rows import BadRow, InputRow
-from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import check_count
-from genctl.cli.prompting import prompts_of
-from genctl.config import settings
-from genctl.config.layers import Layer, Resolved, resolve
+from genctl.config.layers import Layer, Resolved
 from genctl.errors import UsageError
 
 STEPS = 8
 
 
 @dataclass(frozen=True)
-class Asked:
+class InspectOptions:
     """The command line of `genctl inspect-cache`, parsed."""
 
     arguments: tuple[str, ...] = ()
@@ -47,31 +44,7 @@ class Asked:
     allow_plugins: bool = False
 
 
-def perform(asked: Asked) -> int | None:
-    """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
-    _check(asked)
-    layers = [*settings.standing_layers(asked.presets), *asked.flags]
-    early = resolve(layers, tentative=True)
-    if asked.plan:
-        return _plan(asked, early)
-    steps = STEPS if asked.steps is None else asked.steps
-    _check_length(early, asked.steps, steps)
-    place = f"--steps {steps}"
-    layers.append(Layer("flag", {"max_new_tokens": steps + 1}, {"max_new_tokens": place}, "command"))
-    early = resolve(layers, tentative=True)
-    prompts = prompts_of(asked)
-    if prompts is None:
-        return None
-    from genctl.cli.inspecting_job import Job
-
-    with Interrupt() as interrupt:
-        with prompts:
-            rows = list(prompts)
-        _check_rows(asked, rows)
-        return Job(asked, layers, early, steps, rows, interrupt).run()
-
-
-def _check(asked: Asked) -> None:
+def check(asked: InspectOptions) -> None:
     """Everything that flags alone can get wrong. Raises UsageError."""
     check_count("steps", asked.steps, least=0)
     _check_plan(asked)
@@ -93,7 +66,7 @@ def _check(asked: Asked) -> None:
                 raise UsageError(f"{flag} has no place in --format tsv; --format json has it")
 
 
-def _check_plan(asked: Asked) -> None:
+def _check_plan(asked: InspectOptions) -> None:
     """What belongs to a plan and what to a measurement. Raises UsageError, naming the option."""
     planned = (
         ("--batch", asked.batch),
@@ -123,26 +96,7 @@ def _check_plan(asked: Asked) -> None:
             raise UsageError(f"{flag} belongs to a measurement, and --plan decodes nothing")
 
 
-def _plan(asked: Asked, early: Resolved) -> int:
-    from genctl.cli import cache_plan
-
-    if early.runtime.prompt_cache is not None and early.settings["prompt_cache"].kind == "command":
-        raise UsageError("--prompt-cache belongs to a measurement, and --plan decodes nothing")
-    return cache_plan.perform(
-        early.runtime,
-        early.generation,
-        batch=asked.batch or 1,
-        length=asked.length,
-        source_length=asked.source_length,
-        memory=asked.memory,
-        format=asked.format,
-        color=asked.color,
-        allow_pickle=asked.allow_pickle,
-        trust_remote_code=asked.trust_remote_code,
-    )
-
-
-def _check_length(early: Resolved, given: int | None, steps: int) -> None:
+def check_length(early: Resolved, given: int | None, steps: int) -> None:
     """Raises UsageError where another option says how many tokens are written."""
     for name in ("max_new_tokens", "max_length", "batch_size"):
         setting = early.settings.get(name)
@@ -156,7 +110,7 @@ def _check_length(early: Resolved, given: int | None, steps: int) -> None:
         raise UsageError(f"{said} contradicts --steps {steps}{default} which writes {steps + 1} tokens", hint=hint)
 
 
-def _check_rows(asked: Asked, rows: Sequence[InputRow | BadRow]) -> None:
+def check_rows(asked: InspectOptions, rows: Sequence[InputRow | BadRow]) -> None:
     """Raises UsageError where an option takes exactly one prompt."""
     if len(rows) == 1:
         return

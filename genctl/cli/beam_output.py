@@ -14,7 +14,7 @@ from genctl.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.cli.asked import Asked
+    from genctl.cli.run_options import RunOptions
 
 COMMAND = "genctl beam"
 BENEATH = (Layer(COMMAND, {"num_beams": 5}, said="user"),)
@@ -30,7 +30,7 @@ def check_search(early: Resolved) -> None:
         )
 
 
-def check_asked(asked: Asked) -> None:
+def check_asked(asked: RunOptions) -> None:
     """What the flags of a search can get wrong. Raises UsageError."""
     if asked.stream:
         for wrong, why in (
@@ -57,7 +57,7 @@ class Search:
     With `live` the view on the terminal draws the tree; else it goes to `err` at the end, or in place of the texts.
     """
 
-    def __init__(self, asked: Asked, err: Console, *, live: bool) -> None:
+    def __init__(self, asked: RunOptions, err: Console, *, live: bool) -> None:
         from genctl.render.stream import StreamView
         from genctl.render.tree import Trees
 

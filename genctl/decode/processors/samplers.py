@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genctl.decode.processors.rows import Row
+from genctl.decode.processors.rows import RowCandidates
 from genctl.decode.types import Processor
 
 
@@ -68,7 +68,7 @@ def exclude_top_choices(probability: float, threshold: float, seed: int, min_tok
             return scores
         made = scores.clone()
         for number, row in enumerate(scores.detach().float().cpu().numpy()):
-            there = Row.of(row) if act[number] else None
+            there = RowCandidates.of(row) if act[number] else None
             if there is None:
                 continue
             top = np.flatnonzero(there.weights >= threshold * there.total)

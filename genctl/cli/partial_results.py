@@ -13,7 +13,7 @@ Link = tuple[events.Token, Any]  # a token and the link before it
 
 
 @dataclass
-class _Lane:
+class _PartialLane:
     began: events.Began
     returned: int
     prefilled: events.Prefilled | None = None
@@ -26,7 +26,7 @@ class Unfinished:
 
     def __init__(self, *, texts: bool = True) -> None:
         self._texts = texts  # whether there is a tokenizer to write any
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, _PartialLane] = {}
         self._returned: dict[str, int] = {}
 
     def expect(self, lane: str, returned: int) -> None:
@@ -36,7 +36,7 @@ class Unfinished:
     def feed(self, event: events.Event) -> None:
         """Take in one event."""
         if isinstance(event, events.Began):
-            self._lanes[event.lane] = _Lane(event, self._returned.pop(event.lane, 1))
+            self._lanes[event.lane] = _PartialLane(event, self._returned.pop(event.lane, 1))
         elif isinstance(event, (events.Finished, events.Failed)):
             self._lanes.pop(event.lane, None)
             self._returned.pop(event.lane, None)
@@ -53,14 +53,14 @@ class Unfinished:
         return [result for lane in self._lanes.values() if (result := _result(lane, self._texts)) is not None]
 
 
-def _grow(lane: _Lane, parent: int, written: tuple[events.Token, ...]) -> tuple[Link | None, Any]:
+def _grow(lane: _PartialLane, parent: int, written: tuple[events.Token, ...]) -> tuple[Link | None, Any]:
     _, link, path = lane.rows[parent]
     for token in written:
         link = (token, link)
     return link, (parent, path)
 
 
-def _result(lane: _Lane, texts: bool) -> Result | None:
+def _result(lane: _PartialLane, texts: bool) -> Result | None:
     found = []
     for hypothesis, link, path in lane.ended:
         found.append(Sequence(hypothesis, tuple(_unlink(link)), tuple(_unlink(path))))

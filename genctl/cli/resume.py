@@ -14,7 +14,7 @@ from genctl import __version__
 from genctl.batch import writers
 from genctl.batch.records import SCHEMA
 from genctl.batch.resumable import Resumable
-from genctl.cli.asked import Asked
+from genctl.cli.run_options import RunOptions
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
 from genctl.errors import UsageError
@@ -26,7 +26,7 @@ _SHORT = 40  # characters of a value in a sentence
 
 
 @dataclass(frozen=True)
-class Identity:
+class OutputIdentity:
     """Everything that decides the bytes of an output."""
 
     seed: int
@@ -49,7 +49,7 @@ class Identity:
 
 
 def identity(
-    asked: Asked,
+    asked: RunOptions,
     resolved: Resolved,
     *,
     seed: int,
@@ -57,7 +57,7 @@ def identity(
     batch: Mapping[str, int],
     input: Mapping[str, Any] | None,
     top: int,
-) -> Identity:
+) -> OutputIdentity:
     """What is asked now. `checkpoints` are fingerprints by name, `input` says what the input file holds."""
     settings = {key: value for key, value in settings_of(resolved).items() if key not in APART}
     for key in ("processors", "stopping"):
@@ -70,7 +70,7 @@ def identity(
         "explain": asked.explain,
         "fail_on": sorted(asked.fail_on),
     }
-    return Identity(
+    return OutputIdentity(
         seed=seed,
         said=resolved.runtime.seed is not None,
         settings=settings,
@@ -105,7 +105,7 @@ def _digest(value: Any) -> str:
         return ""
 
 
-def check_same(name: str, before: Mapping[str, Any], now: Identity) -> Identity:
+def check_same(name: str, before: Mapping[str, Any], now: OutputIdentity) -> OutputIdentity:
     """What is asked, with the seed that the job began with. Raises UsageError with all that has changed."""
     if not now.said and isinstance(before.get("seed"), int):
         now = replace(now, seed=before["seed"])

@@ -9,7 +9,7 @@ from typing import IO, Any, Protocol
 from genctl.batch import readers
 
 
-class Asked(Protocol):
+class PromptOptions(Protocol):
     """What every command that reads prompts is asked for."""
 
     @property
@@ -20,7 +20,7 @@ class Asked(Protocol):
     def input_format(self) -> str | None: ...
 
 
-def prompts_of(asked: Asked, **how: Any) -> readers.Prompts | None:
+def prompts_of(asked: PromptOptions, **how: Any) -> readers.Prompts | None:
     """The prompts of a command line (see `readers.open_prompts`, which is given `how`); None if there are none."""
     return readers.open_prompts(
         asked.arguments,
@@ -32,7 +32,7 @@ def prompts_of(asked: Asked, **how: Any) -> readers.Prompts | None:
     )
 
 
-def are_texts(asked: Asked) -> bool:
+def are_texts(asked: PromptOptions) -> bool:
     """Whether every prompt is a text, so that the checkpoint must have a tokenizer; JSONL rows may hold token ids."""
     return bool(asked.arguments) or readers.format_of(asked.input_format, asked.input or "") != "jsonl"
 

@@ -6,24 +6,24 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from genctl.cli import searching
-from genctl.cli.asked import Asked, check
+from genctl.cli import beam_output
+from genctl.cli.inputs import prompts_of
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import Job
-from genctl.cli.prompting import prompts_of
+from genctl.cli.run_options import RunOptions, check
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import Exit
 
 
-def perform(asked: Asked) -> int | None:
+def perform(asked: RunOptions) -> int | None:
     """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
     with Interrupt() as interrupt, ExitStack() as stack:
         check(asked)
         layers = [*asked.beneath, *settings.standing_layers(asked.presets), *asked.flags]
         early = resolve(layers, tentative=True)
         if asked.view == "beam":
-            searching.check_search(early)
+            beam_output.check_search(early)
         if asked.dry:
             return _dry(asked, early, layers)
         rows = prompts_of(asked)
@@ -33,7 +33,7 @@ def perform(asked: Asked) -> int | None:
         return Job(asked, layers, early, interrupt).run(iter(rows))
 
 
-def _dry(asked: Asked, early: Resolved, layers: Sequence[Layer]) -> int:
+def _dry(asked: RunOptions, early: Resolved, layers: Sequence[Layer]) -> int:
     """The resolved job as TOML; only the checkpoint's settings are read, not its weights."""
     from genctl.config.dry import to_toml
     from genctl.session import planned

@@ -12,12 +12,12 @@ from genctl import events as told
 from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import caching, compiling, strategy
-from genctl.cli.cutting import cut_note
-from genctl.cli.inspecting import Asked
+from genctl.cli import notes, strategy
+from genctl.cli.inputs import are_texts, is_terminal, prompts_of
+from genctl.cli.inspect_options import STEPS, InspectOptions, check, check_length, check_rows
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.prompting import are_texts, is_terminal
-from genctl.config.layers import Layer, Resolved, overlay, row_layer
+from genctl.config import settings
+from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.errors import Exit, GenctlError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -28,11 +28,52 @@ if TYPE_CHECKING:
 COLUMNS = ("step", "rows", "layer", "kind", "shape", "dtype", "device", "bytes", "new")
 
 
+def perform(asked: InspectOptions) -> int | None:
+    """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
+    check(asked)
+    layers = [*settings.standing_layers(asked.presets), *asked.flags]
+    early = resolve(layers, tentative=True)
+    if asked.plan:
+        return _plan(asked, early)
+    steps = STEPS if asked.steps is None else asked.steps
+    check_length(early, asked.steps, steps)
+    place = f"--steps {steps}"
+    layers.append(Layer("flag", {"max_new_tokens": steps + 1}, {"max_new_tokens": place}, "command"))
+    early = resolve(layers, tentative=True)
+    prompts = prompts_of(asked)
+    if prompts is None:
+        return None
+    with Interrupt() as interrupt:
+        with prompts:
+            rows = list(prompts)
+        check_rows(asked, rows)
+        return InspectJob(asked, layers, early, steps, rows, interrupt).run()
+
+
+def _plan(asked: InspectOptions, early: Resolved) -> int:
+    from genctl.cli import cache_plan
+
+    if early.runtime.prompt_cache is not None and early.settings["prompt_cache"].kind == "command":
+        raise UsageError("--prompt-cache belongs to a measurement, and --plan decodes nothing")
+    return cache_plan.perform(
+        early.runtime,
+        early.generation,
+        batch=asked.batch or 1,
+        length=asked.length,
+        source_length=asked.source_length,
+        memory=asked.memory,
+        format=asked.format,
+        color=asked.color,
+        allow_pickle=asked.allow_pickle,
+        trust_remote_code=asked.trust_remote_code,
+    )
+
+
 @dataclass
-class Job:
+class InspectJob:
     """One measurement: a checkpoint, its prompts in one batch, and what is written of it."""
 
-    asked: Asked
+    asked: InspectOptions
     layers: Sequence[Layer]
     early: Resolved
     steps: int
@@ -92,14 +133,14 @@ class Job:
             need_tokenizer=are_texts(asked),
         )
         view.hide()
-        compiling.announce(session, self.say, quiet=asked.quiet, before=view.hide)
+        notes.announce_compiling(session, self.say, quiet=asked.quiet, before=view.hide)
         self.base = session.resolve(self.layers)
         kind = session.check(self.base)
         if asked.strategy:
             strategy.check(asked.strategy, kind)
         self._check_cache(session)
         if not asked.quiet:
-            self.asides += caching.notes(session, self.base)
+            self.asides += notes.cache_notes(session, self.base)
         if asked.verbose:
             self.asides += [*self.base.notes, *session.loaded.told]
         self.weights = view.weights = weights_bytes(session.loaded.model)
@@ -153,7 +194,7 @@ class Job:
         from genctl.inspecting.measured import Measurement
 
         asked = self.asked
-        reuse = caching.Reuse(self.base.runtime.prompt_cache)
+        reuse = notes.Reuse(self.base.runtime.prompt_cache)
         measured = Measurement(self.steps)
         self._decode(session, requests, measured, view, reuse)
         if not asked.quiet:
@@ -191,7 +232,7 @@ class Job:
         requests: Sequence[Request],
         measured: Measurement,
         view: CacheView,
-        reuse: caching.Reuse | None,
+        reuse: notes.Reuse | None,
     ) -> None:
         main = reuse is not None
         stream = session.stream(requests, width=max(len(requests), 1), interrupted=self.interrupt, watch=True)
@@ -210,7 +251,7 @@ class Job:
 
     def _cut(self, event: told.Began) -> str:
         row = next((row for row in self.rows if row.id == event.lane and isinstance(row, InputRow)), None)
-        return cut_note(event, event.lane, row, self.base.runtime)
+        return notes.cut_note(event, event.lane, row, self.base.runtime)
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 

@@ -5,28 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from genctl.batch import jsonl
-from genctl.batch.quoting import Refused
+from genctl.batch.printable import Refused
 from genctl.batch.rows import BadRow, InputRow
-from genctl.cli.interrupt import Interrupt
-from genctl.cli.prompting import prompts_of
+from genctl.cli.inputs import prompts_of
 from genctl.comparing import expectations
-from genctl.comparing.runs import Run, check_names, checkpoint_of, read_runs, recorded_layer, split_models
+from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, read_runs, recorded_layer, split_models
 from genctl.config.dry import to_toml
 from genctl.config.layers import Layer, Resolved, model_layer
 from genctl.errors import Exit, GenctlError, InputError, PresetError, UsageError
 
-if TYPE_CHECKING:
-    pass
-
-LANES = 16  # decoded at once where nobody watches and no batch size is given
-TOP = 20  # alternatives looked at with --expect, to say how probable an old token is now
-
 
 @dataclass(frozen=True)
-class Asked:
+class CompareOptions:
     """The command line of `genctl compare`, parsed."""
 
     arguments: tuple[str, ...] = ()
@@ -56,27 +49,7 @@ class Asked:
     allow_plugins: bool = False
 
 
-def perform(asked: Asked) -> int | None:
-    """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
-    _check(asked)
-    recording = None if asked.expect is None else expectations.read(asked.expect)
-    runs = _runs(asked, recording)
-    if asked.baseline is not None and asked.baseline not in [run.name for run in runs]:
-        names = ", ".join(run.name for run in runs)
-        raise UsageError(f"--baseline {asked.baseline}: no run has this name; there are: {names}")
-    early = _all(runs, Run.early)
-    if asked.dry:
-        return _dry(asked, runs, early)
-    rows = _rows(asked, recording)
-    if rows is None:
-        return None
-    from genctl.cli.comparing_job import Job
-
-    with Interrupt() as interrupt:
-        return Job(asked, runs, early, rows, recording, interrupt).run()
-
-
-def _check(asked: Asked) -> None:
+def check(asked: CompareOptions) -> None:
     """Everything that flags alone can get wrong. Raises UsageError."""
     if asked.seeds is not None and asked.seeds < 1:
         raise UsageError(f"--seeds {asked.seeds}: must be at least 1")
@@ -93,11 +66,12 @@ def _check(asked: Asked) -> None:
         raise UsageError(f"--save {asked.save}: another option names the same file")
 
 
-def _runs(asked: Asked, recording: expectations.Recording | None) -> tuple[Run, ...]:
+def runs_of(asked: CompareOptions, recording: expectations.Recording | None) -> tuple[RunSpec, ...]:
+    """The runs of a comparison: those of the command line, or of the recording that --expect reads."""
     models = split_models(asked.models)
     if recording is not None and not (asked.presets or asked.strategies or models):
         runs = tuple(
-            Run(one["name"], (recorded_layer(one["name"], one["settings"]), *asked.flags)) for one in recording.runs
+            RunSpec(one["name"], (recorded_layer(one["name"], one["settings"]), *asked.flags)) for one in recording.runs
         )
         check_names(runs)
         return runs
@@ -111,7 +85,7 @@ def _runs(asked: Asked, recording: expectations.Recording | None) -> tuple[Run, 
     return runs
 
 
-def _all(runs: Sequence[Run], ask: Any) -> list[Resolved]:
+def each(runs: Sequence[RunSpec], ask: Any) -> list[Resolved]:
     """`ask` of every run; the mistakes of all of them at once."""
     found, mistakes, hints = [], [], []
     for run in runs:
@@ -125,7 +99,7 @@ def _all(runs: Sequence[Run], ask: Any) -> list[Resolved]:
     return found
 
 
-def _dry(asked: Asked, runs: Sequence[Run], early: Sequence[Resolved]) -> int:
+def dry(asked: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> int:
     """Each run as TOML, with what its checkpoint says; weights are not read."""
     resolved = settled(asked, runs, early)
     pieces = [f"# run {run.name}\n\n{to_toml(one, defaults=False)}" for run, one in zip(runs, resolved, strict=True)]
@@ -133,7 +107,7 @@ def _dry(asked: Asked, runs: Sequence[Run], early: Sequence[Resolved]) -> int:
     return int(Exit.DONE)
 
 
-def settled(asked: Asked, runs: Sequence[Run], early: Sequence[Resolved]) -> list[Resolved]:
+def settled(asked: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> list[Resolved]:
     """The runs with their checkpoints' settings beneath them, checked as far as that goes without weights."""
     from genctl.models.hub import generation_config
     from genctl.session import check_settings
@@ -147,19 +121,19 @@ def settled(asked: Asked, runs: Sequence[Run], early: Sequence[Resolved]) -> lis
             beneath[checkpoint_of(one)] = model_layer(said, one.runtime.model)
     keys = {run.name: checkpoint_of(one) for run, one in zip(runs, early, strict=True)}
 
-    def ask(run: Run) -> Resolved:
+    def ask(run: RunSpec) -> Resolved:
         resolved = run.resolve([beneath[keys[run.name]]])
         with Naming(run):
             check_settings(resolved.generation)
         return resolved
 
-    return _all(runs, ask)
+    return each(runs, ask)
 
 
 class Naming:
     """Puts the name of a run before the message of a GenctlError that passes through."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunSpec) -> None:
         self.run = run
 
     def __enter__(self) -> None:
@@ -171,7 +145,7 @@ class Naming:
             error.args = (error.message,)
 
 
-def _rows(asked: Asked, recording: expectations.Recording | None) -> list[InputRow | BadRow] | None:
+def rows_of(asked: CompareOptions, recording: expectations.Recording | None) -> list[InputRow | BadRow] | None:
     """All prompts. None if there are none to be had."""
     if recording is not None and not asked.arguments and asked.input is None:
         if asked.input_format is not None:

@@ -1,17 +1,21 @@
-"""Where a job's records go: nowhere (they have been shown), to a sink, or to an output that can be resumed."""
+"""Records of results, and where they go: nowhere (they have been shown), to a sink, or to an output to resume."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
 from genctl.batch import writers
+from genctl.batch.records import record
 from genctl.batch.resumable import Resumable
 from genctl.batch.rows import BadRow, InputRow
-from genctl.cli.asked import Asked
-from genctl.cli.resuming import Echo, Identity, check_same
+from genctl.cli.resume import Echo, OutputIdentity, check_same
+from genctl.cli.run_options import RunOptions
+from genctl.cli.shortfall import listed
+from genctl.results import Result
 
 Record = writers.Record
 Written = Callable[[int, Sequence[Record]], object]
@@ -27,7 +31,7 @@ class Nowhere:
         pass
 
 
-class Output(Protocol):
+class RecordOutput(Protocol):
     """What a job needs to know of where its records go."""
 
     done: int  # rows whose records are out since an earlier run
@@ -44,7 +48,7 @@ class Output(Protocol):
     def differs(self) -> bool:
         """Whether rows that were decoded again came out differently."""
 
-    def begin(self, identity: Identity, span: int) -> Identity:
+    def begin(self, identity: OutputIdentity, span: int) -> OutputIdentity:
         """The checkpoint is known. Returns what is asked, with the seed that holds."""
 
     def consume(self, row: InputRow | BadRow) -> None:
@@ -66,10 +70,12 @@ class Output(Protocol):
         """An error is being reported."""
 
 
-class Plain:
+class PlainOutput:
     """Records to standard output, a device or a new file, or `nowhere`."""
 
-    def __init__(self, asked: Asked, written: Written, on_error: Callable[[Record], None], *, nowhere: bool) -> None:
+    def __init__(
+        self, asked: RunOptions, written: Written, on_error: Callable[[Record], None], *, nowhere: bool
+    ) -> None:
         self.done = self.again = 0
         self.finished = self.differs = self.compared = self.hurried = False
         self.tally: Mapping[str, Any] = {}
@@ -82,7 +88,7 @@ class Plain:
             writer = writers.open_writer(format, self._sink, on_error=on_error, shown=shown)
         self._ordered = writers.Ordered(writer, unordered=asked.unordered, written=written)
 
-    def begin(self, identity: Identity, span: int) -> Identity:
+    def begin(self, identity: OutputIdentity, span: int) -> OutputIdentity:
         return identity
 
     def consume(self, row: InputRow | BadRow) -> None:
@@ -111,7 +117,7 @@ class Resumed:
 
     def __init__(
         self,
-        asked: Asked,
+        asked: RunOptions,
         written: Written,
         on_error: Callable[[Record], None],
         counted: Callable[[], Mapping[str, Any]],
@@ -131,7 +137,7 @@ class Resumed:
     def differs(self) -> bool:
         return self._echo is not None and self._echo.differs
 
-    def begin(self, identity: Identity, span: int) -> Identity:
+    def begin(self, identity: OutputIdentity, span: int) -> OutputIdentity:
         if self.file.header is not None:
             identity = check_same(self.file.name, self.file.header, identity)
             self.compared = identity.input is not None and self.file.header.get("input") == identity.input
@@ -190,13 +196,13 @@ class Unclosed:
 
 
 def open_output(
-    asked: Asked,
+    asked: RunOptions,
     written: Written,
     on_error: Callable[[Record], None],
     counted: Callable[[], Mapping[str, Any]],
     *,
     nowhere: bool,
-) -> Output:
+) -> RecordOutput:
     """The output that is asked for.
 
     `written` is told of each row that is out, `on_error` of the failures that the format has no place for; `counted`
@@ -204,7 +210,7 @@ def open_output(
     """
     if asked.resume:
         return Resumed(asked, written, on_error, counted)
-    return Plain(asked, written, on_error, nowhere=nowhere)
+    return PlainOutput(asked, written, on_error, nowhere=nowhere)
 
 
 def _visible(text: str) -> str:
@@ -214,7 +220,7 @@ def _visible(text: str) -> str:
 
 
 @contextmanager
-def opened(output: Output, interrupted: Callable[[], Any]) -> Iterator[Output]:
+def opened(output: RecordOutput, interrupted: Callable[[], Any]) -> Iterator[RecordOutput]:
     """An output that an error cuts short is given up, so that an old file is not lost to it."""
     try:
         yield output
@@ -222,3 +228,63 @@ def opened(output: Output, interrupted: Callable[[], Any]) -> Iterator[Output]:
         output.abandon()
         raise
     output.close(cut_short=bool(interrupted()))
+
+
+def records_of(
+    asked: RunOptions,
+    row: InputRow,
+    result: Result,
+    *,
+    load_s: float,
+    encoder_decoder: bool,
+    saved: bool = False,
+    texts: bool = True,
+) -> list[dict[str, Any]]:
+    """One record for each sequence of a row. `saved`: --prompt-cache. `texts`: there is a tokenizer to write any."""
+    timing = None
+    if asked.timing:
+        timing = {"load_s": load_s, "prefill_s": result.prefill_s, "decode_s": result.decode_s}
+    records = []
+    for number, sequence in enumerate(result.sequences):
+        hypothesis = sequence.hypothesis
+        if asked.format == "text" and not texts:  # what a terminal shows, in a pipe
+            hypothesis = dataclasses.replace(hypothesis, text="".join(f"<{id}>" for id in hypothesis.tokens))
+        if asked.echo:
+            between = "\t" if encoder_decoder else ""
+            hypothesis = dataclasses.replace(hypothesis, text=f"{result.prompt}{between}{hypothesis.text}")
+        extra: dict[str, Any] = dict(result.remarks)
+        if result.drafted:
+            extra |= {"drafted": result.drafted, "accepted": result.accepted}
+        if "beam" in result.strategy:
+            extra["parents"] = list(sequence.parents)
+        records.append(
+            record(
+                row,
+                number,
+                hypothesis,
+                prompt_text=result.prompt,
+                model=result.model,
+                strategy=result.strategy,
+                seed=result.seed,
+                prompt_tokens=result.prompt_tokens,
+                tokens=sequence.tokens if asked.with_tokens else None,
+                timing=timing,
+                extra=extra,
+                reused_tokens=result.reused if saved else None,
+            )
+        )
+    return records
+
+
+def ends_to_tell(wanted: Sequence[str], row: InputRow, result: Result, *, texts: bool = True) -> list[str]:
+    """What --fail-on has to say of a row's sequences. Where there are no `texts`, one without tokens is empty."""
+    found = []
+    for number, sequence in enumerate(result.sequences):
+        what = f"prompt {row.id}, sequence {number}"
+        if sequence.finish_reason in wanted:
+            found.append(f"{what} ended by {sequence.finish_reason}")
+        elif "empty" in wanted and not (sequence.text.strip() if texts else sequence.token_ids):
+            found.append(f"{what} is empty")
+        elif "unmet" in wanted and sequence.unmet:
+            found.append(f"{what} lacks {listed(sequence.unmet)}")
+    return found

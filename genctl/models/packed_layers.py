@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from genctl import compat
 from genctl.native import kernels, pages
 from genctl.native.linear import Float16, Linear, Make, Packed
 from genctl.native.quantized import Int8Weights
@@ -59,7 +60,7 @@ class PackedLinear(nn.Module):
 
 
 @dataclass
-class Report:
+class PackingReport:
     """What became of a model's linear layers."""
 
     packed: int = 0
@@ -68,13 +69,13 @@ class Report:
 
 def pack(
     model: nn.Module, *, quantize: str | None = None, look: Look | None = None, smallest: int | None = None
-) -> Report:
+) -> PackingReport:
     """Replace every linear layer within `model` that is fit for it, one by one; each original is freed before the next.
 
     `look` is given each parameter once, by name, before its layer is packed, and may raise. `quantize` is None for the
     same numbers in another order, or "int8". Only for inference.
     """
-    report = Report()
+    report = PackingReport()
     seen: set[int] = set()
     parameters = [weight for module in model.modules() for weight in module.parameters(recurse=False)]
     users = Counter(weight.data_ptr() for weight in parameters if weight.device.type == "cpu")  # tied ones: several
@@ -128,8 +129,7 @@ def unfit(model: nn.Module, names: Sequence[str], quantize: str | None, smallest
     falcon = kind.__name__ == "FalconLinear" and kind.__module__.startswith("transformers.")
     if module is model or not (kind in (nn.Linear, Conv1D) or falcon):
         return "of another class"
-    replaced = "forward" in module.__dict__ or hasattr(module, "_hf_hook")
-    if replaced or module._forward_hooks or module._forward_pre_hooks:
+    if compat.has_hooks(module):
         return "with hooks"
     weight, bias = module.weight, module.bias
     if type(weight) is not nn.Parameter or weight.ndim != 2:

@@ -1,0 +1,218 @@
+"""The names of torch and transformers that their documentation does not list: the only file that uses them.
+
+Nothing is looked up when this file is imported. Each function says what happens where its name has moved: another way
+to compute the same, None, or a refusal. tests/test_compat.py has a test for each, which fails with the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from genctl.errors import ModelError
+
+# -- torch: products on the CPU. Each is None where this torch has no such operator ------------------------------------
+
+
+@cache
+def _operator(path: str) -> Any:
+    """An operator of `torch.ops` by its path; None if there is none."""
+    found: Any = torch.ops
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except (AttributeError, RuntimeError):
+            return None
+    return found
+
+
+def onednn_linear() -> Any:
+    """(x [..., I], weight, bias, activation, scalars, algorithm) -> [..., O], by oneDNN."""
+    return _operator("mkldnn._linear_pointwise.default")
+
+
+def onednn_reorder_weight() -> Any:
+    """(weight [O, I], rows or None) -> the weight in oneDNN's blocks."""
+    return _operator("mkldnn._reorder_linear_weight")
+
+
+def onednn_has_bfloat16() -> Any:
+    """() -> whether oneDNN computes bfloat16 by instructions of this CPU."""
+    return _operator("mkldnn._is_mkldnn_bf16_supported")
+
+
+def onednn_int8_linear() -> Any:
+    """(x uint8, its scale and zero point, packed weight, scales, zero points, …) -> [N, O], by oneDNN."""
+    return _operator("onednn.qlinear_pointwise.default")
+
+
+def onednn_int8_prepack() -> Any:
+    """(codes int8 [O, I], shape of x or None) -> the codes in oneDNN's blocks."""
+    return _operator("onednn.qlinear_prepack")
+
+
+def fbgemm_float16_linear() -> Any:
+    """(x float32 [N, I], panels) -> float32 [N, O], by FBGEMM."""
+    return _operator("quantized.linear_dynamic_fp16.default")
+
+
+def fbgemm_float16_prepack() -> Any:
+    """(weight float32 [O, I], bias) -> float16 panels."""
+    return _operator("quantized.linear_prepack_fp16")
+
+
+def int8_weight_linear() -> Any:
+    """(x bfloat16 [N, I], codes int8 [O, I], scales bfloat16 [O]) -> bfloat16 [N, O]."""
+    return _operator("aten._weight_int8pack_mm.default")
+
+
+def int4_linear() -> Any:
+    """(x bfloat16 [N, I], packed, features in a group, scales and zeros) -> bfloat16 [N, O]."""
+    return _operator("aten._weight_int4pack_mm_for_cpu")
+
+
+def int4_prepack() -> Any:
+    """(codes int32 [O, I] from 0 to 15, tiles) -> the codes, two in a byte."""
+    return _operator("aten._convert_weight_to_int4pack_for_cpu")
+
+
+# -- torch: attention --------------------------------------------------------------------------------------------------
+
+
+def flash_attention_cpu() -> Any:
+    """(query, keys, values, scale=) -> (output, log-sum-exp of each query); None where torch has no such operator."""
+    return _operator("aten._scaled_dot_product_flash_attention_for_cpu")
+
+
+def attention_with_sums(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention on the CPU and the log-sum-exp of its scores, by which parts of it can be merged.
+
+    query [R, H, Q, D], keys and values [R, H, S, D] -> [R, H, Q, D] and float32 [R, H, Q]. Where torch's operator has
+    moved it is computed step by step.
+    """
+    flash = flash_attention_cpu()
+    if flash is not None:
+        output, sums = flash(query, keys, values, scale=scale)
+        return output, sums
+    scores = query.float() @ keys.float().transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    return (scores.softmax(-1) @ values.float()).to(query.dtype), scores.logsumexp(-1)
+
+
+# -- torch: the compiler -----------------------------------------------------------------------------------------------
+
+
+def raise_recompile_limit(least: int) -> None:
+    """Let one process hold at least `least` compilations of a function. Raises ModelError where the limit has moved.
+
+    At the limit torch.compile stops compiling without a word, and every later step is slow.
+    """
+    import torch._dynamo
+
+    settings: Any = torch._dynamo.config
+    if not hasattr(settings, "recompile_limit"):
+        raise ModelError(
+            f"--compile sets torch._dynamo.config.recompile_limit, which torch {torch.__version__} does not have",
+            hint="leave out --compile",
+        )
+    settings.recompile_limit = max(settings.recompile_limit, least)
+
+
+def mark_dynamic(tensor: Tensor, dimensions: int | Sequence[int]) -> None:
+    """Say that these dimensions change from step to step. Without the mark torch finds out by compiling once more."""
+    import torch._dynamo
+
+    mark: Any = getattr(torch._dynamo, "maybe_mark_dynamic", None)
+    if mark is not None:
+        mark(tensor, dimensions if isinstance(dimensions, int) else list(dimensions))
+
+
+def is_marked_dynamic(tensor: Tensor) -> bool:
+    """Whether `mark_dynamic` marked this tensor. False where the mark has moved: marking again changes nothing."""
+    return hasattr(tensor, "_dynamo_weak_dynamic_indices")
+
+
+def mark_static_address(tensor: Tensor) -> None:
+    """Say that a tensor's memory stays where it is. Without the mark a CUDA graph copies the tensor in every step."""
+    import torch._dynamo
+
+    mark: Any = getattr(torch._dynamo, "mark_static_address", None)
+    if mark is not None:
+        mark(tensor)
+
+
+# -- torch: modules ----------------------------------------------------------------------------------------------------
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of the module runs code besides its class's forward: hooks of torch, or of accelerate.
+
+    True where torch's lists of hooks have moved: a module that cannot be looked into is left as it is.
+    """
+    if "forward" in vars(module) or hasattr(module, "_hf_hook"):
+        return True
+    lists = [vars(module).get(name) for name in ("_forward_hooks", "_forward_pre_hooks")]
+    return any(hooks is None or len(hooks) > 0 for hooks in lists)
+
+
+def give_own_children(module: nn.Module) -> None:
+    """Let a copy made by `copy.copy`, which shares its list of children with the original, have a list of its own.
+
+    Raises ModelError where torch keeps children elsewhere: changing the copy would change the model.
+    """
+    children = vars(module).get("_modules")
+    if children is None:
+        raise ModelError(f"torch {torch.__version__} keeps a module's children where genctl does not find them")
+    vars(module)["_modules"] = dict(children)
+
+
+# -- transformers ------------------------------------------------------------------------------------------------------
+
+
+def takes_dynamic_cache(model: Any) -> bool:
+    """Whether transformers gives a model of this class a cache of keys and values.
+
+    True where the method has moved: what an unlisted model does with its cache is tried in any case.
+    """
+    method = getattr(model, "_supports_default_dynamic_cache", None)
+    return True if method is None else bool(method())
+
+
+def is_stateful(model: Any) -> bool:
+    """Whether layers keep a state instead of every token. False where the mark has moved."""
+    return bool(getattr(model, "_is_stateful", False))
+
+
+def attention_of(config: Any) -> str:
+    """What computes a model's attention ("sdpa", "eager", …). "" where it is not said."""
+    return getattr(config, "_attn_implementation", None) or ""
+
+
+def kept_dtypes(model: Any, dtype: torch.dtype) -> Mapping[str, torch.dtype]:
+    """What `from_pretrained` keeps in another type than `dtype`: patterns of names -> type.
+
+    Empty where the method has moved: a plan then counts these weights, which are few, as if they had `dtype`.
+    """
+    method = getattr(model, "_get_dtype_plan", None)
+    plan: Mapping[str, torch.dtype] = {} if method is None else method(dtype)
+    return plan
+
+
+def synthid_keys(processor: Any, contexts: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys of a watermark for tokens after contexts: int64 [R, V], [R, C] -> keys [R, V, D], hashes of contexts [R].
+
+    Raises ModelError where the method has moved.
+    """
+    method = getattr(processor, "_compute_keys", None)
+    if method is None:
+        raise ModelError(
+            f"watermarking_config: {type(processor).__name__} of transformers has no _compute_keys",
+            hint="leave out the watermark",
+        )
+    keys, hashes = method(contexts, ids)
+    return keys, hashes

@@ -1,0 +1,24 @@
+"""The runtime of a loaded model: native where the model is, transformers' classes otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from genctl.decode.runtime import ModelRuntime
+from genctl.native.model import NativeModel
+from genctl.native.runtime import NativeRuntime
+
+
+def runtime_of(model: Any, *, compile: bool = False) -> ModelRuntime:
+    """A loaded model as the loop sees it. `compile` concerns transformers' models alone."""
+    if isinstance(model, NativeModel):
+        if not model.config.is_encoder_decoder:
+            return NativeRuntime(model)
+        from genctl.native.seq2seq_model import Seq2SeqModel
+        from genctl.native.seq2seq_runtime import Seq2SeqRuntime
+
+        assert isinstance(model, Seq2SeqModel)
+        return Seq2SeqRuntime(model)
+    from genctl.decode.forward import Forward
+
+    return Forward(model, compile=compile)

@@ -1,0 +1,198 @@
+"""Every name that torch and transformers do not list is where `genctl.compat` looks for it, and what happens if not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+
+from genctl import compat
+from genctl.errors import ModelError
+from genctl.native import kernels
+from tests.tiny import tiny
+
+OPERATORS: dict[str, Callable[[], Any]] = {
+    "mkldnn._linear_pointwise": compat.onednn_linear,
+    "mkldnn._reorder_linear_weight": compat.onednn_reorder_weight,
+    "mkldnn._is_mkldnn_bf16_supported": compat.onednn_has_bfloat16,
+    "onednn.qlinear_pointwise": compat.onednn_int8_linear,
+    "onednn.qlinear_prepack": compat.onednn_int8_prepack,
+    "quantized.linear_dynamic_fp16": compat.fbgemm_float16_linear,
+    "quantized.linear_prepack_fp16": compat.fbgemm_float16_prepack,
+    "aten._weight_int8pack_mm": compat.int8_weight_linear,
+    "aten._weight_int4pack_mm_for_cpu": compat.int4_linear,
+    "aten._convert_weight_to_int4pack_for_cpu": compat.int4_prepack,
+    "aten._scaled_dot_product_flash_attention_for_cpu": compat.flash_attention_cpu,
+}
+USED_BY = {  # operators -> the kernel that needs them
+    "onednn_linear": lambda: kernels.has_onednn(torch.float32),
+    "onednn_reorder_weight": lambda: kernels.has_onednn(torch.float32),
+    "onednn_has_bfloat16": lambda: kernels.has_onednn(torch.bfloat16),
+    "onednn_int8_linear": kernels.has_int8,
+    "onednn_int8_prepack": kernels.has_int8,
+    "fbgemm_float16_linear": kernels.has_float16,
+    "fbgemm_float16_prepack": kernels.has_float16,
+    "int8_weight_linear": kernels.has_int8_weights,
+    "int4_linear": kernels.has_int4,
+    "int4_prepack": kernels.has_int4,
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_is_where_it_was(name: str) -> None:
+    assert OPERATORS[name]() is not None, f"torch.ops.{name} has moved"
+
+
+def test_an_operator_that_is_not_there_is_none() -> None:
+    assert compat._operator("mkldnn._no_such_operator") is None
+    assert compat._operator("no_such_library._no_such_operator.default") is None
+
+
+@pytest.mark.parametrize("name", USED_BY)
+def test_without_an_operator_the_kernel_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, name, lambda: None)
+    known = [kernels.has_onednn, kernels.has_int8, kernels.has_float16, kernels.has_int8_weights, kernels.has_int4]
+    for has in known:
+        has.cache_clear()
+    try:
+        assert USED_BY[name]() is False
+    finally:
+        for has in known:
+            has.cache_clear()
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_attention_with_sums_is_the_same_without_the_operator(
+    scale: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, keys, values = (torch.randn(2, 3, columns, 16) for columns in (4, 70, 70))
+    output, sums = compat.attention_with_sums(query, keys, values, scale)
+    monkeypatch.setattr(compat, "flash_attention_cpu", lambda: None)
+    plain, plain_sums = compat.attention_with_sums(query, keys, values, scale)
+    torch.testing.assert_close(output, plain)
+    torch.testing.assert_close(sums, plain_sums)
+
+
+def test_recompile_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = torch._dynamo.config
+    assert hasattr(settings, "recompile_limit"), "torch._dynamo.config.recompile_limit has moved"
+    with settings.patch(recompile_limit=8):
+        compat.raise_recompile_limit(64)
+        assert settings.recompile_limit == 64
+        compat.raise_recompile_limit(32)
+        assert settings.recompile_limit == 64
+    monkeypatch.setattr(torch._dynamo, "config", object())
+    with pytest.raises(ModelError, match="recompile_limit"):
+        compat.raise_recompile_limit(64)
+
+
+def test_mark_dynamic(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hasattr(torch._dynamo, "maybe_mark_dynamic"), "torch._dynamo.maybe_mark_dynamic has moved"
+    tensor = torch.zeros(2, 3)
+    assert not compat.is_marked_dynamic(tensor)
+    compat.mark_dynamic(tensor, (0, 1))
+    assert compat.is_marked_dynamic(tensor), "Tensor._dynamo_weak_dynamic_indices has moved"
+    monkeypatch.delattr(torch._dynamo, "maybe_mark_dynamic")
+    other = torch.zeros(2)
+    compat.mark_dynamic(other, 0)
+    assert not compat.is_marked_dynamic(other)
+
+
+def test_mark_static_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hasattr(torch._dynamo, "mark_static_address"), "torch._dynamo.mark_static_address has moved"
+    marked: list[Tensor] = []
+    monkeypatch.setattr(torch._dynamo, "mark_static_address", marked.append)
+    compat.mark_static_address(torch.zeros(2))
+    assert len(marked) == 1
+    monkeypatch.delattr(torch._dynamo, "mark_static_address")
+    compat.mark_static_address(torch.zeros(2))
+
+
+def test_has_hooks() -> None:
+    module = nn.Linear(2, 2)
+    assert not compat.has_hooks(module), "Module._forward_hooks or Module._forward_pre_hooks has moved"
+    for register in (module.register_forward_hook, module.register_forward_pre_hook):
+        handle = register(lambda *args: None)
+        assert compat.has_hooks(module)
+        handle.remove()
+    assert not compat.has_hooks(module)
+    replaced = nn.Linear(2, 2)
+    replaced.forward = lambda x: x  # type: ignore[method-assign]
+    assert compat.has_hooks(replaced)
+    unknown = nn.Linear(2, 2)
+    del unknown.__dict__["_forward_hooks"]
+    assert compat.has_hooks(unknown)
+
+
+def test_hooks_of_accelerate() -> None:
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    module = nn.Linear(2, 2)
+    add_hook_to_module(module, ModelHook())
+    assert hasattr(module, "_hf_hook"), "accelerate's _hf_hook has moved"
+    assert compat.has_hooks(module)
+
+
+def test_give_own_children() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    assert "_modules" in vars(model), "Module._modules has moved"
+    twin = copy.copy(model)
+    compat.give_own_children(twin)
+    twin[1] = nn.Identity()
+    assert isinstance(model[1], nn.ReLU)
+    assert twin[0] is model[0]
+    del twin.__dict__["_modules"]
+    with pytest.raises(ModelError):
+        compat.give_own_children(twin)
+
+
+def test_takes_dynamic_cache() -> None:
+    model = tiny("gpt2")
+    assert hasattr(model, "_supports_default_dynamic_cache"), "_supports_default_dynamic_cache has moved"
+    assert compat.takes_dynamic_cache(model)
+    model._supports_default_dynamic_cache = lambda: False
+    assert not compat.takes_dynamic_cache(model)
+    assert compat.takes_dynamic_cache(object())
+
+
+def test_is_stateful() -> None:
+    from transformers import MambaPreTrainedModel, PreTrainedModel
+
+    assert hasattr(PreTrainedModel, "_is_stateful"), "PreTrainedModel._is_stateful has moved"
+    assert compat.is_stateful(MambaPreTrainedModel)
+    assert not compat.is_stateful(tiny("gpt2"))
+    assert not compat.is_stateful(object())
+
+
+def test_attention_of() -> None:
+    config = tiny("gpt2").config
+    assert hasattr(config, "_attn_implementation"), "PreTrainedConfig._attn_implementation has moved"
+    assert compat.attention_of(config) == "sdpa"
+    config._attn_implementation = "eager"
+    assert compat.attention_of(config) == "eager"
+    assert compat.attention_of(object()) == ""
+
+
+def test_kept_dtypes() -> None:
+    model = tiny("gpt2")
+    assert hasattr(model, "_get_dtype_plan"), "PreTrainedModel._get_dtype_plan has moved"
+    assert compat.kept_dtypes(model, torch.float16) == {}
+    model._keep_in_fp32_modules = {"wo"}  # T5's
+    assert compat.kept_dtypes(model, torch.float16) == {"wo": torch.float32}
+    assert compat.kept_dtypes(object(), torch.float16) == {}
+
+
+def test_synthid_keys() -> None:
+    from transformers import SynthIDTextWatermarkLogitsProcessor as Watermark
+
+    assert hasattr(Watermark, "_compute_keys"), "SynthIDTextWatermarkLogitsProcessor._compute_keys has moved"
+    processor = Watermark(3, [5, 7], 16, 0, 4, torch.device("cpu"))
+    keys, hashes = compat.synthid_keys(processor, torch.tensor([[1, 2]]), torch.tensor([[0, 1, 2, 3]]))
+    assert (keys.shape, hashes.shape) == ((1, 4, 2), (1,))
+    with pytest.raises(ModelError, match="_compute_keys"):
+        compat.synthid_keys(object(), torch.tensor([[1, 2]]), torch.tensor([[0]]))
