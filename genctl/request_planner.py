@@ -173,8 +173,8 @@ class Planner:
         return Planned(lane, prompt, kind, settings, guard, healed, ranking, wanted)
 
     def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
-        from genctl.strategies.choose import choose
-        from genctl.strategies.companions import Companion, accompanied
+        from genctl.strategies.auxiliary_models import Companion, accompanied
+        from genctl.strategies.factory import choose
         from genctl.strategies.sample import Sample
 
         def companion(name: str) -> Companion:
@@ -198,7 +198,7 @@ class Planner:
     def _wishes(self, generation: Generation, strategy: Strategy) -> Wishes | None:
         """What is to be looked for in finished texts."""
         from genctl.strategies.constrained import ConstrainedBeam
-        from genctl.strategies.promises import Promises
+        from genctl.strategies.constraints import Promises
 
         if not isinstance(strategy, ConstrainedBeam):
             return None

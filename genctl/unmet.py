@@ -11,7 +11,7 @@ from genctl import events
 from genctl.params import Generation
 
 if TYPE_CHECKING:
-    from genctl.strategies.promises import Promises
+    from genctl.strategies.constraints import Promises
 
 
 @dataclass(frozen=True)

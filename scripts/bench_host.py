@@ -35,7 +35,7 @@ from genctl.models.text import Detokenizer, caption
 from genctl.params import Generation
 from genctl.results import Collector
 from genctl.stop_text import StopTrimmer, trimmed
-from genctl.strategies.choose import choose
+from genctl.strategies.factory import choose
 
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from genctl.decode import cache as caches
-from genctl.decode.sources import Sources, join_sources
+from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.types import Source
 
 if TYPE_CHECKING:

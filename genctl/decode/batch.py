@@ -11,10 +11,10 @@ from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode import shared
 from genctl.decode.cache import Cache
+from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.lane import LaneState, Said
 from genctl.decode.runtime import ModelRuntime, Output
 from genctl.decode.shortage import shortages
-from genctl.decode.sources import Sources, join_sources
 from genctl.decode.transfer import to_device
 from genctl.decode.watch import Watcher
 from genctl.errors import GenctlError

@@ -22,12 +22,12 @@ from genctl import compat
 from genctl.decode import cache as caches
 from genctl.decode import own_states, transfer
 from genctl.decode.abilities import CACHE_DIFFERS, DECODERS, DENSE, ENCODER_DECODERS, FINDINGS, RELATIVE_DECODERS, Probe
+from genctl.decode.encoder_inputs import Sources
 from genctl.decode.layers import GrowingLayer, StaticLayer
 from genctl.decode.length_rope import READ_AGAIN, LengthRope
 from genctl.decode.prefill import Reader
 from genctl.decode.runtime import Output, Passed
 from genctl.decode.shortage import is_shortage
-from genctl.decode.sources import Sources
 from genctl.decode.types import Prefix, Source
 from genctl.errors import GenctlError, ModelError
 

@@ -22,7 +22,7 @@ from genctl.decode.commit import (
     survived,
 )
 from genctl.decode.processors import trace as tracing
-from genctl.decode.processors.material import NamedProcessor
+from genctl.decode.processors.context import NamedProcessor
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.score import Stages, score
 from genctl.decode.transfer import to_device

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from genctl.decode import cache as caches
+from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.runtime import Output
-from genctl.decode.sources import Sources, join_sources
 from genctl.decode.types import Prefix, Source
 
 

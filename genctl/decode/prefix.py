@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.grammar.processor import begins
-from genctl.decode.processors.material import ProcessorContext
+from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.token_bytes import Spelling, spelling
 from genctl.decode.types import Processor
 from genctl.errors import UsageError

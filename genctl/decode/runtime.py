@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from genctl.decode.sources import Sources
+    from genctl.decode.encoder_inputs import Sources
     from genctl.decode.types import Prefix, Source
 
 

@@ -6,7 +6,7 @@ A preempted lane loses nothing but its keys and values: its tokens are read agai
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from genctl import events
 from genctl.decode.batch import Batch
@@ -14,10 +14,12 @@ from genctl.decode.lane import LaneState
 from genctl.decode.prefix_cache import PrefixCache
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.shortage import OutOfMemory, release, shortages
-from genctl.decode.together import groups, work
 from genctl.decode.types import Lane
 from genctl.decode.watch import Watcher
 from genctl.errors import GenctlError
+
+MOST = 512  # tokens of a pass that reads several prompts, padding included
+_PADDING = 0.25  # the share of a prompt's own length that may be added to it, at most
 
 
 class Scheduler:
@@ -204,3 +206,28 @@ def _too_large(lane: Lane, rows: int, shortage: OutOfMemory) -> events.Failed:
     many = f"{rows} rows of it" if rows > 1 else "it alone"
     why = f" ({shortage})" if str(shortage) else ""
     return events.Failed(lane.name, "memory", f"not enough memory for a prompt of {tokens} tokens, {many}{why}")
+
+
+def groups(lanes: Sequence[Lane]) -> list[list[Lane]]:
+    """Which prompts are read in one pass: short ones of about the same length, each lane in one group.
+
+    A short prompt leaves the processor waiting for weights; several side by side share them. A long one keeps it busy
+    alone. Groups and their lanes are in the order of `lanes`, whose prompts differ.
+    """
+    made: list[list[int]] = []
+    lengths = [len(lane.tokens) for lane in lanes]
+    for place in sorted(range(len(lanes)), key=lambda place: -lengths[place]):
+        longest = lengths[made[-1][0]] if made else 0
+        if made and (len(made[-1]) + 1) * longest <= MOST and longest <= lengths[place] * (1 + _PADDING):
+            made[-1].append(place)
+        else:
+            made.append([place])
+    return [[lanes[place] for place in group] for group in sorted(map(sorted, made))]
+
+
+def work(lane: Lane) -> tuple[int, int]:
+    """How long a lane may be at work: what it may write, then what it has to read. Longest first leaves the least idle.
+
+    Graham (1969), "Bounds on Multiprocessing Timing Anomalies": the longest job first.
+    """
+    return lane.max_new_tokens, len(lane.tokens) + len(lane.source or ())

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from genctl.decode.encoder_inputs import Sources
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.sources import Sources
 from genctl.errors import UsageError
 from genctl.models import hub
 from genctl.session import Report, Request, Session

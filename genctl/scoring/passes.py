@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from genctl.decode import cache as caches
+from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.sources import Sources, join_sources
 from genctl.errors import ModelError
 from genctl.events import Token
 

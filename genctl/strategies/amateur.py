@@ -13,7 +13,7 @@ from genctl.decode.guidance import Unconditional
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context, Scores, Search, Space
 from genctl.errors import ModelError
-from genctl.strategies.rescore import OUT, rescored
+from genctl.strategies.contrast import OUT, rescored
 from genctl.strategies.sample import Sample
 
 

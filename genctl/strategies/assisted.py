@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.types import Choice, Context, Scores, Search, Space
-from genctl.strategies.drafting import Draft, Drafter
+from genctl.strategies.draft_models import Draft, Drafter
 
 Schedule: TypeAlias = Literal["constant", "heuristic", "heuristic_transient"]
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from genctl.decode import transfer
 from genctl.decode.processors.rows import largest
 from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
-from genctl.strategies.drawing import draw_distinct
-from genctl.strategies.ending import EarlyStopping, Ending
+from genctl.strategies.early_stopping import EarlyStopping, Ending
+from genctl.strategies.sampling import draw_distinct
 
 
 @dataclass(frozen=True)

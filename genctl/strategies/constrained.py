@@ -11,8 +11,8 @@ from torch import Tensor
 
 from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
 from genctl.errors import ModelError, UsageError
-from genctl.strategies.ending import EarlyStopping, Ending
-from genctl.strategies.promises import Alternatives, Progress, Promises
+from genctl.strategies.constraints import Alternatives, Progress, Promises
+from genctl.strategies.early_stopping import EarlyStopping, Ending
 
 # Nats that a token of a promise may cost, where a beam has fewer rows than there are banks. With 12 words in 4 rows of
 # builtin:stories the best results are better by 0.24 nats a token than with the highest banks in turn.

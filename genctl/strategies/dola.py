@@ -14,7 +14,7 @@ from torch.nn import functional
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context, Scores, Search, Space
 from genctl.errors import ModelError
-from genctl.strategies.rescore import OUT, rescored
+from genctl.strategies.contrast import OUT, rescored
 from genctl.strategies.sample import Sample
 
 Layers: TypeAlias = Literal["low", "high"] | tuple[int, ...]

@@ -12,7 +12,7 @@ from genctl.decode import cache as caches
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context
 from genctl.errors import ModelError
-from genctl.strategies.drafting import Drafting, Follower, WritingAhead
+from genctl.strategies.draft_models import Drafting, Follower, WritingAhead
 
 
 @dataclass(frozen=True)

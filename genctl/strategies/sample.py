@@ -12,7 +12,7 @@ from torch import Tensor
 from genctl.decode import transfer
 from genctl.decode.processors.rows import RowCandidates
 from genctl.decode.types import Choice, Context, RowsOfLane, Scores, Search, Space
-from genctl.strategies.drawing import Sampler, inverse_cdf, multinomial
+from genctl.strategies.sampling import Sampler, inverse_cdf, multinomial
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context
 from genctl.errors import ModelError
-from genctl.strategies.drafting import Draft, Drafting, Follower, shared
+from genctl.strategies.draft_models import Draft, Drafting, Follower, shared
 
 OPEN = "\ufffd"  # what a character that is not complete is decoded to
 SLACK = 4  # tokens more than expected in which the pieces may meet

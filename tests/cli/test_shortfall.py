@@ -9,7 +9,7 @@ import pytest
 
 import genctl as library
 from genctl import events
-from genctl.strategies.promises import Promises
+from genctl.strategies.constraints import Promises
 from genctl.unmet import Wish, Wishes
 from tests.cli.tool import genctl
 

@@ -13,7 +13,7 @@ from genctl.decode.processors.build import ProcessorContext, build
 from genctl.decode.types import Lane
 from genctl.errors import ModelError
 from genctl.params import Generation
-from genctl.strategies.choose import choose
+from genctl.strategies.factory import choose
 from tests.decode.driver import NEW, PROMPTS, Case
 
 WAYS: dict[str, dict[str, Any]] = {

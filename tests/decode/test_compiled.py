@@ -18,7 +18,7 @@ from genctl.decode.guidance import Unconditional
 from genctl.decode.layers import STEP, SlottedLayer
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import build
-from genctl.decode.processors.material import ProcessorContext
+from genctl.decode.processors.context import ProcessorContext
 from genctl.errors import ModelError, PresetError, UsageError
 from genctl.models import hub, layout
 from genctl.params import Generation, Runtime
@@ -26,7 +26,7 @@ from genctl.session import Session
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive
-from genctl.strategies.drafting import PromptLookup
+from genctl.strategies.draft_models import PromptLookup
 from genctl.strategies.sample import Sample
 from tests.decode.driver import PROMPTS, Case
 from tests.tiny import checkpoint, tiny

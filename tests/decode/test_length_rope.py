@@ -17,7 +17,7 @@ from genctl.decode.types import Lane
 from genctl.scoring.passes import Passes, Piece
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
-from genctl.strategies.drafting import Draft
+from genctl.strategies.draft_models import Draft
 from genctl.strategies.sample import Sample
 from tests import runtimes
 from tests.tiny import EOS, PAD, sharpen

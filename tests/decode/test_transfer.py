@@ -21,7 +21,7 @@ from genctl.decode.loop import decode
 from genctl.decode.processors.build import ProcessorContext, build
 from genctl.decode.types import Lane
 from genctl.params import Generation
-from genctl.strategies.choose import choose
+from genctl.strategies.factory import choose
 from tests.decode.driver import NEW, PROMPTS, Case
 
 READS = ("tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")

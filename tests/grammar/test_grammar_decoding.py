@@ -13,7 +13,7 @@ from genctl import events
 from genctl.decode.grammar.processor import Grammar, json_schema
 from genctl.decode.grammar.source import read
 from genctl.decode.loop import decode
-from genctl.decode.processors.material import NamedProcessor, ProcessorContext
+from genctl.decode.processors.context import NamedProcessor, ProcessorContext
 from genctl.decode.token_bytes import spelling
 from genctl.decode.types import Lane, Strategy
 from genctl.params import Generation

@@ -179,7 +179,7 @@ def test_memory_is_read_with_its_unit(text: str, expected: int | None) -> None:
 def test_rows_are_those_that_the_strategy_feeds(knobs: dict[str, Any]) -> None:
     from genctl import events
     from genctl.decode.loop import decode
-    from genctl.strategies.choose import choose
+    from genctl.strategies.factory import choose
 
     case = Case("llama")
     strategy = choose(Generation(**knobs))

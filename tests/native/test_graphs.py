@@ -27,7 +27,7 @@ from genctl.params import Runtime
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive
-from genctl.strategies.drafting import PromptLookup
+from genctl.strategies.draft_models import PromptLookup
 from genctl.strategies.sample import Sample
 from tests import runtimes
 from tests.native.test_generate import PROMPTS, generated

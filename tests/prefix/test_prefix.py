@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from genctl.decode.prefix import RequiredPrefix, prefix
-from genctl.decode.processors.material import ProcessorContext
+from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 from genctl.params import Generation

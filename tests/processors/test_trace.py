@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from genctl.decode.processors.build import build
-from genctl.decode.processors.material import NamedProcessor
+from genctl.decode.processors.context import NamedProcessor
 from genctl.decode.processors.trace import apply, check, process, traces
 from genctl.errors import ModelError, UsageError
 from genctl.events import Trace

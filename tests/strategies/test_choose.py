@@ -14,8 +14,8 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.errors import UsageError
 from genctl.params import Generation
-from genctl.strategies.choose import choose
 from genctl.strategies.constrained import ConstrainedBeam
+from genctl.strategies.factory import choose
 from tests.decode.driver import PROMPTS
 from tests.strategies.oracle import case_of
 from tests.tiny import tokenizer

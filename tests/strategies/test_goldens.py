@@ -20,7 +20,7 @@ from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane, Strategy
 from genctl.params import Generation
-from genctl.strategies.choose import choose
+from genctl.strategies.factory import choose
 from tests import runtimes
 from tests.strategies.checkpoints import ARCHITECTURES, START, made
 from tests.strategies.oracle import Found, same

@@ -15,11 +15,11 @@ from torch import Tensor
 import genctl
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Generation
-from genctl.strategies import drawing
-from genctl.strategies.choose import choose
-from genctl.strategies.companions import asked
-from genctl.strategies.drawing import draw_distinct, inverse_cdf, inverse_cdf_on_device, multinomial
+from genctl.strategies import sampling
+from genctl.strategies.auxiliary_models import asked
+from genctl.strategies.factory import choose
 from genctl.strategies.sample import best
+from genctl.strategies.sampling import draw_distinct, inverse_cdf, inverse_cdf_on_device, multinomial
 from tests.tiny import checkpoint
 
 
@@ -82,9 +82,9 @@ def test_distinct_draws_are_those_of_torch_multinomial(keep: int) -> None:
 def test_a_torch_whose_noise_is_made_otherwise_still_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = scores(0, 2, 700, 2.0)
     with monkeypatch.context() as patched:
-        patched.setattr(drawing, "bits_are_known", lambda: False)
+        patched.setattr(sampling, "bits_are_known", lambda: False)
         slow = [multinomial(logits, [0, 1], 2, torch.Generator().manual_seed(seed)) for seed in range(20)]
-    assert drawing.bits_are_known()
+    assert sampling.bits_are_known()
     fast = [multinomial(logits, [0, 1], 2, torch.Generator().manual_seed(seed)) for seed in range(20)]
     assert all(map(torch.equal, slow, fast))
 

@@ -15,7 +15,7 @@ from genctl import events
 from genctl.decode.forward import Forward
 from genctl.decode.runtime import Output
 from genctl.decode.types import Context
-from genctl.strategies.drafting import Draft, Drafting
+from genctl.strategies.draft_models import Draft, Drafting
 from tests.tiny import tiny
 
 

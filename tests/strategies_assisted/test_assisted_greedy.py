@@ -12,7 +12,7 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.types import Written
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.drafting import Drafter, ModelDrafter, PromptLookup
+from genctl.strategies.draft_models import Drafter, ModelDrafter, PromptLookup
 from genctl.strategies.early_exit import EarlyExitDrafter
 from genctl.strategies.sample import Sample
 from tests import runtimes

@@ -11,9 +11,9 @@ from genctl.errors import ModelError, UsageError
 from genctl.params import Generation
 from genctl.strategies.amateur import Amateur
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.companions import Companion, accompanied
+from genctl.strategies.auxiliary_models import Companion, accompanied
 from genctl.strategies.dola import Dola
-from genctl.strategies.drafting import ModelDrafter, PromptLookup
+from genctl.strategies.draft_models import ModelDrafter, PromptLookup
 from genctl.strategies.early_exit import EarlyExitDrafter
 from genctl.strategies.universal import UniversalDrafter
 from tests import runtimes

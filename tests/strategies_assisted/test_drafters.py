@@ -18,7 +18,7 @@ from genctl.decode.runtime import ModelRuntime, Output
 from genctl.decode.types import Context, Prefix
 from genctl.errors import ModelError
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.drafting import Follower, LookingUp
+from genctl.strategies.draft_models import Follower, LookingUp
 from genctl.strategies.early_exit import EarlyExitDrafter
 from genctl.strategies.universal import UniversalDrafter
 from tests import runtimes

@@ -12,7 +12,7 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
 from genctl.strategies.assisted import Assisted, Schedule
-from genctl.strategies.drafting import Drafter, ModelDrafter, PromptLookup
+from genctl.strategies.draft_models import Drafter, ModelDrafter, PromptLookup
 from tests.strategies_assisted.table import Table
 
 VOCABULARY, LENGTH, DRAWS = 3, 4, 600

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from genctl.decode.grammar.completion import IMPROVED, Closing, Tokens
 from genctl.decode.grammar.source import GrammarSource, read
-from genctl.decode.processors.material import ProcessorContext
+from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.token_bytes import Spelling, spelling
 from genctl.decode.types import Processor
 from genctl.errors import UsageError

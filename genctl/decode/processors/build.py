@@ -18,7 +18,7 @@ from typing import Any
 from genctl.decode import prefix
 from genctl.decode.grammar import processor as grammar
 from genctl.decode.processors import filters, plugins, repetition, samplers, standard, words
-from genctl.decode.processors.material import NamedProcessor, ProcessorContext, one_line
+from genctl.decode.processors.context import NamedProcessor, ProcessorContext, one_line
 from genctl.decode.processors.mirostat import Mirostat
 from genctl.decode.processors.values import checked
 from genctl.decode.types import Processor

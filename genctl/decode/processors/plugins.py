@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from genctl.decode.processors.material import one_line
+from genctl.decode.processors.context import one_line
 from genctl.errors import UsageError
 
 GROUP = "genctl.processors"

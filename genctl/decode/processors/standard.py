@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors import filters, plain, words
+from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.processors.filters import Filter
-from genctl.decode.processors.material import ProcessorContext
 from genctl.decode.processors.synthid import SynthID
 from genctl.decode.processors.values import describe, fits
 from genctl.decode.types import Processor

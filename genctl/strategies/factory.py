@@ -11,8 +11,8 @@ from genctl.errors import UsageError
 from genctl.params import Generation
 from genctl.strategies.beam import Beam
 from genctl.strategies.constrained import ConstrainedBeam
+from genctl.strategies.constraints import Alternatives, Phrase
 from genctl.strategies.contrastive import Contrastive
-from genctl.strategies.promises import Alternatives, Phrase
 from genctl.strategies.sample import Sample
 from genctl.strategies.stochastic import StochasticBeam
 

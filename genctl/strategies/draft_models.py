@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from genctl.decode import cache as caches
+from genctl.decode.encoder_inputs import Sources
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.sources import Sources
 from genctl.decode.types import Context, Source
 from genctl.errors import ModelError
 

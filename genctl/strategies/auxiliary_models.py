@@ -13,7 +13,7 @@ from genctl.params import Generation
 
 if TYPE_CHECKING:
     from genctl.strategies.amateur import Amateur
-    from genctl.strategies.drafting import Drafter
+    from genctl.strategies.draft_models import Drafter
 
 # What asks for one of these strategies, and the knobs that only refine it.
 DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
@@ -92,7 +92,7 @@ def accompanied(
 
     if way == "prompt_lookup_num_tokens":
         assert generation.prompt_lookup_num_tokens is not None
-        from genctl.strategies.drafting import PromptLookup
+        from genctl.strategies.draft_models import PromptLookup
 
         lookup = PromptLookup(generation.max_matching_ngram_size)
         return Assisted(lookup, sample, num_assistant_tokens=generation.prompt_lookup_num_tokens)
@@ -117,7 +117,7 @@ def _assistant(generation: Generation, tokenizer: Any, load: Callable[[str], Com
     assert generation.assistant_model is not None
     assistant = load(generation.assistant_model)
     if same_tokens(tokenizer, assistant.tokenizer):
-        from genctl.strategies.drafting import ModelDrafter
+        from genctl.strategies.draft_models import ModelDrafter
 
         return ModelDrafter(assistant.forward)
     if tokenizer is None or assistant.tokenizer is None:

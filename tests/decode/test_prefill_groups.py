@@ -11,7 +11,7 @@ from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.together import MOST, groups
+from genctl.decode.scheduler import MOST, groups
 from genctl.decode.types import Lane
 from genctl.strategies.sample import Sample
 from tests import runtimes
