@@ -19,7 +19,7 @@ from genctl.decode import cache as caches
 from genctl.decode.commit import Facts
 from genctl.decode.lane import LaneState
 from genctl.decode.processors import trace as tracing
-from genctl.decode.score import Scored, Stages, score
+from genctl.decode.score import ProcessedScores, Stages, score
 from genctl.decode.shortage import OutOfMemory, shortages
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Choice, Independent, Scores
@@ -180,7 +180,7 @@ def _alone(state: LaneState) -> Chosen | Over:
         return Over(state, damage)
 
 
-def _independent(state: LaneState, strategy: Independent, scored: Scored) -> Choice:
+def _independent(state: LaneState, strategy: Independent, scored: ProcessedScores) -> Choice:
     rows = state.rows_of_lane()
     logits, left = scored.logits[:, 0], scored.left
     count = len(rows.indices)
@@ -192,7 +192,9 @@ def _independent(state: LaneState, strategy: Independent, scored: Scored) -> Cho
     return Choice(which, strategy.tokens(logits, [rows], left))
 
 
-def _chosen(states: list[LaneState], counts: list[int], choice: Choice, logprobs: Tensor, scored: Scored) -> Chosen:
+def _chosen(
+    states: list[LaneState], counts: list[int], choice: Choice, logprobs: Tensor, scored: ProcessedScores
+) -> Chosen:
     """A choice with what has to be known of it: logprobs f32 [N, D+1, V] are the model's own."""
     lane, draft = states[0].lane, states[0].draft
     parts = [] if draft is None or not choice.accepted else [draft.flatten(0, 1)[choice.rows, : choice.accepted]]

@@ -110,7 +110,7 @@ class Facts:
 
 
 @dataclass
-class Ended:
+class EndedCandidate:
     """A candidate that ended: after how many of its tokens, and why."""
 
     candidate: int
@@ -119,11 +119,11 @@ class Ended:
 
 
 @dataclass
-class Outcome:
+class Decision:
     """Which candidates live on, and which ended with a result."""
 
     survivors: list[int] = field(default_factory=list)
-    ended: list[Ended] = field(default_factory=list)
+    ended: list[EndedCandidate] = field(default_factory=list)
 
 
 def decide(
@@ -134,9 +134,9 @@ def decide(
     branches: int,
     elapsed: Callable[[], float],
     interrupted: str,
-) -> Outcome:
+) -> Decision:
     """Who survives, and what ended: candidates in order, as many of each group as its width."""
-    outcome = Outcome()
+    decision = Decision()
     pruning, totals = choice.pruning, facts.totals
     width = None if pruning is None else pruning.width
     groups = None if pruning is None else pruning.groups
@@ -155,16 +155,16 @@ def decide(
         ended = _ended(lane, live, scored // branches, facts, candidate, elapsed, interrupted)
         if ended is not None:
             if counts:  # an end that the beam would not have kept is not a result
-                outcome.ended.append(ended)
+                decision.ended.append(ended)
         elif not full:
-            outcome.survivors.append(candidate)
+            decision.survivors.append(candidate)
             going[group] = going.get(group, 0) + 1
-    return outcome
+    return decision
 
 
 def _ended(
     lane: Lane, live: LiveRows, row: int, facts: Facts, candidate: int, elapsed: Callable[[], float], interrupted: str
-) -> Ended | None:
+) -> EndedCandidate | None:
     tokens, logprobs = facts.tokens[candidate], facts.logprobs[candidate]
     before, logprob, node = live.rows.written, live.rows.logprobs[row], live.nodes[row]
     for place, token in enumerate(tokens):
@@ -180,7 +180,7 @@ def _ended(
         if stop is None and interrupted and place == len(tokens) - 1:
             stop = Stop(interrupted)
         if stop is not None:
-            return Ended(candidate, place + 1, stop)
+            return EndedCandidate(candidate, place + 1, stop)
     return None
 
 
@@ -231,7 +231,7 @@ def sequence_index(live: LiveRows, row: int, candidate: int) -> int:
 
 
 def finished_row(
-    live: LiveRows, choice: Choice, facts: Facts, ended: Ended, branches: int, independent: bool
+    live: LiveRows, choice: Choice, facts: Facts, ended: EndedCandidate, branches: int, independent: bool
 ) -> FinishedRow:
     """What an ended candidate became."""
     candidate, pruning, stop = ended.candidate, choice.pruning, ended.stop

@@ -14,7 +14,7 @@ from genctl.decode import cache as caches
 from genctl.decode.commit import (
     Facts,
     LiveRows,
-    Outcome,
+    Decision,
     decide,
     finished_row,
     retain,
@@ -227,9 +227,9 @@ class LaneState:
             yield self.finish()
             return
         before = self.live
-        outcome = decide(lane, before, choice, facts, branches, self._elapsed, interrupted)
-        closed = [finished_row(before, choice, facts, ended, branches, independent) for ended in outcome.ended]
-        survivors = outcome.survivors
+        decision = decide(lane, before, choice, facts, branches, self._elapsed, interrupted)
+        closed = [finished_row(before, choice, facts, ended, branches, independent) for ended in decision.ended]
+        survivors = decision.survivors
         # without a cache everything is read again, the newest token too
         held = choice.tokens is None and bool(survivors) and self.prefix.cache is not None
         heard = self.heard() if held else None
@@ -246,7 +246,7 @@ class LaneState:
         if written.shape[1] or closed:
             if self.step == 0:
                 self.first_token_s = self._elapsed()
-            yield self._stepped(outcome, closed, choice, facts, traces, branches, drafted)
+            yield self._stepped(decision, closed, choice, facts, traces, branches, drafted)
             self.step += 1
         totals = facts.totals or ()
         if not survivors or (choice.is_done is not None and choice.is_done(self.ended, self.live.rows, totals)):
@@ -258,7 +258,7 @@ class LaneState:
 
     def _stepped(
         self,
-        outcome: Outcome,
+        decision: Decision,
         closed: list[FinishedRow],
         choice: Choice,
         facts: Facts,
@@ -277,7 +277,7 @@ class LaneState:
                 live.indices[place],
                 "" if notes is None else notes[candidate],
             )
-            for place, candidate in enumerate(outcome.survivors)
+            for place, candidate in enumerate(decision.survivors)
         )
         ended = tuple(
             events.Ended(
@@ -286,7 +286,7 @@ class LaneState:
                 facts.words(one.candidate, traces)[: one.count],
                 self._hypothesis(row),
             )
-            for one, row in zip(outcome.ended, closed, strict=True)
+            for one, row in zip(decision.ended, closed, strict=True)
         )
         if branches > 1 or not drafted:  # candidates that are compared are no text that is guessed
             return events.Stepped(name, self.step, rows, ended)

@@ -16,7 +16,7 @@ from genctl.decode.types import Processor, Space
 Stages = list[list[tracing.Stage]]  # for each scored position, what each processor did
 
 
-class Scored(NamedTuple):
+class ProcessedScores(NamedTuple):
     """Scores with what is known of them."""
 
     logits: Tensor  # f32 [N, D+1, V], after the processors
@@ -36,14 +36,14 @@ def score(
     space: Space,
     *,
     trace: bool = False,
-) -> Scored:
+) -> ProcessedScores:
     """Apply processors to what follows each row and each draft prefix.
 
     `text` is that of R rows; draft int64 [R, B, D] or None; logits and logprobs f32 [N, D+1, V].
     """
     scores = logprobs if space == "logprobs" else logits
     if space == "raw" or not processors:
-        return Scored(scores, [])
+        return ProcessedScores(scores, [])
     tokens = text.tensor()
     flat: Tensor | None = None
     if draft is not None:
@@ -62,5 +62,7 @@ def score(
             here, left = tracing.sift(processors, history, here)
         columns.append(here)
     if len(columns) > 1:
-        return Scored(torch.stack(columns, 1), stages, None, torch.stack([column.amax(-1) for column in columns]))
-    return Scored(columns[0][:, None], stages, left, None if left is not None else columns[0].amax(-1)[None])
+        return ProcessedScores(
+            torch.stack(columns, 1), stages, None, torch.stack([column.amax(-1) for column in columns])
+        )
+    return ProcessedScores(columns[0][:, None], stages, left, None if left is not None else columns[0].amax(-1)[None])

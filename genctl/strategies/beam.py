@@ -65,7 +65,7 @@ class Beam:
         members = {group: [0] for group in range(self.num_beam_groups)}  # the live rows of each group
         totals = scores.logits.new_zeros(1)
         while True:
-            parts: dict[int, _Candidates] = {}
+            parts: dict[int, _Continuations] = {}
             if grouped:
                 chosen = _ChosenBefore(self, scores.logits, context)
                 for group in range(self.num_beam_groups):
@@ -81,7 +81,7 @@ class Beam:
                 parts[0] = self._candidates(scores.logits[:, 0], totals, members[0], count, context)
             ranks = _joined([part.totals for part in parts.values()])
             groups = [group for group, part in parts.items() for _ in range(len(part.totals))]
-            is_done = _IsDone(ending, size, grouped, {group: groups.index(group) for group in parts})
+            is_done = _BeamIsDone(ending, size, grouped, {group: groups.index(group) for group in parts})
             scores = yield Choice(
                 _joined([part.rows for part in parts.values()]),
                 _joined([part.tokens for part in parts.values()]),
@@ -97,7 +97,7 @@ class Beam:
 
     def _candidates(
         self, logprobs: Tensor, totals: Tensor, rows: list[int], count: int, context: Context
-    ) -> _Candidates:
+    ) -> _Continuations:
         """The continuations of one group's rows, best first. logprobs f32 [R, V], totals f32 [R]."""
         vocabulary = logprobs.shape[1]
         some = transfer.to_device(rows, logprobs.device) if len(rows) < logprobs.shape[0] else None
@@ -113,11 +113,11 @@ class Beam:
             values, places = ranked(logprobs, totals, count)
         within = torch.div(places, vocabulary, rounding_mode="floor")
         tokens = places - within * vocabulary
-        return _Candidates(within if some is None else some[within], tokens, values, may_finish)
+        return _Continuations(within if some is None else some[within], tokens, values, may_finish)
 
 
 @dataclass
-class _Candidates:
+class _Continuations:
     """What one group may continue with, best first; a total of -inf is impossible."""
 
     rows: Tensor  # int64 [C]
@@ -139,7 +139,7 @@ class _ChosenBefore:
         if self.padding is not None:
             self.counts[self.padding] += size
 
-    def add(self, candidates: _Candidates, size: int) -> None:
+    def add(self, candidates: _Continuations, size: int) -> None:
         """The first `size` candidates that go on."""
         goes_on = (candidates.totals > -torch.inf) & ~torch.isin(candidates.tokens, self.eos)
         goes_on &= goes_on.cumsum(0) <= size
@@ -151,7 +151,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 @dataclass
-class _IsDone:
+class _BeamIsDone:
     """Whether all groups that took part in a choice are done; afterwards `groups` says which are.
 
     transformers 5 hopes for the best live row; its groups, from version 4, for the best candidate, ended or not.

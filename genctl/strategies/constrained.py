@@ -79,7 +79,7 @@ class ConstrainedBeam:
                     self.num_beams, may_finish=torch.tensor(found.may_finish, device=flat.device), tiers=kept
                 ),
                 notes=[f"{count}/{len(promises)}" for count in kept],
-                is_done=_IsDone(ending, self.num_beams, found.best, len(promises)),
+                is_done=_PromisesKept(ending, self.num_beams, found.best, len(promises)),
             )
             totals = totals[scores.survivors]
             progress = [found.progress[survivor] for survivor in scores.survivors]
@@ -181,7 +181,7 @@ class _Candidates:
 
 
 @dataclass(frozen=True)
-class _IsDone:
+class _PromisesKept:
     """Whether there are `capacity` results that keep their promises, and nothing better is expected."""
 
     ending: Ending
