@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import operator
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -265,18 +264,14 @@ class RowStates(Generic[S]):
 
 def with_tokens(event: Stepped, written: Sequence[tuple[Token, ...]], ended: tuple[Ended, ...]) -> Stepped:
     """The step with other tokens in its rows, and with these rows ended. What does not change is not copied."""
-    # Spelled out: `dataclasses.replace` takes three times as long.
-    rows = tuple(
-        [
-            row
-            if tokens is row.written
-            else Row(row.lane, row.parent, tokens, row.logprob, row.total, row.slot, row.note)
-            for row, tokens in zip(event.rows, written)  # noqa: B905 (there is one for each, and the check takes time)
-        ]
-    )
-    if not ended and all(map(operator.is_, rows, event.rows)):
-        return event
-    return Stepped(event.lane, event.step, rows, ended, event.drafted, event.accepted)
+    rows, same = [], not ended
+    for row, tokens in zip(event.rows, written, strict=True):
+        if tokens is not row.written:
+            # spelled out: `dataclasses.replace` takes three times as long
+            row = Row(row.lane, row.parent, tokens, row.logprob, row.total, row.slot, row.note)
+            same = False
+        rows.append(row)
+    return event if same else Stepped(event.lane, event.step, tuple(rows), ended, event.drafted, event.accepted)
 
 
 def to_json(event: Event) -> dict[str, Any]:

@@ -118,8 +118,8 @@ def trimmed(stream: Iterable[events.Event], guards: Mapping[str, Guard]) -> Iter
             yield event
         elif isinstance(event, events.Stepped):
             live, ended = states.step(event)
-            last = [state.end(one) for one, state in zip(event.ended, ended, strict=True)]
-            yield events.with_tokens(event, [state.written for state in live], tuple(last))
+            last = tuple(map(_Row.end, ended, event.ended)) if ended else ()
+            yield events.with_tokens(event, [state.written for state in live], last)
         else:
             states.forget(event)
             if isinstance(event, events.Finished):

@@ -1,4 +1,4 @@
-"""The state of a row is that of its parent, grown by the row's new tokens: by hand, and against a brute-force replay."""
+"""The state of a row is that of its parent, grown by its new tokens: by hand, and against a brute-force replay."""
 
 from __future__ import annotations
 

@@ -80,11 +80,8 @@ def unhealed(stream: Iterable[events.Event], plans: Mapping[str, Healed]) -> Ite
             yield event
         elif isinstance(event, events.Stepped):
             live, ended = states.step(event)
-            last = [
-                dataclasses.replace(one, written=state.written, hypothesis=_hypothesis(one.hypothesis, plan))
-                for one, state in zip(event.ended, ended, strict=True)
-            ]
-            yield events.with_tokens(event, [state.written for state in live], tuple(last))
+            last = tuple(map(_ended, event.ended, ended)) if ended else ()
+            yield events.with_tokens(event, [state.written for state in live], last)
         else:
             states.forget(event)
             if isinstance(event, events.Finished):
@@ -113,6 +110,10 @@ def _hide(state: _Hidden, row: events.Row | events.Ended) -> _Hidden:
         left -= cut
         made.append(dataclasses.replace(token, text=token.text[cut:]) if cut else token)
     return _Hidden(plan, left, tuple(made))
+
+
+def _ended(one: events.Ended, state: _Hidden) -> events.Ended:
+    return dataclasses.replace(one, written=state.written, hypothesis=_hypothesis(one.hypothesis, state.plan))
 
 
 def _hypothesis(hypothesis: events.Hypothesis, plan: Healed) -> events.Hypothesis:

@@ -349,8 +349,8 @@ def caption(events: Iterable[Event], detokenizer_factory: Callable[[], Words]) -
     for event in events:
         if isinstance(event, Stepped):
             live, ended = states.step(event)
-            last = [_ended(one, *state) for one, state in zip(event.ended, ended, strict=True)]
-            yield with_tokens(event, [written for _, written in live], tuple(last))
+            last = tuple(map(_ended, event.ended, ended)) if ended else ()
+            yield with_tokens(event, [written for _, written in live], last)
             continue
         states.forget(event)
         if isinstance(event, Finished):
@@ -363,28 +363,21 @@ _Captioned: TypeAlias = "tuple[Words, tuple[Token, ...]]"  # a row's detokenizer
 
 
 def _captioned(state: _Captioned, row: Row | Ended) -> _Captioned:
-    words = state[0]
-    return words, tuple(
-        [
-            Token(
-                token.id,
-                token.logprob,
-                words.push(token.id),
-                token.rank,
-                token.entropy,
-                tuple((id, words.piece(id), logprob) for id, _, logprob in token.top) if token.top else (),
-                token.trace,
-            )
-            for token in row.written
-        ]
-    )
+    words, written = state[0], []
+    for token in row.written:
+        top = tuple((id, words.piece(id), logprob) for id, _, logprob in token.top) if token.top else ()
+        # spelled out: `dataclasses.replace` takes three times as long, for every token
+        text = words.push(token.id)
+        written.append(Token(token.id, token.logprob, text, token.rank, token.entropy, top, token.trace))
+    return words, tuple(written)
 
 
 def _forked(state: _Captioned) -> _Captioned:
     return state[0].fork(), ()
 
 
-def _ended(one: Ended, words: Words, written: tuple[Token, ...]) -> Ended:
+def _ended(one: Ended, state: _Captioned) -> Ended:
+    words, written = state
     if written:
         *others, last = written
         written = (*others, dataclasses.replace(last, text=last.text + words.flush()))
