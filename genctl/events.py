@@ -10,10 +10,14 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, Generic, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from genctl.errors import InputError
+
+S = TypeVar("S")
 Alternative: TypeAlias = tuple[int, str, float]  # id, text, log-probability
 
 
@@ -114,6 +118,11 @@ class Stepped:
     drafted: int = 0  # tokens put on trial in the step before
     accepted: int = 0  # and kept
 
+    @property
+    def children(self) -> tuple[Row | Ended, ...]:
+        """All rows of the step: those that live on, then those that ended."""
+        return (*self.rows, *self.ended)
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -187,6 +196,82 @@ Event: TypeAlias = Began | Prefilled | Stepped | Ended | Finished | CacheRead | 
 KINDS: dict[str, type] = {
     kind.__name__.lower(): kind for kind in (Began, Prefilled, Stepped, Ended, Finished, CacheRead, Failed, Loading)
 }
+
+
+def advance(
+    before: Sequence[S],
+    event: Stepped,
+    grow: Callable[[S, Row | Ended], S],
+    fork: Callable[[S], S] | None = None,
+) -> tuple[list[S], list[S]]:
+    """The states of `event.rows` and those of `event.ended`. `before` has the states of the rows before the step.
+
+    The state of a row is `grow(state of its parent, row)`: first for the rows that live on, then for those that ended.
+    If `grow` changes a state in place, `fork` has to copy one: a parent with several children is copied for all but the
+    last of them. Raises InputError if a row continues one that does not exist.
+    """
+    rows, ended = event.rows, event.ended
+    if len(rows) == 1 == len(before) and not ended and rows[0].parent == 0:  # greedy search: nothing moves
+        return [grow(before[0], rows[0])], []
+    children, count = event.children, len(before)
+    parents = [child.parent for child in children]
+    for parent in parents:
+        if not 0 <= parent < count:
+            raise InputError(
+                f"lane {event.lane!r}: a row continues row {parent}, but there are {count} before step {event.step}",
+                hint="the recording is damaged or incomplete",
+            )
+    states = [before[parent] for parent in parents]
+    if fork is not None and len(set(parents)) < len(parents):
+        last = {parent: place for place, parent in enumerate(parents)}
+        states = [state if last[parents[place]] == place else fork(state) for place, state in enumerate(states)]
+    grown = [grow(state, child) for state, child in zip(states, children, strict=True)]
+    return grown[: len(rows)], grown[len(rows) :]
+
+
+class RowStates(Generic[S]):
+    """A state for each live row of each lane, carried from parent to child at every step.
+
+    `begin(lane)` is the state of the one row that a lane begins with, before its first token. `grow` and `fork` are
+    those of `advance`.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[str], S],
+        grow: Callable[[S, Row | Ended], S],
+        fork: Callable[[S], S] | None = None,
+    ) -> None:
+        self._begin, self._grow, self._fork = begin, grow, fork
+        self._lanes: dict[str, list[S]] = {}
+
+    def step(self, event: Stepped) -> tuple[list[S], list[S]]:
+        """Take a step; return the states of `event.rows` and of `event.ended`. Raises InputError as `advance` does."""
+        live, ended = advance(self.rows(event.lane), event, self._grow, self._fork)
+        self._lanes[event.lane] = live
+        return live, ended
+
+    def forget(self, event: Event) -> None:
+        """Forget the lane of an event that begins or ends it. Other events change nothing."""
+        if isinstance(event, (Began, Finished, Failed)):
+            self._lanes.pop(event.lane, None)
+
+    def rows(self, lane: str) -> list[S]:
+        """The states of a lane's live rows, in their order."""
+        found = self._lanes.get(lane)
+        return [self._begin(lane)] if found is None else found
+
+
+def with_tokens(event: Stepped, written: Sequence[tuple[Token, ...]], ended: tuple[Ended, ...]) -> Stepped:
+    """The step with other tokens in its rows, and with these rows ended. What does not change is not copied."""
+    rows, same = [], not ended
+    for row, tokens in zip(event.rows, written, strict=True):
+        if tokens is not row.written:
+            # spelled out: `dataclasses.replace` takes three times as long
+            row = Row(row.lane, row.parent, tokens, row.logprob, row.total, row.slot, row.note)
+            same = False
+        rows.append(row)
+    return event if same else Stepped(event.lane, event.step, tuple(rows), ended, event.drafted, event.accepted)
 
 
 def to_json(event: Event) -> dict[str, Any]:

@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from genctl import events
 
-Link = tuple[events.Token, Any]  # a token and the link before it; forks share their stem
+# A row's newest token and the link before it, or None; and in the same way the rows it continued. Forks share a stem.
+History: TypeAlias = tuple[Any, Any]
+NO_HISTORY: History = (None, None)
+
+
+def grown(history: History, row: events.Row | events.Ended) -> History:
+    """The history of a row, given that of its parent."""
+    tokens, parents = history
+    for token in row.written:
+        tokens = (token, tokens)
+    return tokens, (row.parent, parents)
+
+
+def recalled(history: History) -> tuple[tuple[events.Token, ...], tuple[int, ...]]:
+    """The tokens of a row, and the row that it continued at each step."""
+    return tuple(_unlink(history[0])), tuple(_unlink(history[1]))
+
+
+def histories() -> events.RowStates[History]:
+    """The history of every live row."""
+    return events.RowStates(lambda lane: NO_HISTORY, grown)
 
 
 @dataclass(frozen=True)
@@ -95,8 +115,7 @@ class Result:
 class _Lane:
     began: events.Began | None = None
     prefill_s: float = 0.0
-    rows: list[tuple[Link | None, Any]] = field(default_factory=lambda: [(None, None)])
-    ended: dict[tuple[tuple[int, ...], int | None], tuple[Link | None, Any]] = field(default_factory=dict)
+    ended: dict[tuple[tuple[int, ...], int | None], History] = field(default_factory=dict)
     drafted: int = 0
     accepted: int = 0
     reused: int = 0
@@ -108,16 +127,19 @@ class Collector:
     def __init__(self, *, tokens: bool = True) -> None:
         self._tokens = tokens
         self._lanes: dict[str, _Lane] = {}
+        self._histories = histories()
 
     def feed(self, event: events.Event) -> Result | None:
         """Take one event. Returns the result of the lane that it completes, if it does."""
+        if isinstance(event, events.Stepped):
+            self._step(event)
+            return None
+        self._histories.forget(event)
         if isinstance(event, events.Began):
             self._lanes[event.lane] = _Lane(event)
         elif isinstance(event, events.Prefilled):
             lane = self._lane(event.lane)
             lane.prefill_s, lane.reused = event.seconds, event.reused
-        elif isinstance(event, events.Stepped):
-            self._step(event)
         elif isinstance(event, events.Finished):
             return self._finish(event)
         elif isinstance(event, events.Failed):
@@ -130,29 +152,22 @@ class Collector:
         return self._lanes.setdefault(name, _Lane())
 
     def _step(self, event: events.Stepped) -> None:
-        lane = self._lane(event.lane)
+        lane = self._lanes.get(event.lane) or self._lane(event.lane)
         lane.drafted += event.drafted
         lane.accepted += event.accepted
-        if not self._tokens:
-            return
-        for ended in event.ended:
-            hypothesis = ended.hypothesis
-            lane.ended[hypothesis.tokens, hypothesis.slot] = self._grow(lane, ended.parent, ended.written)
-        lane.rows = [self._grow(lane, row.parent, row.written) for row in event.rows]
-
-    def _grow(self, lane: _Lane, parent: int, written: tuple[events.Token, ...]) -> tuple[Link | None, Any]:
-        link, path = lane.rows[parent]
-        for token in written:
-            link = (token, link)
-        return link, (parent, path)
+        if self._tokens:
+            _, ended = self._histories.step(event)
+            for place, history in enumerate(ended):
+                hypothesis = event.ended[place].hypothesis
+                lane.ended[hypothesis.tokens, hypothesis.slot] = history
 
     def _finish(self, event: events.Finished) -> Result:
         lane = self._lanes.pop(event.lane, _Lane())
         began = lane.began or events.Began(event.lane, "", "")
         sequences = []
         for hypothesis in event.hypotheses:
-            link, path = lane.ended.get((hypothesis.tokens, hypothesis.slot), (None, None))
-            sequences.append(Sequence(hypothesis, tuple(_unlink(link)), tuple(_unlink(path))))
+            history = lane.ended.get((hypothesis.tokens, hypothesis.slot), NO_HISTORY)
+            sequences.append(Sequence(hypothesis, *recalled(history)))
         return Result(
             event.lane,
             began.prompt,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from genctl import events
-from genctl.decode.stopping.build import NamedCriterion, cut, visible
+from genctl.decode.stopping.build import Named, cut, visible
 from genctl.decode.stopping.marks import Marks
 from genctl.decode.stopping.trim import HoldBack
 
@@ -17,7 +17,7 @@ from genctl.decode.stopping.trim import HoldBack
 class StopTrimmer:
     """The stops of one lane."""
 
-    criteria: tuple[NamedCriterion, ...]
+    criteria: tuple[Named, ...]
     keep: bool
     decode: Callable[[Sequence[int]], str]
 
@@ -26,11 +26,21 @@ class StopTrimmer:
         """Whether any criterion cuts text."""
         return any(named.stops or named.ids or named.pattern is not None for named in self.criteria)
 
-    @property
+    @cached_property
     def stops(self) -> tuple[str, ...]:
         return tuple(stop for named in self.criteria for stop in named.stops)
 
-    @property
+    @cached_property
+    def beginnings(self) -> frozenset[str]:
+        """The characters with which a stop string begins."""
+        return frozenset(stop[0] for stop in self.stops if stop)
+
+    @cached_property
+    def ids(self) -> frozenset[int]:
+        """The tokens that stop."""
+        return frozenset().union(*(named.ids for named in self.criteria))
+
+    @cached_property
     def late(self) -> bool:
         """Whether nothing may be shown before the end: where a pattern will begin cannot be known."""
         return not self.keep and any(named.pattern is not None for named in self.criteria)
@@ -56,76 +66,63 @@ class _Row:
     def __init__(self, guard: StopTrimmer) -> None:
         self.guard = guard
         self.hold = HoldBack(guard.stops, guard.keep)
-        self.released = 0
+        self.pushed = self.released = 0  # characters
+        self.written: tuple[events.Token, ...] = ()  # the newest tokens, as they are shown
 
     def fork(self) -> _Row:
         new = _Row.__new__(_Row)
-        new.guard, new.hold, new.released = self.guard, self.hold.fork(), self.released
+        new.guard, new.hold, new.written = self.guard, self.hold.fork(), ()
+        new.pushed, new.released = self.pushed, self.released
         return new
 
-    def push(self, tokens: Iterable[events.Token]) -> tuple[events.Token, ...]:
-        """The tokens with only that text which no stop can take away any more."""
-        made = []
-        for token in tokens:
-            hide = self.guard.late or (not self.guard.keep and self._stops(token.id))
-            marks = self.guard.marks
-            text = "" if hide else marks.clean(self.hold.push(token.text + marks.ids.get(token.id, "")))
-            self.released += len(text)
-            made.append(token if text == token.text else dataclasses.replace(token, text=text))
-        return tuple(made)
+    def grow(self, row: events.Row | events.Ended) -> _Row:
+        """Take in a row's new tokens: `written` has them with only that text which no stop can take away any more."""
+        made, same = [], True
+        for token in row.written:
+            text = self._release(token)
+            if text != token.text:
+                token, same = dataclasses.replace(token, text=text), False
+            made.append(token)
+        self.written = row.written if same else tuple(made)
+        return self
 
-    def _stops(self, token: int) -> bool:
-        return any(token in named.ids for named in self.guard.criteria)
+    def _release(self, token: events.Token) -> str:
+        guard, marks, text = self.guard, self.guard.marks, token.text
+        if guard.late or (not guard.keep and token.id in guard.ids):
+            return ""
+        if marks.ids:
+            text = marks.clean(self.hold.push(text + marks.ids.get(token.id, "")))
+        elif self.pushed > self.released or self.hold.stopped or not guard.beginnings.isdisjoint(text):
+            self.pushed += len(text)
+            text = self.hold.push(text)
+        else:  # nothing is held back and no stop string begins here
+            self.pushed += len(text)
+        self.released += len(text)
+        return text
 
-    def end(self, tokens: tuple[events.Token, ...], text: str) -> tuple[events.Token, ...]:
-        """The last tokens of a row whose text is `text`: the last one carries what was still held back."""
-        made = self.push(tokens)
-        rest = text[self.released :]
-        if made and rest:
-            made = (*made[:-1], dataclasses.replace(made[-1], text=made[-1].text + rest))
-        return made
+    def end(self, one: events.Ended) -> events.Ended:
+        """The row as it ended: its last token carries what was still held back."""
+        text = self.guard.text(one.hypothesis)
+        written, rest = self.written, text[self.released :]
+        if written and rest:
+            written = (*written[:-1], dataclasses.replace(written[-1], text=written[-1].text + rest))
+        return dataclasses.replace(one, written=written, hypothesis=dataclasses.replace(one.hypothesis, text=text))
 
 
 def trimmed(stream: Iterable[events.Event], guards: Mapping[str, StopTrimmer]) -> Iterator[events.Event]:
     """The same events, texts cut at stops. `guards` has the lanes whose stops cut text; it may grow meanwhile."""
-    lanes: dict[str, list[_Row]] = {}
+    states = events.RowStates(lambda lane: _Row(guards[lane]), _Row.grow, _Row.fork)
     for event in stream:
         guard = guards.get(event.lane) if not isinstance(event, events.Loading) else None
         if guard is None:
             yield event
         elif isinstance(event, events.Stepped):
-            before = lanes.get(event.lane) or [_Row(guard)]
-            yield _stepped(event, before, lanes, guard)
-        elif isinstance(event, events.Finished):
-            lanes.pop(event.lane, None)
-            cleaned = (dataclasses.replace(one, text=guard.text(one)) for one in event.hypotheses)
-            yield dataclasses.replace(event, hypotheses=tuple(cleaned))
+            live, ended = states.step(event)
+            last = tuple(map(_Row.end, ended, event.ended)) if ended else ()
+            yield events.with_tokens(event, [state.written for state in live], last)
         else:
+            states.forget(event)
+            if isinstance(event, events.Finished):
+                cleaned = (dataclasses.replace(one, text=guard.text(one)) for one in event.hypotheses)
+                event = dataclasses.replace(event, hypotheses=tuple(cleaned))
             yield event
-
-
-def _stepped(
-    event: events.Stepped, before: list[_Row], lanes: dict[str, list[_Row]], guard: StopTrimmer
-) -> events.Stepped:
-    children: dict[int, int] = {}
-    for parent in (*(row.parent for row in event.rows), *(one.parent for one in event.ended)):
-        children[parent] = children.get(parent, 0) + 1
-
-    def follow(parent: int) -> _Row:
-        return before[parent] if children[parent] == 1 else before[parent].fork()
-
-    ended = []
-    for one in event.ended:
-        text = guard.text(one.hypothesis)
-        last = follow(one.parent).end(one.written, text)
-        hypothesis = dataclasses.replace(one.hypothesis, text=text)
-        ended.append(dataclasses.replace(one, written=last, hypothesis=hypothesis))
-    rows, live = [], []
-    for row in event.rows:
-        held = follow(row.parent)
-        live.append(held)
-        # spelled out: `dataclasses.replace` takes three times as long, for every token
-        written = held.push(row.written)
-        rows.append(events.Row(row.lane, row.parent, written, row.logprob, row.total, row.slot, row.note))
-    lanes[event.lane] = live
-    return dataclasses.replace(event, rows=tuple(rows), ended=tuple(ended))

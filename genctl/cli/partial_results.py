@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from genctl import events
-from genctl.results import Result, Sequence
+from genctl.results import History, Result, Sequence, histories, recalled
 
 REASON = "interrupted"
-Link = tuple[events.Token, Any]  # a token and the link before it
 
 
 @dataclass
@@ -17,8 +15,9 @@ class _PartialLane:
     began: events.Began
     returned: int
     prefilled: events.Prefilled | None = None
-    rows: list[tuple[events.Row | None, Link | None, Any]] = field(default_factory=lambda: [(None, None, None)])
-    ended: list[tuple[events.Hypothesis, Link | None, Any]] = field(default_factory=list)
+    rows: tuple[events.Row, ...] = ()
+    live: list[History] = field(default_factory=list)  # of `rows`
+    ended: list[tuple[events.Ended, History]] = field(default_factory=list)
 
 
 class Unfinished:
@@ -27,6 +26,7 @@ class Unfinished:
     def __init__(self, *, texts: bool = True) -> None:
         self._texts = texts  # whether there is a tokenizer to write any
         self._lanes: dict[str, _PartialLane] = {}
+        self._histories = histories()
         self._returned: dict[str, int] = {}
 
     def expect(self, lane: str, returned: int) -> None:
@@ -35,6 +35,12 @@ class Unfinished:
 
     def feed(self, event: events.Event) -> None:
         """Take in one event."""
+        if isinstance(event, events.Stepped):
+            if (stepped := self._lanes.get(event.lane)) is not None:
+                stepped.rows, (stepped.live, ended) = event.rows, self._histories.step(event)
+                stepped.ended += zip(event.ended, ended, strict=True) if ended else ()
+            return
+        self._histories.forget(event)
         if isinstance(event, events.Began):
             self._lanes[event.lane] = _PartialLane(event, self._returned.pop(event.lane, 1))
         elif isinstance(event, (events.Finished, events.Failed)):
@@ -42,37 +48,24 @@ class Unfinished:
             self._returned.pop(event.lane, None)
         elif isinstance(event, events.Prefilled) and event.lane in self._lanes:
             self._lanes[event.lane].prefilled = event
-        elif isinstance(event, events.Stepped) and event.lane in self._lanes:
-            lane = self._lanes[event.lane]
-            for one in event.ended:
-                lane.ended.append((one.hypothesis, *_grow(lane, one.parent, one.written)))
-            lane.rows = [(row, *_grow(lane, row.parent, row.written)) for row in event.rows]
 
     def results(self) -> list[Result]:
         """What there is, the rows that live ended as interrupted, as the loop would have done it."""
         return [result for lane in self._lanes.values() if (result := _result(lane, self._texts)) is not None]
 
 
-def _grow(lane: _PartialLane, parent: int, written: tuple[events.Token, ...]) -> tuple[Link | None, Any]:
-    _, link, path = lane.rows[parent]
-    for token in written:
-        link = (token, link)
-    return link, (parent, path)
-
-
 def _result(lane: _PartialLane, texts: bool) -> Result | None:
     found = []
-    for hypothesis, link, path in lane.ended:
-        found.append(Sequence(hypothesis, tuple(_unlink(link)), tuple(_unlink(path))))
+    for one, history in lane.ended:
+        found.append(Sequence(one.hypothesis, *recalled(history)))
     penalty = float(lane.began.settings.get("length_penalty", 1.0))
-    for row, link, path in lane.rows:
-        if row is not None:
-            tokens = tuple(_unlink(link))
-            ids = tuple(token.id for token in tokens)
-            score = row.total / max(len(ids), 1) ** penalty
-            text = "".join(token.text for token in tokens) if texts else ""
-            made = events.Hypothesis(ids, row.logprob, row.total, REASON, score, row.slot, "", text)
-            found.append(Sequence(made, tokens, tuple(_unlink(path))))
+    for row, history in zip(lane.rows, lane.live, strict=True):
+        tokens, parents = recalled(history)
+        ids = tuple(token.id for token in tokens)
+        score = row.total / max(len(ids), 1) ** penalty
+        text = "".join(token.text for token in tokens) if texts else ""
+        made = events.Hypothesis(ids, row.logprob, row.total, REASON, score, row.slot, "", text)
+        found.append(Sequence(made, tokens, parents))
     if not found:
         return None
     found.sort(key=lambda one: (one.hypothesis.slot or 0, -one.hypothesis.score))
@@ -87,12 +80,3 @@ def _result(lane: _PartialLane, texts: bool) -> Result | None:
         prefilled.prompt_tokens if prefilled is not None else 0,
         prefilled.seconds if prefilled is not None else 0.0,
     )
-
-
-def _unlink(link: Any) -> list[Any]:
-    items = []
-    while link is not None:
-        item, link = link
-        items.append(item)
-    items.reverse()
-    return items

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from genctl import events
 from genctl.decode.token_bytes import Spelling, spelling
@@ -73,50 +73,47 @@ def _overlaps(text: str, stop: str) -> bool:
 
 def unhealed(stream: Iterable[events.Event], plans: Mapping[str, Healed]) -> Iterator[events.Event]:
     """The same events, without the text that the prompt has already. `plans`, the healed lanes, may grow meanwhile."""
-    lanes: dict[str, list[int | None]] = {}  # characters still to hide in each row; None before its first token
+    states = events.RowStates(lambda lane: _Hidden(plans[lane], None, ()), _hide)
     for event in stream:
         plan = plans.get(event.lane) if not isinstance(event, events.Loading) else None
         if plan is None or not plan.text:
             yield event
         elif isinstance(event, events.Stepped):
-            yield _stepped(event, lanes.get(event.lane) or [None], lanes, plan)
-        elif isinstance(event, events.Finished):
-            lanes.pop(event.lane, None)
-            found = tuple(_hypothesis(one, plan) for one in event.hypotheses)
-            yield dataclasses.replace(event, hypotheses=found)
+            live, ended = states.step(event)
+            last = tuple(map(_ended, event.ended, ended)) if ended else ()
+            yield events.with_tokens(event, [state.written for state in live], last)
         else:
+            states.forget(event)
+            if isinstance(event, events.Finished):
+                found = tuple(_hypothesis(one, plan) for one in event.hypotheses)
+                event = dataclasses.replace(event, hypotheses=found)
             yield event
 
 
-def _stepped(
-    event: events.Stepped, before: list[int | None], lanes: dict[str, list[int | None]], plan: Healed
-) -> events.Stepped:
-    ended = []
-    for one in event.ended:
-        written, _ = _hide(one.written, before[one.parent], plan)
-        ended.append(dataclasses.replace(one, written=written, hypothesis=_hypothesis(one.hypothesis, plan)))
-    rows, live = [], []
-    for row in event.rows:
-        written, left = _hide(row.written, before[row.parent], plan)
-        rows.append(dataclasses.replace(row, written=written))
-        live.append(left)
-    lanes[event.lane] = live
-    return dataclasses.replace(event, rows=tuple(rows), ended=tuple(ended))
+class _Hidden(NamedTuple):
+    """What of a row's text is not shown."""
+
+    plan: Healed
+    left: int | None  # characters still to hide; None before the first token
+    written: tuple[events.Token, ...]  # the newest tokens, as they are shown
 
 
-def _hide(
-    tokens: tuple[events.Token, ...], left: int | None, plan: Healed
-) -> tuple[tuple[events.Token, ...], int | None]:
+def _hide(state: _Hidden, row: events.Row | events.Ended) -> _Hidden:
+    plan, left, _ = state
     if left == 0:
-        return tokens, 0
+        return _Hidden(plan, 0, row.written)
     made = []
-    for token in tokens:
+    for token in row.written:
         if left is None:
             left = plan.hidden(token.id)
         cut = min(left, len(token.text))
         left -= cut
         made.append(dataclasses.replace(token, text=token.text[cut:]) if cut else token)
-    return tuple(made), left
+    return _Hidden(plan, left, tuple(made))
+
+
+def _ended(one: events.Ended, state: _Hidden) -> events.Ended:
+    return dataclasses.replace(one, written=state.written, hypothesis=_hypothesis(one.hypothesis, state.plan))
 
 
 def _hypothesis(hypothesis: events.Hypothesis, plan: Healed) -> events.Hypothesis:

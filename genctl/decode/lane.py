@@ -12,9 +12,9 @@ from torch import Tensor
 from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode.commit import (
+    Decision,
     Facts,
     LiveRows,
-    Decision,
     decide,
     finished_row,
     retain,

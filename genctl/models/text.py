@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from genctl.errors import InputError, ModelError
-from genctl.events import Ended, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
+from genctl.events import Ended, Event, Finished, Hypothesis, Row, RowStates, Stepped, Token, with_tokens
 from genctl.models import panics
 
 if TYPE_CHECKING:
@@ -344,63 +344,44 @@ def caption(events: Iterable[Event], detokenizer_factory: Callable[[], Words]) -
     One detokenizer follows each live row; it is forked where a row has several children. The last token of a row that
     ended carries what was still open.
     """
-    lanes: dict[str, list[Words]] = {}
     reader = detokenizer_factory()
+    states = RowStates(lambda lane: (reader.fork(), ()), _captioned, _forked)
     for event in events:
         if isinstance(event, Stepped):
-            yield _stepped(event, lanes, reader)
-        elif isinstance(event, Finished):
-            lanes.pop(event.lane, None)
+            live, ended = states.step(event)
+            last = tuple(map(_ended, event.ended, ended)) if ended else ()
+            yield with_tokens(event, [written for _, written in live], last)
+            continue
+        states.forget(event)
+        if isinstance(event, Finished):
             yield dataclasses.replace(event, hypotheses=tuple(_hypothesis(one, reader) for one in event.hypotheses))
         else:
-            if isinstance(event, Failed):
-                lanes.pop(event.lane, None)
             yield event
 
 
-def _stepped(event: Stepped, lanes: dict[str, list[Words]], fresh: Words) -> Stepped:
-    before = lanes.get(event.lane)
-    children: dict[int, int] = {}
-    for parent in (*(row.parent for row in event.rows), *(one.parent for one in event.ended)):
-        children[parent] = children.get(parent, 0) + 1
-
-    def follow(child: Row | Ended) -> Words:
-        if before is None:
-            return fresh.fork()
-        return before[child.parent] if children[child.parent] == 1 else before[child.parent].fork()
-
-    ended = []
-    for one in event.ended:
-        words = follow(one)
-        last = _written(one.written, words)
-        if last:
-            last[-1] = dataclasses.replace(last[-1], text=last[-1].text + words.flush())
-        hypothesis = _hypothesis(one.hypothesis, words)
-        ended.append(dataclasses.replace(one, written=tuple(last), hypothesis=hypothesis))
-    rows, live = [], []
-    for row in event.rows:
-        words = follow(row)
-        live.append(words)
-        # spelled out, here and below: `dataclasses.replace` takes three times as long, for every token
-        written = tuple(_written(row.written, words))
-        rows.append(Row(row.lane, row.parent, written, row.logprob, row.total, row.slot, row.note))
-    lanes[event.lane] = live
-    return Stepped(event.lane, event.step, tuple(rows), tuple(ended), event.drafted, event.accepted)
+_Captioned: TypeAlias = "tuple[Words, tuple[Token, ...]]"  # a row's detokenizer, and the newest tokens with their text
 
 
-def _written(tokens: Iterable[Token], words: Words) -> list[Token]:
-    return [
-        Token(
-            token.id,
-            token.logprob,
-            words.push(token.id),
-            token.rank,
-            token.entropy,
-            tuple((id, words.piece(id), logprob) for id, _, logprob in token.top) if token.top else (),
-            token.trace,
-        )
-        for token in tokens
-    ]
+def _captioned(state: _Captioned, row: Row | Ended) -> _Captioned:
+    words, written = state[0], []
+    for token in row.written:
+        top = tuple((id, words.piece(id), logprob) for id, _, logprob in token.top) if token.top else ()
+        # spelled out: `dataclasses.replace` takes three times as long, for every token
+        text = words.push(token.id)
+        written.append(Token(token.id, token.logprob, text, token.rank, token.entropy, top, token.trace))
+    return words, tuple(written)
+
+
+def _forked(state: _Captioned) -> _Captioned:
+    return state[0].fork(), ()
+
+
+def _ended(one: Ended, state: _Captioned) -> Ended:
+    words, written = state
+    if written:
+        *others, last = written
+        written = (*others, dataclasses.replace(last, text=last.text + words.flush()))
+    return dataclasses.replace(one, written=written, hypothesis=_hypothesis(one.hypothesis, words))
 
 
 def _hypothesis(hypothesis: Hypothesis, words: Words) -> Hypothesis:

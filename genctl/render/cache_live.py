@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from genctl.events import CacheRead, Event, Loading, Prefilled, Stepped
+from genctl.events import CacheRead, Ended, Event, Loading, Prefilled, Row, RowStates, Stepped
 from genctl.render import cache as tables
 from genctl.render import parts, theme
 from genctl.render.cache import Layer, fitted, grouped, share, size
@@ -46,7 +46,7 @@ class CacheView:
         self.step = 0
         self.text = ""
         self._passes: dict[str, int] = {}  # of each lane, after its prefill
-        self._rows: dict[str, list[str]] = {}  # the texts of each lane's rows
+        self._texts = RowStates(lambda lane: "", _longer)
         self._live = live and out.is_interactive
         self._quiet = quiet
         self._clock = clock
@@ -63,6 +63,7 @@ class CacheView:
         self._bar.close()
         if not self._live:
             return
+        self._texts.forget(event)
         if isinstance(event, Prefilled):
             self._passes[event.lane] = 0
         elif isinstance(event, Stepped):
@@ -81,13 +82,9 @@ class CacheView:
 
     def _write(self, event: Stepped) -> None:
         """Follow the text of the best row."""
-        before = self._rows.get(event.lane, [""])
-        rows = [
-            (before[row.parent] if row.parent < len(before) else "") + "".join(token.text for token in row.written)
-            for row in event.rows
-        ]
+        rows, _ = self._texts.step(event)
         if rows:
-            self._rows[event.lane], self.text = rows, rows[0]
+            self.text = rows[0]
 
     def hide(self) -> None:
         """Take away the picture and every bar."""
@@ -123,6 +120,10 @@ class CacheView:
             )
             self._picture.start()
         self._picture.update(Group(*lines), refresh=True)
+
+
+def _longer(text: str, row: Row | Ended) -> str:
+    return text + "".join(token.text for token in row.written)
 
 
 def picture(read: CacheRead, step: int, steps: int, weights: int, text: str, width: int, height: int) -> list[Text]:

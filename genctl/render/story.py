@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from genctl.errors import InputError
 from genctl.events import (
     Began,
     CacheRead,
@@ -20,9 +19,11 @@ from genctl.events import (
     Hypothesis,
     Loading,
     Prefilled,
+    Row,
     Stepped,
     Token,
     Trace,
+    advance,
 )
 
 MOVED_AT_LEAST = 1e-9  # total variation below this is rounding, not a processor's doing
@@ -281,7 +282,8 @@ def fold(story: Story, event: Event) -> Story:
         lane = replace(lane, prefilled=event)
     elif isinstance(event, Ended):
         written = len(event.written)
-        lane = replace(lane, endings=_end(lane, event), written=lane.written + written)
+        _, endings = _grown(lane, Stepped(event.lane, lane.steps, (), (event,)))
+        lane = replace(lane, endings=endings, written=lane.written + written)
         tallies = _tally(tallies, (event.written,))
     elif isinstance(event, Finished):
         totals = _finish(totals, lane, event)
@@ -300,23 +302,16 @@ def _step(story: Story, event: Stepped) -> Story:
     if lane is None:
         totals = replace(totals, lanes=totals.lanes + 1)
         lane = LaneStory(event.lane)
-    written = 0
-    rows = []
-    for row in event.rows:
-        path = _parent(lane, row.parent).grow(row.written)
-        rows.append(StoryRow(path, row.logprob, row.total, row.slot, row.note))
-        written += len(row.written)
-    endings = lane.endings
-    for ended in event.ended:
-        endings = _end(replace(lane, endings=endings), ended)
-        written += len(ended.written)
+    rows, endings = _grown(lane, event)
+    pieces = [row.written for row in event.children]
+    written = sum(map(len, pieces))
     if event.drafted or event.accepted:
         totals = replace(totals, drafted=totals.drafted + event.drafted, accepted=totals.accepted + event.accepted)
     grown = LaneStory(
         lane.lane,
         lane.began,
         lane.prefilled,
-        tuple(rows),
+        rows,
         endings,
         lane.finished,
         lane.failed,
@@ -326,22 +321,23 @@ def _step(story: Story, event: Stepped) -> Story:
         lane.drafted + event.drafted,
         lane.accepted + event.accepted,
     )
-    tallies = _tally(story.tallies, [row.written for row in event.rows] + [ended.written for ended in event.ended])
+    tallies = _tally(story.tallies, pieces)
     return Story({**story.lanes, event.lane: grown}, totals, tallies, story.tokens + written, story.loading)
 
 
-def _parent(lane: LaneStory, parent: int) -> Path:
-    if not 0 <= parent < len(lane.rows):
-        raise InputError(
-            f"lane {lane.lane!r}: a row continues row {parent}, but there are {len(lane.rows)} after step {lane.steps}",
-            hint="the recording is damaged or incomplete",
-        )
-    return lane.rows[parent].path
+def _grown(lane: LaneStory, event: Stepped) -> tuple[tuple[StoryRow, ...], Endings | None]:
+    live, ended = advance(lane.rows, event, _row)
+    endings = lane.endings
+    for place, row in enumerate(ended):
+        endings = Endings(Leaf(event.ended[place].hypothesis, row.path), endings.count + 1 if endings else 1, endings)
+    return tuple(live), endings
 
 
-def _end(lane: LaneStory, event: Ended) -> Endings:
-    leaf = Leaf(event.hypothesis, _parent(lane, event.parent).grow(event.written))
-    return Endings(leaf, lane.endings.count + 1 if lane.endings else 1, lane.endings)
+def _row(parent: StoryRow, row: Row | Ended) -> StoryRow:
+    path = parent.path.grow(row.written)
+    if isinstance(row, Ended):
+        return StoryRow(path, row.hypothesis.logprob, row.hypothesis.total, row.hypothesis.slot)
+    return StoryRow(path, row.logprob, row.total, row.slot, row.note)
 
 
 def _finish(totals: Totals, lane: LaneStory, event: Finished) -> Totals:

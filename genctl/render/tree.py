@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from genctl.errors import InputError
-from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Loading, Stepped, Token
+from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Loading, Row, Stepped, Token, advance
 
 # inner: something continues it · returned, finished: a sequence ends here · died: nothing continues it ·
 # left: it lived when the search ended · live: it still does
@@ -56,17 +55,8 @@ class SearchTree:
 
     def step(self, event: Stepped) -> None:
         """Grow by one step. Raises InputError if a row continues one that there is not."""
-        continued: set[int] = set()
-        rows = []
-        for row in event.rows:
-            node = self._grow(row.parent, row.written, event.step)
-            if node is not self.root:
-                node.total, node.logprob, node.note, node.state = row.total, row.logprob, row.note, "live"
-            continued.add(row.parent)
-            rows.append(node)
-        for ended in event.ended:
-            self._end(ended, event.step)
-            continued.add(ended.parent)
+        rows, _ = advance(self.rows, event, lambda node, row: self._grow(node, row, event.step))
+        continued = {row.parent for row in event.children}
         for place, node in enumerate(self.rows):
             if place not in continued and node not in rows and not node.children:
                 node.state, node.died = "died", event.step
@@ -87,15 +77,15 @@ class SearchTree:
                     waiting.remove(node)
                     break
 
-    def _grow(self, parent: int, written: tuple[Token, ...], step: int) -> Node:
-        if not 0 <= parent < len(self.rows):
-            raise InputError(
-                f"lane {self.lane!r}: a row continues row {parent}, but there are {len(self.rows)} before step {step}",
-                hint="the recording is damaged or incomplete",
-            )
-        node = self.rows[parent]
-        for token in written:
+    def _grow(self, node: Node, row: Row | Ended, step: int) -> Node:
+        for token in row.written:
             node = self._add(node, token, step)
+        if isinstance(row, Ended):
+            node = node if row.written else self._add(node, None, step)
+            node.hypothesis, node.state = row.hypothesis, "finished"
+            node.total, node.logprob = row.hypothesis.total, row.hypothesis.logprob
+        elif node is not self.root:
+            node.total, node.logprob, node.note, node.state = row.total, row.logprob, row.note, "live"
         return node
 
     def _add(self, parent: Node, token: Token | None, step: int) -> Node:
@@ -104,13 +94,6 @@ class SearchTree:
         parent.state = "inner"
         self.nodes.append(node)
         return node
-
-    def _end(self, event: Ended, step: int) -> None:
-        node = self._grow(event.parent, event.written, step)
-        if not event.written:
-            node = self._add(node, None, step)
-        node.hypothesis, node.state = event.hypothesis, "finished"
-        node.total, node.logprob = event.hypothesis.total, event.hypothesis.logprob
 
     def weights(self) -> tuple[dict[Node, int], dict[Node, int]]:
         """For each node how many nodes it leads to, itself included, and the best place among their sequences."""

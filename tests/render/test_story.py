@@ -161,7 +161,7 @@ def test_folding_a_late_step_costs_no_more_than_an_early_one() -> None:
 @pytest.mark.parametrize("parent", [1, -1, 99])
 def test_a_row_that_continues_no_row_is_refused(parent: int) -> None:
     story = tell([Began("0", "p", "sample")])
-    with pytest.raises(InputError, match=f"continues row {parent}, but there are 1 after step 0"):
+    with pytest.raises(InputError, match=f"continues row {parent}, but there are 1 before step 0"):
         fold(story, Stepped("0", 0, (Row("0", parent, (), 0.0, 0.0),)))
     with pytest.raises(InputError, match="lane '0'"):
         fold(story, Ended("0", parent, (), Hypothesis((), 0.0, 0.0, "eos")))

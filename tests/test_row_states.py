@@ -1,0 +1,359 @@
+"""The state of a row is that of its parent, grown by its new tokens: by hand, and against a brute-force replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from genctl.cli.unfinished import Unfinished
+from genctl.decode.spelling import spelling
+from genctl.trimming import Guard, trimmed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genctl.decode.healing import Healed, unhealed
+from genctl.decode.stopping import Named, trim
+from genctl.errors import InputError
+from genctl.events import (
+    Began,
+    Ended,
+    Event,
+    Failed,
+    Finished,
+    Hypothesis,
+    Loading,
+    Prefilled,
+    Row,
+    RowStates,
+    Stepped,
+    Token,
+    advance,
+    with_tokens,
+)
+from genctl.models.text import Detokenizer, caption
+from genctl.render.story import Story, fold
+from genctl.render.tree import SearchTree
+from genctl.results import Collector
+from tests.models.tokenizers_made import byte_level
+
+
+def row(parent: int, *ids: int, lane: str = "0") -> Row:
+    return Row(lane, parent, tuple(Token(id, -1.0, f"<{id}>") for id in ids), -1.0, -1.0)
+
+
+def ended(parent: int, *ids: int, lane: str = "0") -> Ended:
+    return Ended(lane, parent, row(0, *ids).written, Hypothesis(ids, -1.0, -1.0, "eos"))
+
+
+def grow(ids: list[int], child: Row | Ended) -> list[int]:
+    """In place, so that a state that two rows share shows."""
+    ids.extend(token.id for token in child.written)
+    return ids
+
+
+@dataclass
+class Copies:
+    """Copies lists, and counts how often."""
+
+    count: int = 0
+
+    def __call__(self, ids: list[int]) -> list[int]:
+        self.count += 1
+        return ids.copy()
+
+
+def states(copies: Copies) -> RowStates[list[int]]:
+    return RowStates(lambda lane: [], grow, copies)
+
+
+# -- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lane_begins_with_one_empty_row() -> None:
+    found = states(Copies())
+    assert found.rows("0") == [[]]
+    assert found.step(Stepped("0", 0, (row(0, 1),))) == ([[1]], [])
+    assert found.rows("0") == [[1]]
+    assert found.rows("1") == [[]]
+
+
+def test_only_the_last_of_several_children_takes_the_state_itself() -> None:
+    copies = Copies()
+    found = states(copies)
+    ((first,), _) = found.step(Stepped("0", 0, (row(0, 1),)))
+    live, over = found.step(Stepped("0", 1, (row(0, 2), row(0, 3)), (ended(0, 4),)))
+    assert (live, over) == ([[1, 2], [1, 3]], [[1, 4]])
+    assert copies.count == 2
+    assert over[0] is first
+
+
+@pytest.mark.parametrize("moved", [[0], [0, 1, 2], [2, 0, 1], [1]])
+def test_rows_that_are_the_only_child_are_not_copied(moved: list[int]) -> None:
+    copies = Copies()
+    found = states(copies)
+    found.step(Stepped("0", 0, (row(0, 10), row(0, 11), row(0, 12))))
+    copies.count = 0
+    live, _ = found.step(Stepped("0", 1, tuple(row(parent, 5) for parent in moved)))
+    assert live == [[10 + parent, 5] for parent in moved]
+    assert copies.count == 0
+
+
+def test_rows_die_and_a_lane_may_have_none_left() -> None:
+    found = states(Copies())
+    found.step(Stepped("0", 0, (row(0, 1), row(0, 2), row(0, 3))))
+    assert found.step(Stepped("0", 1, (row(2, 4),)))[0] == [[3, 4]]
+    assert found.step(Stepped("0", 2, (), (ended(0, 5),))) == ([], [[3, 4, 5]])
+    assert found.rows("0") == []
+
+
+def test_a_row_that_ended_is_not_continued() -> None:
+    found = states(Copies())
+    found.step(Stepped("0", 0, (row(0, 1),), (ended(0, 2),)))
+    with pytest.raises(InputError, match="lane '0': a row continues row 1, but there are 1 before step 1"):
+        found.step(Stepped("0", 1, (row(1, 3),)))
+
+
+@pytest.mark.parametrize("parent", [-1, 1, 7])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_row_that_continues_no_row_is_refused_and_changes_nothing(parent: int, last: bool) -> None:
+    found = states(Copies())
+    found.step(Stepped("0", 0, (row(0, 1),)))
+    event = Stepped("0", 1, (), (ended(parent, 2),)) if last else Stepped("0", 1, (row(parent, 2),))
+    with pytest.raises(InputError, match=f"continues row {parent},"):
+        found.step(event)
+    assert found.rows("0") == [[1]]
+
+
+def test_a_draft_is_several_tokens_of_a_row_and_may_be_empty() -> None:
+    found = states(Copies())
+    assert found.step(Stepped("0", 0, (row(0, 1, 2, 3),)))[0] == [[1, 2, 3]]
+    assert found.step(Stepped("0", 1, (row(0),)))[0] == [[1, 2, 3]]
+    assert found.step(Stepped("0", 2, (row(0, 4, 5),), (ended(0, 6),))) == ([[1, 2, 3, 4, 5]], [[1, 2, 3, 6]])
+
+
+def test_lanes_are_kept_apart() -> None:
+    found = states(Copies())
+    found.step(Stepped("0", 0, (row(0, 1),)))
+    found.step(Stepped("1", 0, (row(0, 2, lane="1"), row(0, 3, lane="1"))))
+    found.step(Stepped("0", 1, (row(0, 4),)))
+    found.step(Stepped("1", 1, (row(1, 5, lane="1"),)))
+    assert (found.rows("0"), found.rows("1")) == ([[1, 4]], [[3, 5]])
+
+
+@pytest.mark.parametrize("event", [Finished("0", ()), Failed("0", "model", "broken"), Began("0", "again", "sample")])
+def test_a_lane_that_is_over_or_begins_again_is_forgotten(event: Event) -> None:
+    found = states(Copies())
+    for lane in "01":
+        found.step(Stepped(lane, 0, (row(0, 1, lane=lane), row(0, 2, lane=lane))))
+    found.forget(event)
+    assert (found.rows("0"), found.rows("1")) == ([[]], [[1], [2]])
+    assert found._lanes.keys() == {"1"}, "a lane that is over takes no memory"
+
+
+@pytest.mark.parametrize("event", [Prefilled("0", 3), Loading("weights", 1, 2), ended(0, 9)])
+def test_other_events_forget_nothing(event: Event) -> None:
+    found = states(Copies())
+    found.step(Stepped("0", 0, (row(0, 1),)))
+    found.forget(event)
+    assert found.rows("0") == [[1]]
+
+
+def test_tokens_are_replaced_only_where_they_differ() -> None:
+    event = Stepped("0", 3, (row(0, 1), row(0, 2)), (), 4, 2)
+    assert with_tokens(event, [one.written for one in event.rows], ()) is event
+    other = with_tokens(event, [event.rows[0].written, (Token(9, -2.0),)], (ended(1, 7),))
+    assert other.rows[0] is event.rows[0]
+    assert other == Stepped("0", 3, (row(0, 1), Row("0", 0, (Token(9, -2.0),), -1.0, -1.0)), (ended(1, 7),), 4, 2)
+    assert with_tokens(Stepped("0", 3, (), (ended(0, 1),)), [], (ended(0, 2),)).ended == (ended(0, 2),)
+
+
+# -- at random, against a replay of every row from the root -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A row by brute force: all its tokens, and the row that it continued at each step."""
+
+    ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+
+@dataclass
+class Forest:
+    """A run of several lanes, its steps interleaved; beside each step what its rows and ended rows are in full."""
+
+    stream: list[Event] = field(default_factory=list)
+    truth: list[tuple[list[Replayed], list[Replayed]]] = field(default_factory=list)  # of each Stepped
+
+
+@st.composite
+def forests(draw: st.DrawFn, ids: Sequence[int]) -> Forest:
+    """Rows that fork, move, die and end, in groups or alone, a few tokens at a time."""
+    made = Forest()
+    lanes = {name: [Replayed()] for name in "abc"[: draw(st.integers(1, 3))]}
+    steps = dict.fromkeys(lanes, 0)
+    for name in lanes:
+        made.stream += [Began(name, "p", "beam"), Prefilled(name, 1)]
+    for name in draw(st.lists(st.sampled_from(sorted(lanes)), max_size=14)):
+        before = lanes[name]
+        if not before:
+            continue
+        parents = st.integers(0, len(before) - 1)
+        still = draw(st.booleans())  # every row goes on as it is, as in greedy search and sampling
+        chosen = list(range(len(before))) if still else draw(st.lists(parents, max_size=4))
+        over = draw(st.lists(parents, max_size=2))
+        live: list[Replayed] = []
+        gone: list[Replayed] = []
+        rows, ends = [], []
+        for parent in (*chosen, *over):
+            written = tuple(draw(st.lists(st.sampled_from(ids), min_size=0, max_size=3)))
+            found = Replayed(before[parent].ids + written, (*before[parent].parents, parent))
+            tokens = tuple(Token(id, -1.0) for id in written)
+            if len(live) < len(chosen):
+                live.append(found)
+                rows.append(Row(name, parent, tokens, -1.0, -1.0))
+            else:
+                gone.append(found)
+                hypothesis = Hypothesis(found.ids, -1.0, -1.0, "eos", slot=len(made.stream) * 10 + len(gone))
+                ends.append(Ended(name, parent, tokens, hypothesis))
+        made.stream.append(Stepped(name, steps[name], tuple(rows), tuple(ends)))
+        made.truth.append((live, gone))
+        lanes[name], steps[name] = live, steps[name] + 1
+    for name in lanes:
+        told = [one.hypothesis for e in made.stream if isinstance(e, Stepped) and e.lane == name for one in e.ended]
+        made.stream.append(Finished(name, tuple(told)))
+    return made
+
+
+TOKENIZER = byte_level()
+# whole words, single letters and the bytes of characters that only several tokens complete
+IDS = sorted({id for text in ("the cat sat", "abcab", "é🦄", "a.b") for id in TOKENIZER.encode(text)})
+STOPS = ("ab", "bca", "🦄", " cat")
+SETTINGS = settings(max_examples=150, deadline=None, derandomize=True)
+
+
+def steps_of(stream: Sequence[Event]) -> list[Stepped]:
+    return [event for event in stream if isinstance(event, Stepped)]
+
+
+@SETTINGS
+@given(made=forests(range(6)))
+def test_states_are_those_of_a_replay(made: Forest) -> None:
+    copies = Copies()
+    found = states(copies)
+    wanted = 0
+    for event in made.stream:
+        found.forget(event)
+        if isinstance(event, Stepped):
+            live, over = found.step(event)
+            expected, gone = made.truth.pop(0)
+            assert (live, over) == ([list(one.ids) for one in expected], [list(one.ids) for one in gone])
+            every = [id(one) for one in (*live, *over)]
+            assert len(set(every)) == len(every), "two rows share what only one of them may write to"
+            parents = [child.parent for child in event.children]
+            wanted += len(parents) - len(set(parents))
+    assert copies.count == wanted
+    assert not found._lanes
+
+
+@SETTINGS
+@given(made=forests(range(6)))
+def test_values_need_no_copies_and_old_ones_stay(made: Forest) -> None:
+    before: dict[str, list[tuple[int, ...]]] = {}
+    kept = []
+    for event, (live, gone) in zip(steps_of(made.stream), made.truth, strict=True):
+        found, over = advance(
+            before.get(event.lane, [()]), event, lambda ids, child: (*ids, *(token.id for token in child.written))
+        )
+        assert found == [one.ids for one in live]
+        assert over == [one.ids for one in gone]
+        before[event.lane] = found
+        kept.append((list(found), found))
+    assert all(copy == found for copy, found in kept)
+
+
+@SETTINGS
+@given(made=forests(IDS))
+def test_captions_and_stops_of_a_row_are_those_of_its_whole_text(made: Forest) -> None:
+    guard = Guard((Named("stop_strings", lambda written: None, stops=STOPS),), False, TOKENIZER.decode)
+    worded = list(caption(made.stream, lambda: Detokenizer(TOKENIZER)))
+    cut = list(trimmed(worded, dict.fromkeys("abc", guard)))
+    healed = Healed((1,), " cat", spelling(TOKENIZER, len(TOKENIZER), "token_healing"))
+    bare = list(unhealed(worded, dict.fromkeys("abc", healed)))
+    texts = [replayed(steps_of(stream)) for stream in (worded, cut, bare)]
+    for place, (live, gone) in enumerate(made.truth):
+        for number, one in enumerate((*live, *gone)):
+            alone = Detokenizer(TOKENIZER)
+            whole = "".join(alone.push(id) for id in one.ids)
+            over = number >= len(live) and bool(steps_of(made.stream)[place].children[number].written)
+            whole += alone.flush() if over else ""
+            shown, released, rest = (text[place][number] for text in texts)
+            assert shown == whole
+            assert rest == whole[healed.hidden(one.ids[0]) if one.ids else 0 :]
+            if over:  # it ended by something else than a stop, and is shown in full
+                assert released == whole
+            else:
+                safe = trim(whole, STOPS)[0]
+                assert safe.startswith(released)
+                assert len(safe) - len(released) < max(map(len, STOPS)), "held back more than a stop string could be"
+
+
+def replayed(steps: Sequence[Stepped]) -> list[list[str]]:
+    """The texts of all rows after each step, put together by brute force from the tokens of the rows before."""
+    before: dict[str, list[str]] = {}
+    found = []
+    for event in steps:
+        old = before.get(event.lane, [""])
+        every = [old[child.parent] + "".join(token.text for token in child.written) for child in event.children]
+        before[event.lane] = every[: len(event.rows)]
+        found.append(every)
+    return found
+
+
+@SETTINGS
+@given(made=forests(range(6)))
+def test_results_partial_results_story_and_tree_tell_the_same_rows(made: Forest) -> None:
+    collector, partial, story = Collector(), Unfinished(), Story()
+    trees = {name: SearchTree(name) for name in "abc"}
+    latest: dict[str, list[Replayed]] = {}
+    over: dict[str, list[Replayed]] = {}
+    truth = iter(made.truth)
+    for event in made.stream:
+        if isinstance(event, Finished):
+            check_partial(partial, event.lane, latest, over)
+            lane = story.lanes[event.lane]
+            assert [one.path.ids for one in lane.rows] == [one.ids for one in latest.get(event.lane, [Replayed()])]
+            assert [leaf.path.ids for leaf in lane.ended] == [one.ids for one in over.get(event.lane, [])]
+            result = collector.feed(event)
+            assert result is not None
+            told = [(tuple(token.id for token in one.tokens), one.parents) for one in result.sequences]
+            assert told == [(one.ids, one.parents) for one in over.get(event.lane, [])]
+        else:
+            assert collector.feed(event) is None
+        partial.feed(event)
+        story = fold(story, event)
+        if isinstance(event, Stepped):
+            trees[event.lane].step(event)
+            latest[event.lane], gone = next(truth)
+            over.setdefault(event.lane, []).extend(gone)
+            found = []
+            for node in trees[event.lane].rows:
+                ids = []
+                while node.parent is not None:
+                    ids.append(-1 if node.token is None else node.token.id)
+                    node = node.parent
+                found.append(tuple(reversed(ids)))
+            assert found == [one.ids for one in latest[event.lane]]
+    assert partial.results() == []
+
+
+def check_partial(
+    partial: Unfinished, lane: str, latest: dict[str, list[Replayed]], over: dict[str, list[Replayed]]
+) -> None:
+    """Every row of the lane is among its partial results, cut to as many as are returned: all of them here."""
+    partial._lanes[lane].returned = 100
+    expected = sorted((one.ids, one.parents) for one in (*latest.get(lane, []), *over.get(lane, [])))
+    found = [result for result in partial.results() if result.lane == lane]
+    told = [(tuple(token.id for token in one.tokens), one.parents) for result in found for one in result.sequences]
+    assert sorted(told) == expected
