@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from genctl import events
-from genctl.decode.stopping.build import Named, cut, visible
+from genctl.decode.stopping.build import NamedCriterion, cut, visible
 from genctl.decode.stopping.marks import Marks
 from genctl.decode.stopping.trim import HoldBack
 
@@ -17,7 +17,7 @@ from genctl.decode.stopping.trim import HoldBack
 class StopTrimmer:
     """The stops of one lane."""
 
-    criteria: tuple[Named, ...]
+    criteria: tuple[NamedCriterion, ...]
     keep: bool
     decode: Callable[[Sequence[int]], str]
 
