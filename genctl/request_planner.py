@@ -168,7 +168,7 @@ class Planner:
             settings["num_return_sequences"] = generation.num_return_sequences
         if truncated:
             settings["truncated"] = truncated
-        guard = StopTrimmer(criteria, generation.keep_stop, self.text)
+        guard = StopTrimmer(criteria, generation.keep_stop, self.text)  # type: ignore[arg-type]
         kind, wanted = ranking.kind if ranking else strategy.kind, self._wishes(generation, strategy)
         return Planned(lane, prompt, kind, settings, guard, healed, ranking, wanted)
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from genctl.cli.unfinished import Unfinished
-from genctl.decode.spelling import spelling
-from genctl.trimming import Guard, trimmed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from genctl.cli.partial_results import Unfinished
 from genctl.decode.healing import Healed, unhealed
 from genctl.decode.stopping import Named, trim
+from genctl.decode.token_bytes import spelling
 from genctl.errors import InputError
 from genctl.events import (
     Began,
@@ -35,6 +34,7 @@ from genctl.models.text import Detokenizer, caption
 from genctl.render.story import Story, fold
 from genctl.render.tree import SearchTree
 from genctl.results import Collector
+from genctl.stop_text import StopTrimmer, trimmed
 from tests.models.tokenizers_made import byte_level
 
 
@@ -276,7 +276,7 @@ def test_values_need_no_copies_and_old_ones_stay(made: Forest) -> None:
 @SETTINGS
 @given(made=forests(IDS))
 def test_captions_and_stops_of_a_row_are_those_of_its_whole_text(made: Forest) -> None:
-    guard = Guard((Named("stop_strings", lambda written: None, stops=STOPS),), False, TOKENIZER.decode)
+    guard = StopTrimmer((Named("stop_strings", lambda written: None, stops=STOPS),), False, TOKENIZER.decode)
     worded = list(caption(made.stream, lambda: Detokenizer(TOKENIZER)))
     cut = list(trimmed(worded, dict.fromkeys("abc", guard)))
     healed = Healed((1,), " cat", spelling(TOKENIZER, len(TOKENIZER), "token_healing"))
