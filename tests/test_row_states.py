@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from genctl.cli.partial_results import Unfinished
 from genctl.decode.healing import Healed, unhealed
-from genctl.decode.stopping import Named, trim
+from genctl.decode.stopping import NamedCriterion, trim
 from genctl.decode.token_bytes import spelling
 from genctl.errors import InputError
 from genctl.events import (
@@ -276,7 +276,7 @@ def test_values_need_no_copies_and_old_ones_stay(made: Forest) -> None:
 @SETTINGS
 @given(made=forests(IDS))
 def test_captions_and_stops_of_a_row_are_those_of_its_whole_text(made: Forest) -> None:
-    guard = StopTrimmer((Named("stop_strings", lambda written: None, stops=STOPS),), False, TOKENIZER.decode)
+    guard = StopTrimmer((NamedCriterion("stop_strings", lambda written: None, stops=STOPS),), False, TOKENIZER.decode)
     worded = list(caption(made.stream, lambda: Detokenizer(TOKENIZER)))
     cut = list(trimmed(worded, dict.fromkeys("abc", guard)))
     healed = Healed((1,), " cat", spelling(TOKENIZER, len(TOKENIZER), "token_healing"))
