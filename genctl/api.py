@@ -10,8 +10,9 @@ from genctl import events
 from genctl.config.layers import Layer, resolve
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Runtime, knobs
+from genctl.requests import Report, Request
 from genctl.results import Collector, Result
-from genctl.session import Report, Request, Session
+from genctl.session import Session
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]
 

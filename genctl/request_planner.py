@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from genctl.decode.runtime import ModelRuntime
     from genctl.decode.types import Criterion, Lane, Processor, Strategy
     from genctl.models.hub import Loaded
-    from genctl.session import Report, Request
+    from genctl.requests import Report, Request
 
 DEFAULT_NEW_TOKENS = 256
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from genctl import events, rerank
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.params import Generation, Runtime
+from genctl.requests import Report, Request
 
 if TYPE_CHECKING:
     from genctl.decode.grammar.processor import Grammar
@@ -26,27 +26,6 @@ if TYPE_CHECKING:
 
 
 TYPICAL = 2048  # tokens that a row is taken to have at most, where a batch is sized by memory
-
-
-@dataclass(frozen=True)
-class Request:
-    """One prompt with its own settings. Exactly one of `prompt`, `prompt_ids` and `messages` is set."""
-
-    id: str
-    resolved: Resolved
-    seed: int
-    prompt: str | None = None
-    prompt_ids: tuple[int, ...] | None = None
-    messages: tuple[dict[str, str], ...] | None = None
-
-
-@dataclass(frozen=True)
-class Report:
-    """What is told of each token besides its id and log-probability."""
-
-    top: int = 0  # alternatives
-    scores: bool = False  # rank and entropy
-    trace: bool = False  # what each processor did
 
 
 class Session:

@@ -16,6 +16,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {
         "config",
         "session",
+        "requests",
         "scoring",
         "comparing",
         "inspecting",
@@ -28,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
         "models.hub",
         "identity",
     },
-    "api": {"config", "session", "batch", "params", "events", "results"},
+    "api": {"config", "session", "requests", "batch", "params", "events", "results"},
     "session": {
         "config",
         "params",
@@ -41,9 +42,11 @@ ALLOWED: dict[str, set[str]] = {
         "unmet",
         "rerank",
         "request_planner",
+        "requests",
     },
     "inspecting": {
         "session",
+        "requests",
         "compat",
         "request_planner",
         "models",
@@ -54,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "results",
     },
-    "scoring": {"session", "request_planner", "models", "decode", "events"},
+    "scoring": {"session", "requests", "request_planner", "models", "decode", "events"},
     "request_planner": {
         "params",
         "models",
@@ -64,8 +67,9 @@ ALLOWED: dict[str, set[str]] = {
         "stop_text",
         "unmet",
         "rerank",
-        "session",
+        "requests",
     },
+    "requests": {"config"},
     "stop_text": {"decode.stopping", "events"},
     "unmet": {"strategies", "params", "events"},
     "results": {"events"},

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from genctl import api
+from genctl.requests import Report, Request
 from genctl.results import Collector, Result
-from genctl.session import Report, Request
 from tests.tiny import tiny
 
 PROMPTS = [tuple(range(5 + 3 * n, 9 + 7 * n)) for n in range(5)]  # of 4 to 20 tokens

@@ -33,7 +33,8 @@ from genctl.results import Collector
 if TYPE_CHECKING:
     from genctl.cli.compare_output import ComparisonOutput
     from genctl.render.compare import CompareView
-    from genctl.session import Request, Session
+    from genctl.requests import Request
+    from genctl.session import Session
 
 LANES = 16  # decoded at once where nobody watches and no batch size is given
 TOP = 20  # alternatives looked at with --expect, to say how probable an old token is now
@@ -238,7 +239,7 @@ class CompareJob:
         trace: EventFile | None,
     ) -> None:
         """Decode these prompts with these runs, all lanes at once, so that each prompt is read once."""
-        from genctl.session import Report
+        from genctl.requests import Report
 
         requests = [request for prompt in chunk for request in self._requests(session, members, prompt)]
         self._show(chunk, view)
@@ -277,7 +278,7 @@ class CompareJob:
 
     def _requests(self, session: Session, members: Sequence[int], prompt: ComparedPrompt) -> list[Request]:
         """The lanes of one prompt. Those that look at hidden states come first: their prefill serves all others."""
-        from genctl.session import Request
+        from genctl.requests import Request
 
         row = prompt.row
         if isinstance(row, BadRow):

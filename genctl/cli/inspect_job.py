@@ -23,7 +23,8 @@ from genctl.errors import Exit, GenctlError, InputError, UsageError
 if TYPE_CHECKING:
     from genctl.inspecting.measured import Measurement
     from genctl.render.cache_live import CacheView
-    from genctl.session import Request, Session
+    from genctl.requests import Request
+    from genctl.session import Session
 
 COLUMNS = ("step", "rows", "layer", "kind", "shape", "dtype", "device", "bytes", "new")
 
@@ -165,7 +166,7 @@ class InspectJob:
         return self.base.generation.use_cache and self.base.generation.cache_implementation != "off"
 
     def _requests(self) -> list[Request]:
-        from genctl.session import Request
+        from genctl.requests import Request
 
         found = []
         base = self.base

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from genctl.inspecting.batches import BatchDivergence
     from genctl.render.live import RunView
     from genctl.render.progress import RowsBar
-    from genctl.session import Report, Request, Session
+    from genctl.requests import Report, Request
+    from genctl.session import Session
 
 WIDTH = 16  # prompts decoded at once where nobody watches
 AHEAD = 2  # times as many rows are looked at, where they are at hand, for the longest to begin first
@@ -250,7 +251,7 @@ class Job:
         self.width = width
 
     def _requests(self, rows: Iterator[InputRow | BadRow]) -> Iterator[Request]:
-        from genctl.session import Request
+        from genctl.requests import Request
 
         for row in rows:
             if self.stop_at is not None or self.interrupt.status:
@@ -279,7 +280,7 @@ class Job:
             )
 
     def _report(self) -> Report:
-        from genctl.session import Report
+        from genctl.requests import Report
 
         asked = self.asked
         top = asked.top_logprobs

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 
 from genctl import events
+from genctl.requests import Report, Request
 from genctl.results import Collector, Result, Sequence
-from genctl.session import Report, Request, Session
+from genctl.session import Session
 
 COMPARED = 5  # alternatives looked at to find the probability of the other choice
 

@@ -13,7 +13,8 @@ from genctl.decode.runtime import Passed
 from genctl.decode.types import Prefix
 from genctl.errors import GenctlError, InputError, ModelError
 from genctl.inspecting.measured import CROSS, STATE
-from genctl.session import Report, Request, Session
+from genctl.requests import Report, Request
+from genctl.session import Session
 
 SHOWN = 6  # tokens shown after the place where prompts part
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from genctl.errors import ModelError
-from genctl.session import Report, Request, Session
+from genctl.requests import Report, Request
+from genctl.session import Session
 
 Look: TypeAlias = tuple[int, list[dict[str, Any]], list[dict[str, Any]]]  # positions, self-attention, cross-attention
 

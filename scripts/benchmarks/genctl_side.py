@@ -33,8 +33,8 @@ class Genctl:
 
         from genctl import events
         from genctl.errors import PresetError
+        from genctl.requests import Report
         from genctl.results import Collector
-        from genctl.session import Report
 
         if self.cuda:
             torch.cuda.synchronize()
@@ -66,7 +66,7 @@ class Genctl:
 
     def _requests(self, work: Work) -> Iterator[Any]:
         from genctl.config.layers import Layer
-        from genctl.session import Request
+        from genctl.requests import Request
 
         known: dict[str, Any] = {}  # settings that many prompts share are resolved once, as the command line does
         for place, ask in enumerate(work.asks):

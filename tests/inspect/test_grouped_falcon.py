@@ -15,7 +15,8 @@ from genctl.config.layers import flags_layer
 from genctl.errors import InputError
 from genctl.inspecting.plan import plan
 from genctl.params import Generation, Runtime
-from genctl.session import Request, Session
+from genctl.requests import Request
+from genctl.session import Session
 from tests.native import variations
 from tests.tiny import HEADS, LAYERS, tokenizer
 

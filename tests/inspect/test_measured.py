@@ -11,7 +11,8 @@ from genctl import events
 from genctl.config.layers import flags_layer
 from genctl.inspecting.measured import Measurement, per_token
 from genctl.params import Runtime
-from genctl.session import Request, Session
+from genctl.requests import Request
+from genctl.session import Session
 from tests.tiny import WINDOW, checkpoint
 
 PROMPT = "the cat sat on the mat"

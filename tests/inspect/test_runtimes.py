@@ -9,7 +9,8 @@ from genctl.native.decoder import RMSNorm
 from genctl.native.model import NativeModel
 from genctl.native.seq2seq_model import Seq2SeqModel
 from genctl.params import Runtime
-from genctl.session import Request, Session
+from genctl.requests import Request
+from genctl.session import Session
 
 
 @pytest.mark.parametrize(("name", "prompt"), [("stories", "Once upon a time"), ("numbers", "12345")])

@@ -13,7 +13,8 @@ from genctl import events
 from genctl.config.layers import flags_layer
 from genctl.inspecting.plan import plan
 from genctl.params import Generation, Runtime
-from genctl.session import Request, Session
+from genctl.requests import Request
+from genctl.session import Session
 from tests.tiny import checkpoint, tiny, tokenizer
 
 TEXT = "the cat sat"
