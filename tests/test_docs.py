@@ -1,0 +1,43 @@
+"""docs/structure.md names files and functions that exist, and every package."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
+
+
+def defined(path: Path) -> set[str]:
+    """Functions, classes and Class.method of a file."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+    return found
+
+
+def test_there_are_twelve_steps_and_each_names_a_file() -> None:
+    steps = re.split(r"^\d+\. ", TEXT.partition("\n## ")[0], flags=re.MULTILINE)[1:]
+    assert len(steps) == 12
+    assert all(re.search(r"`genctl/[a-z_/]+\.py`", step) for step in steps)
+
+
+def test_what_is_named_is_there() -> None:
+    for name in re.findall(r"`(genctl/[\w/]+(?:\.py)?)/?`", TEXT):
+        assert (ROOT / name).exists(), name
+    everything = set().union(*(defined(path) for path in (ROOT / "genctl").rglob("*.py")))
+    for path, name in re.findall(r"`(genctl/[\w/]+\.py)`\s+`([A-Za-z_.]+)`", TEXT):
+        assert name in defined(ROOT / path), f"{path} has no {name}"
+    for name in re.findall(r"`([A-Z]\w+(?:\.\w+)?)`", TEXT):
+        assert name in everything or name == "Lane", name
+
+
+def test_every_package_has_its_line() -> None:
+    packages = {path.parent.name for path in (ROOT / "genctl").glob("*/__init__.py")}
+    told = set(re.findall(r"^\| `genctl/(\w+)` \|", TEXT, flags=re.MULTILINE))
+    assert told == packages
