@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -78,14 +79,37 @@ class Mapped:
 
     That is with several rows, and with one token where the file has [in, out] (GPT-2): reading that across its rows is
     slow. The copy is made when such an x first comes, so that a prompt does not wait for it.
+
+    Where the file has another type, `again` makes the weight once more after it was let go.
     """
 
     form = "oneDNN, mapped"
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight, self.bias = weight, bias
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, again: Callable[[], Tensor] | None = None) -> None:
+        self.held: Tensor | None = weight
+        self.bias, self.again = bias, again
         self.across = not weight.is_contiguous()
         self.packed: Packed | None = None
+        self.counted = weight if again is None else torch.empty_like(weight, device="meta")
+
+    @property
+    def weight(self) -> Tensor:
+        """Numbers [O, I]."""
+        if self.held is None:
+            assert self.again is not None
+            made = self.again()
+            self.held = made.t() if self.across else made
+        return self.held
+
+    def let_go(self) -> None:
+        """There is a copy in another layout: until this one is asked for again, it takes no memory."""
+        if self.held is None:
+            return
+        if self.again is None:
+            pages.replaced(self.held)
+        else:
+            self.held = None
+            pages.trim(self.counted.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [N, F, I] -> [N, F, O]."""
@@ -93,12 +117,12 @@ class Mapped:
             return kernels.onednn(x, self.weight, self.bias)
         if self.packed is None:
             self.packed = Packed(self.weight, self.bias)
-            pages.replaced(self.weight)
+            self.let_go()
         return self.packed(x)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Weight and bias; the copy is not counted, which takes the place of pages that are let go."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+        return (self.counted,) if self.bias is None else (self.counted, self.bias)
 
 
 class Float16:
@@ -163,6 +187,10 @@ class Bfloat16:
         """[O]."""
         return self.product.bias
 
+    def let_go(self) -> None:
+        """There is a copy of the weight."""
+        self.product.let_go()
+
     def __call__(self, x: Tensor) -> Tensor:
         """x [N, F, I] -> [N, F, O]."""
         if x.shape[0] != 1 or x.shape[1] != 1:
@@ -176,6 +204,8 @@ class Bfloat16:
         weight = self.weight
         if _fits_float16(weight):
             self.panels = Float16(weight, self.bias)
+            del weight
+            self.product.let_go()
         self.waits = False
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -200,7 +230,7 @@ class Joined:
         if self.mapped and x.shape[0] > 1:
             self.one = Packed(*_stacked([(part.weight, part.bias) for part in self.mapped]))
             for part in self.mapped:
-                pages.replaced(part.weight)
+                part.let_go()
             return torch.split(self.one(x), self.sizes, -1)
         return [part(x) for part in self.parts]
 
@@ -224,6 +254,14 @@ class Products:
     def __init__(self, quantize: str | None = None, *, pack: bool = True) -> None:
         self.quantize, self.pack = quantize, pack
         self.group: list[Bfloat16] = []
+        self.origins: dict[int, Tensor] = {}  # of converted weights by their addresses, as they lie in the file
+
+    def converted(self, weight: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+        """A weight in another type or place, which may be let go: it can be made again of what is mapped."""
+        copy = pages.converted(weight, dtype, device)
+        if copy is not weight:
+            self.origins[copy.data_ptr()] = weight
+        return copy
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """weight [O, I], bias [O]."""
@@ -267,9 +305,11 @@ class Products:
         if not self.pack or weight.device.type != "cpu" or weight.numel() < SMALL:
             return Plain
         if kernels.has_onednn(weight.dtype):
+            origin = self.origins.get(weight.data_ptr())
+            again = None if origin is None else partial(pages.converted, origin, weight.dtype)
             if weight.dtype == torch.bfloat16 and kernels.has_float16():
-                return lambda weight, bias: Bfloat16(Mapped(weight, bias), self.group)
-            return Mapped
+                return lambda weight, bias: Bfloat16(Mapped(weight, bias, again), self.group)
+            return partial(Mapped, again=again)
         if weight.dtype in (torch.float16, torch.bfloat16) and kernels.has_float16() and _fits_float16(weight):
             return Float16
         return Plain

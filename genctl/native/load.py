@@ -144,16 +144,18 @@ def build(
     from genctl.native.decoder import Decoder
     from genctl.native.linear import Products
 
+    held = products or Products()
     embed = get(plan.embed)
     kind = embed.dtype if dtype is None else dtype
 
     def converted(name: str) -> Tensor:
-        return pages.converted(embed if name == plan.embed else get(name), kind, device)
+        if name == plan.embed:
+            return pages.converted(embed, kind, device)
+        return held.converted(get(name), kind, device)
 
-    products = products or Products()
-    if plan.head or products.quantize is not None:  # whoever looked read them all; a step reads a row for each token
+    if plan.head or held.quantize is not None:  # whoever looked read them all; a step reads a row for each token
         pages.release(embed, pages.mapped_files())
-    return Decoder(plan.spec, _Builder(plan, converted, products).weights())
+    return Decoder(plan.spec, _Builder(plan, converted, held).weights())
 
 
 class _Builder:

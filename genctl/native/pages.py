@@ -59,9 +59,14 @@ def release(tensor: Tensor, mapped: list[tuple[int, int]]) -> int:
 def replaced(weight: Tensor) -> None:
     """There is a copy of a weight, perhaps transposed: let its pages go, and what making the copy left behind."""
     release(weight if weight.is_contiguous() else weight.t(), mapped_files())
-    trim = _function("malloc_trim", ctypes.c_size_t)
-    if trim is not None and weight.nbytes >= _LARGE:
-        trim(0)
+    trim(weight.nbytes)
+
+
+def trim(size: int) -> None:
+    """Hand back what the C library keeps of freed memory, if that is worth it after work on `size` bytes."""
+    function = _function("malloc_trim", ctypes.c_size_t)
+    if function is not None and size >= _LARGE:
+        function(0)
 
 
 def converted(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | None = None) -> Tensor:

@@ -134,11 +134,12 @@ def build(
     from genctl.native.encoder_decoder import EncoderDecoder, Seq2SeqWeights
     from genctl.native.linear import Products
 
+    products = products or Products()
     read: dict[str, Tensor] = {}  # matrices that have several uses
 
     def converted(name: str) -> Tensor:
         if name not in plan.embed.values():
-            return pages.converted(get(name), kind)
+            return products.converted(get(name), kind)
         if name not in read:
             read[name] = pages.converted(get(name), kind)
         return read[name]
@@ -146,7 +147,7 @@ def build(
     first = get(plan.embed["decoder"])
     kind = first.dtype if dtype is None else dtype
     read[plan.embed["decoder"]] = pages.converted(first, kind)
-    builder = _Builder(plan, converted, products or Products())
+    builder = _Builder(plan, converted, products)
     weights = Seq2SeqWeights(builder.side("encoder"), builder.side("decoder"), builder.head())
     for name in {plan.embed["encoder"], plan.embed["decoder"]} - {plan.embed["head"]}:
         pages.release(read[name], pages.mapped_files())  # only a row for each token is read from now on
