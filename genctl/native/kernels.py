@@ -81,7 +81,8 @@ def float16(x: Tensor, packed: object) -> Tensor:
 
 def float16_packed(weight: Tensor, bias: Tensor | None) -> object:
     """A weight [O, I], rounded to float16, and its bias, in FBGEMM's panels."""
-    packed: object = compat.fbgemm_float16_prepack()(weight.float(), None if bias is None else bias.float())
+    wide = torch.empty(weight.shape).copy_(weight)  # transposed here if need be: a second copy is not made
+    packed: object = compat.fbgemm_float16_prepack()(wide, None if bias is None else bias.float())
     return packed
 
 

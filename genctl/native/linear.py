@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from genctl.native import kernels, pages, quantized
 
 SMALL = 1 << 18  # numbers in a weight below which a plain product is as fast: a call of oneDNN costs 20 µs more
+SLICE = 1 << 22  # numbers of a weight that are float32 at a time, while panels are made of it
 
 
 class Linear(Protocol):
@@ -77,14 +79,37 @@ class Mapped:
 
     That is with several rows, and with one token where the file has [in, out] (GPT-2): reading that across its rows is
     slow. The copy is made when such an x first comes, so that a prompt does not wait for it.
+
+    Where the file has another type, `again` makes the weight once more after it was let go.
     """
 
     form = "oneDNN, mapped"
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight, self.bias = weight, bias
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, again: Callable[[], Tensor] | None = None) -> None:
+        self.held: Tensor | None = weight
+        self.bias, self.again = bias, again
         self.across = not weight.is_contiguous()
         self.packed: Packed | None = None
+        self.counted = weight if again is None else torch.empty_like(weight, device="meta")
+
+    @property
+    def weight(self) -> Tensor:
+        """Numbers [O, I]."""
+        if self.held is None:
+            assert self.again is not None
+            made = self.again()
+            self.held = made.t() if self.across else made
+        return self.held
+
+    def let_go(self) -> None:
+        """There is a copy in another layout: until this one is asked for again, it takes no memory."""
+        if self.held is None:
+            return
+        if self.again is None:
+            pages.replaced(self.held)
+        else:
+            self.held = None
+            pages.trim(self.counted.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [N, F, I] -> [N, F, O]."""
@@ -92,17 +117,12 @@ class Mapped:
             return kernels.onednn(x, self.weight, self.bias)
         if self.packed is None:
             self.packed = Packed(self.weight, self.bias)
-            _let_go(self.weight)
+            self.let_go()
         return self.packed(x)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Weight and bias; the copy is not counted, which takes the place of pages that are let go."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
-
-
-def _let_go(weight: Tensor) -> None:
-    """Let the pages of a weight go of which there is a copy."""
-    pages.release(weight if weight.is_contiguous() else weight.t(), pages.mapped_files())
+        return (self.counted,) if self.bias is None else (self.counted, self.bias)
 
 
 class Float16:
@@ -111,7 +131,11 @@ class Float16:
     form = "FBGEMM, float16"
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.packed = kernels.float16_packed(weight, bias)
+        self.panels = []
+        for begin, end in pairwise(_slices(weight)):
+            part = weight[begin:end]
+            self.panels.append(kernels.float16_packed(part, None if bias is None else bias[begin:end]))
+            pages.replaced(part)
         self.size, self.dtype = weight.shape[0], weight.dtype
         self.counted = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
 
@@ -119,12 +143,24 @@ class Float16:
         """x [..., I] -> [..., O]."""
         if not x.numel():
             return x.new_empty(*x.shape[:-1], self.size)
-        y = kernels.float16(x.reshape(-1, x.shape[-1]).float(), self.packed)
+        rows = x.reshape(-1, x.shape[-1]).float()
+        parts = [kernels.float16(rows, panels) for panels in self.panels]
+        y = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         return y.to(self.dtype).view(*x.shape[:-1], self.size)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """What stands for the panels, which are no tensor."""
         return (self.counted,)
+
+
+def _slices(weight: Tensor) -> list[int]:
+    """Where slices of the outputs of a weight [O, I] begin, and O: each has about `SLICE` numbers, 2 · `SLICE` at most.
+
+    FBGEMM computes 16 outputs together, so that slices of multiples of 16 compute what the whole does.
+    """
+    size, width = weight.shape
+    step = size if size * width <= 2 * SLICE else max(16, SLICE // width // 16 * 16)
+    return [*range(0, size, step), size]
 
 
 class Bfloat16:
@@ -151,6 +187,10 @@ class Bfloat16:
         """[O]."""
         return self.product.bias
 
+    def let_go(self) -> None:
+        """There is a copy of the weight."""
+        self.product.let_go()
+
     def __call__(self, x: Tensor) -> Tensor:
         """x [N, F, I] -> [N, F, O]."""
         if x.shape[0] != 1 or x.shape[1] != 1:
@@ -164,7 +204,8 @@ class Bfloat16:
         weight = self.weight
         if _fits_float16(weight):
             self.panels = Float16(weight, self.bias)
-            _let_go(weight)
+            del weight
+            self.product.let_go()
         self.waits = False
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -189,7 +230,7 @@ class Joined:
         if self.mapped and x.shape[0] > 1:
             self.one = Packed(*_stacked([(part.weight, part.bias) for part in self.mapped]))
             for part in self.mapped:
-                _let_go(part.weight)
+                part.let_go()
             return torch.split(self.one(x), self.sizes, -1)
         return [part(x) for part in self.parts]
 
@@ -213,14 +254,18 @@ class Products:
     def __init__(self, quantize: str | None = None, *, pack: bool = True) -> None:
         self.quantize, self.pack = quantize, pack
         self.group: list[Bfloat16] = []
+        self.origins: dict[int, Tensor] = {}  # of converted weights by their addresses, as they lie in the file
+
+    def converted(self, weight: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+        """A weight in another type or place, which may be let go: it can be made again of what is mapped."""
+        copy = pages.converted(weight, dtype, device)
+        if copy is not weight:
+            self.origins[copy.data_ptr()] = weight
+        return copy
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """weight [O, I], bias [O]."""
-        make = self._quantized(weight, self.quantize) or self._exact(weight)
-        product = make(weight, bias)
-        if not isinstance(product, (Plain, Mapped, Bfloat16)):
-            _let_go(weight)
-        return product
+        return self._made(weight, bias, self.quantize)
 
     def joined(self, *parts: tuple[Tensor, Tensor | None]) -> Joined:
         """Products that read the same x."""
@@ -228,7 +273,7 @@ class Products:
         if self.quantize is not None:  # x is quantised once
             one = self.linear(*_stacked(parts))
             for weight, _ in parts:
-                _let_go(weight)
+                pages.replaced(weight)
             return Joined([one], sizes)
         return Joined([self.linear(*part) for part in parts], sizes)
 
@@ -238,8 +283,14 @@ class Products:
 
     def head(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """The product that makes logits: never below 8 bits, which it is not worth."""
-        make = self._quantized(weight, None if self.quantize is None else "int8") or self._exact(weight)
-        return make(weight, bias)
+        return self._made(weight, bias, None if self.quantize is None else "int8")
+
+    def _made(self, weight: Tensor, bias: Tensor | None, quantize: str | None) -> Linear:
+        make = self._quantized(weight, quantize) or self._exact(weight)
+        product = make(weight, bias)
+        if not isinstance(product, (Plain, Mapped, Bfloat16, Float16)):
+            pages.replaced(weight)
+        return product
 
     def _quantized(self, weight: Tensor, quantize: str | None) -> Make | None:
         if quantize is None:
@@ -254,9 +305,11 @@ class Products:
         if not self.pack or weight.device.type != "cpu" or weight.numel() < SMALL:
             return Plain
         if kernels.has_onednn(weight.dtype):
+            origin = self.origins.get(weight.data_ptr())
+            again = None if origin is None else partial(pages.converted, origin, weight.dtype)
             if weight.dtype == torch.bfloat16 and kernels.has_float16():
-                return lambda weight, bias: Bfloat16(Mapped(weight, bias), self.group)
-            return Mapped
+                return lambda weight, bias: Bfloat16(Mapped(weight, bias, again), self.group)
+            return partial(Mapped, again=again)
         if weight.dtype in (torch.float16, torch.bfloat16) and kernels.has_float16() and _fits_float16(weight):
             return Float16
         return Plain

@@ -140,16 +140,22 @@ def build(
 
     Each is moved to `device` as it comes (None: it stays where it is), so that no second copy of the model is made.
     """
+    from genctl.native import pages
     from genctl.native.decoder import Decoder
     from genctl.native.linear import Products
 
+    held = products or Products()
     embed = get(plan.embed)
     kind = embed.dtype if dtype is None else dtype
 
     def converted(name: str) -> Tensor:
-        return (embed if name == plan.embed else get(name)).to(device=device, dtype=kind)
+        if name == plan.embed:
+            return pages.converted(embed, kind, device)
+        return held.converted(get(name), kind, device)
 
-    return Decoder(plan.spec, _Builder(plan, converted, products or Products()).weights())
+    if plan.head or held.quantize is not None:  # whoever looked read them all; a step reads a row for each token
+        pages.release(embed, pages.mapped_files())
+    return Decoder(plan.spec, _Builder(plan, converted, held).weights())
 
 
 class _Builder:

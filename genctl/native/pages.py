@@ -1,7 +1,8 @@
 """Handing memory back: weights that were read from a mapped file and copied elsewhere need not stay resident.
 
-transformers maps safetensors files; what was read of them stays in memory until the whole mapping goes, although each
-tensor is needed only until it has been repacked. Only Linux says what is mapped; elsewhere nothing is handed back.
+What was read of a mapped safetensors file stays in memory until the whole mapping goes, although each tensor is needed
+only until it has been repacked. Repacking also needs temporary copies; glibc keeps what is freed of up to 32 MB, and
+the next weight may not fit there. Only Linux says what is mapped; elsewhere nothing is handed back.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _MAPS = Path("/proc/self/maps")
+_LARGE = 1 << 20  # bytes of a weight from which on what its copies left behind is worth a millisecond
 
 
 def mapped_files() -> list[tuple[int, int]]:
@@ -27,7 +30,8 @@ def mapped_files() -> list[tuple[int, int]]:
         return []
     found = []
     for line in lines:
-        if line.endswith(".safetensors"):
+        # the system tells where a link points to: the Hub's cache keeps files under their hashes
+        if line.endswith(".safetensors") or "/blobs/" in line:
             begin, _, end = line.split(" ", 1)[0].partition("-")
             found.append((int(begin, 16), int(end, 16)))
     return sorted(found)
@@ -52,13 +56,41 @@ def release(tensor: Tensor, mapped: list[tuple[int, int]]) -> int:
     return end - begin
 
 
-@cache
+def replaced(weight: Tensor) -> None:
+    """There is a copy of a weight, perhaps transposed: let its pages go, and what making the copy left behind."""
+    release(weight if weight.is_contiguous() else weight.t(), mapped_files())
+    trim(weight.nbytes)
+
+
+def trim(size: int) -> None:
+    """Hand back what the C library keeps of freed memory, if that is worth it after work on `size` bytes."""
+    function = _function("malloc_trim", ctypes.c_size_t)
+    if function is not None and size >= _LARGE:
+        function(0)
+
+
+def converted(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | None = None) -> Tensor:
+    """A tensor in another type or place. Where that is a copy, the pages of what was read go."""
+    copy = tensor.to(device=device, dtype=dtype)
+    if copy is not tensor:
+        release(tensor, mapped_files())
+    return copy
+
+
 def _madvise() -> Any:
-    if os.name != "posix" or not hasattr(mmap, "MADV_DONTNEED"):
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return None
+    return _function("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+@cache
+def _function(name: str, *arguments: type) -> Any:
+    """A function of the C library that returns an int; None where it has none of this name."""
+    if os.name != "posix":
         return None
     try:
-        advise = ctypes.CDLL(None).madvise
+        function = getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):
         return None
-    advise.argtypes, advise.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
-    return advise
+    function.argtypes, function.restype = arguments, ctypes.c_int
+    return function

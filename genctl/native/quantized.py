@@ -16,7 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from genctl.native import kernels
+from genctl.native import kernels, pages
 from genctl.native.kernels import GROUP
 
 FEW = 12  # rows up to which torch's kernel for 8-bit weights is faster than a product with numbers turned back
@@ -28,7 +28,7 @@ def int8_codes(weight: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tens
     """weight [O, I] -> codes int8 [O, I] from -127 to 127, scales [O] of `dtype`: weight ≈ codes · scale."""
     size, width = weight.shape
     codes, scales = torch.empty(size, width, dtype=torch.int8), torch.empty(size, dtype=dtype)
-    step = max(1, AT_ONCE // width)
+    step, mapped = max(1, AT_ONCE // width), pages.mapped_files()
     for begin in range(0, size, step):  # in slices, so that no float32 copy of the whole is made
         rows = weight[begin : begin + step].float()
         scale = (rows.abs().amax(1) / 127).to(dtype)
@@ -38,6 +38,7 @@ def int8_codes(weight: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tens
         scales[begin : begin + step] = scale
         divisor = torch.where(scale == 0, 1, scale.float())[:, None]
         codes[begin : begin + step] = (rows / divisor).round_().clamp_(-127, 127).to(torch.int8)
+        pages.release(weight[begin : begin + step], mapped)
     return codes, scales
 
 

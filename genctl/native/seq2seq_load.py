@@ -130,23 +130,27 @@ def build(
     products: Products | None = None,
 ) -> EncoderDecoder:
     """The model of a plan, whose tensors `get` gives by their names in the files."""
+    from genctl.native import pages
     from genctl.native.encoder_decoder import EncoderDecoder, Seq2SeqWeights
     from genctl.native.linear import Products
 
+    products = products or Products()
     read: dict[str, Tensor] = {}  # matrices that have several uses
 
     def converted(name: str) -> Tensor:
         if name not in plan.embed.values():
-            return get(name).to(kind)
+            return products.converted(get(name), kind)
         if name not in read:
-            read[name] = get(name).to(kind)
+            read[name] = pages.converted(get(name), kind)
         return read[name]
 
     first = get(plan.embed["decoder"])
     kind = first.dtype if dtype is None else dtype
-    read[plan.embed["decoder"]] = first.to(kind)
-    builder = _Seq2SeqBuilder(plan, converted, products or Products())
+    read[plan.embed["decoder"]] = pages.converted(first, kind)
+    builder = _Seq2SeqBuilder(plan, converted, products)
     weights = Seq2SeqWeights(builder.side("encoder"), builder.side("decoder"), builder.head())
+    for name in {plan.embed["encoder"], plan.embed["decoder"]} - {plan.embed["head"]}:
+        pages.release(read[name], pages.mapped_files())  # only a row for each token is read from now on
     return EncoderDecoder(plan.spec, weights)
 
 
