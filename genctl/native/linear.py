@@ -75,8 +75,9 @@ class Packed:
 class Mapped:
     """oneDNN's product with a weight as it lies in the file; with a packed copy of it where that is faster.
 
-    That is with several rows, and with one token where the file has [in, out] (GPT-2): reading that across its rows is
-    slow. The copy is made when such an x first comes, so that a prompt does not wait for it.
+    That is with several rows. The copy is made when they first come, so that a prompt does not wait for it. With one
+    token where the file has [in, out] (GPT-2), oneDNN would read across its rows: MKL reads them along, and as fast as
+    a copy, which a short run would not pay back. Where it cannot, such a token gets the copy, too.
     """
 
     form = "oneDNN, mapped"
@@ -84,12 +85,16 @@ class Mapped:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
         self.across = not weight.is_contiguous()
+        self.along = self.across and kernels.has_columns(weight.dtype)
         self.packed: Packed | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [N, F, I] -> [N, F, O]."""
-        if x.shape[0] == 1 and not (self.across and x.shape[1] == 1):
-            return kernels.onednn(x, self.weight, self.bias)
+        if x.shape[0] == 1:
+            if not (self.across and x.shape[1] == 1):
+                return kernels.onednn(x, self.weight, self.bias)
+            if self.along:
+                return kernels.columns(x, self.weight, self.bias)
         if self.packed is None:
             self.packed = Packed(self.weight, self.bias)
             _let_go(self.weight)
