@@ -92,7 +92,7 @@ def read_bandwidth() -> float:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """What every side is started with: threads pinned to cores, no network, compiled modules kept as pip leaves them."""
+    """What every side is started with: pinned threads, no network, compiled modules kept as pip leaves them."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
