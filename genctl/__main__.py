@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -29,8 +30,10 @@ def _heed(handler: object) -> None:
 def main() -> None:
     """Run the command line and exit with its status."""
     _heed(_end)  # before anything else is imported
+    from genctl import collection
     from genctl.cli.standard_streams import mend
 
+    collection.pause()  # until torch is imported (`models.hub`)
     mend()
     try:
         if sys.argv[1:] in (["--version"], ["-V"]):  # answered before anything is imported
@@ -60,6 +63,7 @@ def main() -> None:
             except (OSError, ValueError, AttributeError):
                 continue
         os._exit(status)
+    gc.freeze()  # memory goes back with the process: what is left need not be looked through for cycles
     sys.exit(status)
 
 

@@ -197,6 +197,8 @@ class Planner:
 
     def _wishes(self, generation: Generation, strategy: Strategy) -> Wishes | None:
         """What is to be looked for in finished texts."""
+        if not (generation.force_words or generation.force_words_ids):
+            return None
         from genctl.strategies.constrained import ConstrainedBeam
         from genctl.strategies.constraints import Promises
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from genctl.cli.run_options import RunOptions
+    from genctl.render.stream import StreamView
+    from genctl.render.tree import Trees
 
 COMMAND = "genctl beam"
 BENEATH = (Layer(COMMAND, {"num_beams": 5}, said="user"),)
@@ -57,14 +59,19 @@ class Search:
     With `live` the view on the terminal draws the tree; else it goes to `err` at the end, or in place of the texts.
     """
 
-    def __init__(self, asked: RunOptions, err: Console, *, live: bool) -> None:
-        from genctl.render.stream import StreamView
-        from genctl.render.tree import Trees
-
+    def __init__(self, asked: RunOptions, err: Console | None, *, live: bool) -> None:
         self.asked = asked
         self.err = err
-        self.trees = Trees() if (asked.tree and not live) or asked.tree_format else None
-        self.stream = StreamView(stream_writer(asked.raw), echo=asked.echo) if asked.stream else None
+        self.trees: Trees | None = None
+        self.stream: StreamView | None = None
+        if (asked.tree and not live) or asked.tree_format:
+            from genctl.render.tree import Trees
+
+            self.trees = Trees()
+        if asked.stream:
+            from genctl.render.stream import StreamView
+
+            self.stream = StreamView(stream_writer(asked.raw), echo=asked.echo)
 
     def begin(self, encoder_decoder: bool) -> None:
         """The checkpoint is known: a prompt that is not continued but answered is set off by a tab."""
@@ -103,7 +110,7 @@ class Search:
             return
         if self.stream is not None:
             self.stream.close()
-        if self.trees is not None and self.asked.tree_format is None:
+        if self.trees is not None and self.err is not None and self.asked.tree_format is None:
             from genctl.render.tree_text import tree_lines
 
             for tree in self.trees.take_all():

@@ -27,12 +27,15 @@ from genctl.cli.partial_results import Unfinished
 from genctl.cli.run_options import RunOptions
 from genctl.cli.shortfall import shortfalls
 from genctl.cli.tally import RowTally
-from genctl.cli.view import make_bar, make_view, wants_bar
+from genctl.cli.view import make_bar, make_view, shows, wants_bar
 from genctl.config.layers import Layer, Resolved, overlay, row_layer
 from genctl.errors import CheckError, Exit, GenctlError
+from genctl.render.unseen import Unseen, never_fail_to_encode
 from genctl.results import Collector, Result
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from genctl.inspecting.batches import BatchDivergence
     from genctl.render.live import RunView
     from genctl.render.progress import RowsBar
@@ -67,24 +70,20 @@ class Job:
 
     def run(self, rows: Iterator[InputRow | BadRow]) -> int:
         """Load, decode, write. Returns the exit status."""
-        from genctl.render.console import make_consoles
-
         asked = self.asked
-        out, self.err = make_consoles(asked.color)  # type: ignore[arg-type]
         self.live = (
             not (asked.to_file or asked.stream or asked.tree_format or asked.raw)
             and asked.format == "text"
             and is_terminal(sys.stdout)
         )
+        view = self._make_view()
         search = beam_output.Search(asked, self.err, live=self.live)
-        several = len(asked.arguments) != 1 or self.early.generation.num_return_sequences > 1
         with ExitStack() as stack:
             nowhere = self.live or asked.stream
             output = open_output(asked, self._written, self._say_failed, self.tally.kept, nowhere=nowhere)
             self.output: RecordOutput = stack.enter_context(opened(output, lambda: self._cut_short))
             self.trace = stack.enter_context(EventFile(Path(asked.events))) if asked.events else None
-            view = make_view(asked, out, self.err, live=self.live, top=self._report().top, several=several)
-            self.view: RunView = stack.enter_context(view)
+            self.view: RunView | Unseen = stack.enter_context(view)  # type: ignore[assignment]
             self.search = stack.enter_context(search)
             self.interrupt.hide = self._hide
             looked = self._look()
@@ -95,7 +94,7 @@ class Job:
             self._skip(rows)
             if self.output.finished:
                 return self._nothing_to_do()
-            if wants_bar(asked, self.err, live=self.live):
+            if self.err is not None and wants_bar(asked, self.err, live=self.live):
                 total = len(asked.arguments) or (None if looked is None else looked.rows)
                 self.bar = make_bar(self.err, total, self.output.done)
                 stack.callback(self.bar.close)
@@ -107,6 +106,19 @@ class Job:
         return self._status()
 
     # -- before decoding -----------------------------------------------------------------------------------------------
+
+    def _make_view(self) -> RunView | Unseen:
+        asked = self.asked
+        self.err: Console | None = None
+        if not shows(asked, live=self.live):
+            for stream in (sys.stdout, sys.stderr):
+                never_fail_to_encode(stream)
+            return Unseen()
+        from genctl.render.console import make_consoles
+
+        out, self.err = make_consoles(asked.color)  # type: ignore[arg-type]
+        several = len(asked.arguments) != 1 or self.early.generation.num_return_sequences > 1
+        return make_view(asked, out, self.err, live=self.live, top=self._report().top, several=several)
 
     def _look(self) -> Looked | None:
         """The input file looked over, where somebody wants to know how many rows it has or what it holds."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from genctl import events
+from genctl import collection, events
 from genctl.cli import options
 from genctl.cli.event_log import read_recording
 from genctl.cli.interrupt import Interrupt
@@ -53,6 +53,7 @@ def replay(
     """
     from genctl.render.console import make_consoles
 
+    collection.resume()  # no model is loaded here
     live = sys.stdout is not None and sys.stdout.isatty() and tree_format is None
     _check(step, speed, live=live, asked_tree=tree_format, echo=echo)
     told = read_recording(file)

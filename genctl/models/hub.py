@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from genctl import collection
 from genctl.errors import ModelError, UsageError
 from genctl.models import architecture, check, layout, leftover, panics, runtime_choice, tokenizer_files
 from genctl.models.guarded import guarded
@@ -107,6 +108,7 @@ def load(
         read_ahead(checkpoint.weights.files)
         native, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         device = _device(runtime.device) if runtime.device_map is None else None
+        collection.resume()  # torch is imported, and no part of a model is made, which may have to be collected
         layout.check_device(runtime, device)
         if native is not None and device is not None:
             reason = runtime_choice.device_reason(native, runtime, device)

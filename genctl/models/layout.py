@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -125,7 +126,7 @@ def _look(name: str, weight: Tensor) -> None:
         return
     # one pass: the extremes of a tensor are finite exactly if all its numbers are
     low, high = torch.aminmax(weight.detach().float() if weight.element_size() < 2 else weight.detach())
-    if not (torch.isfinite(low) and torch.isfinite(high)):
+    if not (math.isfinite(low) and math.isfinite(high)):
         bad = int((~torch.isfinite(weight.detach().float())).sum())
         why = "the weights are damaged"
         if weight.dtype == torch.float16:

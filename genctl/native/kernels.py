@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from genctl import compat
@@ -57,6 +58,30 @@ def onednn_packed(weight: Tensor) -> Tensor:
     # no number of rows is given: the layout for one row is slower with two and more
     packed: Tensor = compat.onednn_reorder_weight()(weight, None)
     return packed
+
+
+# -- MKL: float32 as it lies in a file of [in, out] --------------------------------------------------------------------
+
+
+def has_columns(dtype: torch.dtype) -> bool:
+    """Whether `columns` is fast here: its product is MKL's."""
+    return dtype == torch.float32 and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+
+
+def columns(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One token x [1, 1, I] -> [1, 1, O]. The weight [O, I] is the transpose of a contiguous one.
+
+    MKL computes such a product in one thread. So its outputs are cut into a block for each, and the blocks are a batch.
+    """
+    features, into = weight.shape
+    blocks = next(count for count in range(torch.get_num_threads(), 0, -1) if features % count == 0)
+    if blocks == 1:
+        return F.linear(x, weight, bias)
+    size = features // blocks
+    parts = weight.t().as_strided((blocks, into, size), (size, features, 1))  # [blocks, I, O / blocks]
+    xs = x.expand(blocks, 1, into)
+    y = torch.bmm(xs, parts) if bias is None else torch.baddbmm(bias.view(blocks, 1, size), xs, parts)
+    return y.view(1, 1, features)
 
 
 # -- FBGEMM: float16 ---------------------------------------------------------------------------------------------------

@@ -77,8 +77,9 @@ class Packed:
 class Mapped:
     """oneDNN's product with a weight as it lies in the file; with a packed copy of it where that is faster.
 
-    That is with several rows, and with one token where the file has [in, out] (GPT-2): reading that across its rows is
-    slow. The copy is made when such an x first comes, so that a prompt does not wait for it.
+    That is with several rows. The copy is made when they first come, so that a prompt does not wait for it. With one
+    token where the file has [in, out] (GPT-2), oneDNN would read across its rows: MKL reads them along, and as fast as
+    a copy, which a short run would not pay back. Where it cannot, such a token gets the copy, too.
 
     Where the file has another type, `again` makes the weight once more after it was let go.
     """
@@ -89,6 +90,7 @@ class Mapped:
         self.held: Tensor | None = weight
         self.bias, self.again = bias, again
         self.across = not weight.is_contiguous()
+        self.along = self.across and kernels.has_columns(weight.dtype)
         self.packed: Packed | None = None
         self.counted = weight if again is None else torch.empty_like(weight, device="meta")
 
@@ -113,8 +115,11 @@ class Mapped:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [N, F, I] -> [N, F, O]."""
-        if x.shape[0] == 1 and not (self.across and x.shape[1] == 1):
-            return kernels.onednn(x, self.weight, self.bias)
+        if x.shape[0] == 1:
+            if not (self.across and x.shape[1] == 1):
+                return kernels.onednn(x, self.weight, self.bias)
+            if self.along:
+                return kernels.columns(x, self.weight, self.bias)
         if self.packed is None:
             self.packed = Packed(self.weight, self.bias)
             self.let_go()

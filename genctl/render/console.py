@@ -11,6 +11,8 @@ from typing import IO, Literal, TypeAlias
 
 from rich.console import Console
 
+from genctl.render.unseen import never_fail_to_encode
+
 Color: TypeAlias = Literal["auto", "always", "never"]
 
 
@@ -39,7 +41,7 @@ def _console(color: Color, stream: IO[str], environ: Mapping[str, str]) -> Conso
     terminal = _is_terminal(stream)
     dumb = environ.get("TERM", "").lower() in ("dumb", "unknown")
     coloured = color == "always" or (color == "auto" and terminal and not dumb)
-    _never_fail_to_encode(stream)
+    never_fail_to_encode(stream)
     # Rich judges the same variables by its own rules; it is told the outcome and shown only what sets sizes and depth.
     shown = {name: environ[name] for name in ("TERM", "COLORTERM", "COLUMNS", "LINES") if name in environ}
     if dumb and color == "always":
@@ -81,10 +83,3 @@ def _is_terminal(stream: IO[str]) -> bool:
         return stream.isatty()
     except ValueError:  # the stream is closed
         return False
-
-
-def _never_fail_to_encode(stream: IO[str]) -> None:
-    # A terminal in a narrow encoding shows an escape where it lacks the character; it is no reason to fall over.
-    reconfigure = getattr(stream, "reconfigure", None)
-    if reconfigure is not None and getattr(stream, "errors", None) == "strict":
-        reconfigure(errors="backslashreplace")

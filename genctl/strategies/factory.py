@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genctl.decode.processors.words import variants
 from genctl.decode.types import Strategy
 from genctl.errors import UsageError
 from genctl.params import Generation
-from genctl.strategies.beam import Beam
-from genctl.strategies.constrained import ConstrainedBeam
-from genctl.strategies.constraints import Alternatives, Phrase
-from genctl.strategies.contrastive import Contrastive
 from genctl.strategies.sample import Sample
-from genctl.strategies.stochastic import StochasticBeam
+
+if TYPE_CHECKING:
+    from genctl.strategies.constraints import Alternatives, Phrase
+    from genctl.strategies.contrastive import Contrastive
 
 
 def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | None = None) -> Strategy:
@@ -28,12 +27,18 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
     beams, returned = generation.num_beams, generation.num_return_sequences
     _check_beams(generation)
     if words:
+        from genctl.strategies.constrained import ConstrainedBeam
+
         _check_words(generation)
         reserved = int(generation.forced_eos_token_id is not None)
         return ConstrainedBeam(beams, words, generation.length_penalty, generation.early_stopping, returned, reserved)
     if beams > 1 and generation.stochastic_beams:
+        from genctl.strategies.stochastic import StochasticBeam
+
         return StochasticBeam(beams, returned)
     if beams > 1:
+        from genctl.strategies.beam import Beam
+
         return Beam(
             beams,
             generation.do_sample,
@@ -91,6 +96,8 @@ def _check_words(generation: Generation) -> None:
 
 
 def _contrastive(generation: Generation) -> Contrastive:
+    from genctl.strategies.contrastive import Contrastive
+
     alpha, returned = generation.penalty_alpha or 0.0, generation.num_return_sequences
     if generation.do_sample:
         raise UsageError(f"penalty_alpha = {alpha:g} is contrastive search and contradicts do_sample = true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import subprocess
@@ -166,6 +167,35 @@ def test_a_native_run_imports_no_transformers(options: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+PLAIN = (
+    "import gc, sys; from genctl import collection; from genctl.cli.app import run;"
+    "collection.pause(); status = run(sys.argv[1:]); assert gc.isenabled(); assert gc.get_freeze_count() > 100_000;"
+    "strategies = {f'genctl.strategies.{name}' for name in ('beam', 'constrained', 'contrastive', 'stochastic')};"
+    "needless = {'rich', 'jinja2', 'transformers', 'huggingface_hub', 'llguidance', 'genctl.render.live'} | strategies;"
+    "found = sorted(needless & set(sys.modules)); sys.exit(status or (str(found) if found else 0))"
+)
+
+
+def test_a_plain_run_in_a_pipe_imports_no_more_than_it_needs_and_freezes_it() -> None:
+    arguments = ["run", "-m", "builtin:stories", "-n", "3", "Once upon a time"]
+    done = subprocess.run([sys.executable, "-c", PLAIN, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert not done.stderr
+
+
+def test_the_collector_of_another_program_is_left_alone(llama: Path) -> None:
+    """Only a process that is ours is frozen: `collection.pause` was not called here."""
+    before = gc.get_freeze_count()
+    gc.disable()
+    try:
+        native(llama)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert gc.get_freeze_count() == before
 
 
 @pytest.mark.parametrize(
