@@ -73,8 +73,9 @@ def test_a_run_holds_each_weight_once(stored: str, options: dict[str, str], most
     assert done.returncode == 0, done.stderr
     held = json.loads(done.stdout)
     size = (folder / "model.safetensors").stat().st_size
-    assert held["file"] < 0.1 * size  # all but embeddings, norms and biases
-    assert held["anonymous"] < 1.25 * most * size + (6 << 20)
+    stays = stored == "float32" and not options and kernels.has_columns(torch.float32)  # read as it lies in the file
+    assert held["file"] < (1.05 if stays else 0.1) * size  # else all but embeddings, norms and biases is let go
+    assert held["anonymous"] < (0.1 if stays else 1.25 * most) * size + (6 << 20)
 
 
 def test_links_to_files_without_a_suffix_are_known(tmp_path: Path) -> None:
