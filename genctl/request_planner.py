@@ -58,6 +58,7 @@ class Planner:
         self.allow_plugins = allow_plugins
         self.flags = flags  # how further checkpoints (assistants, amateurs) are loaded
         self.companions: dict[str, tuple[Loaded, ModelRuntime]] = {}
+        self.latest: tuple[Generation, tuple[Strategy, rerank.RerankPlan | None]] | None = None
         defaults = loaded.model.generation_config
         self.eos = _ids(defaults.eos_token_id)
         self.pad = defaults.pad_token_id
@@ -173,6 +174,12 @@ class Planner:
         return Planned(lane, prompt, kind, settings, guard, healed, ranking, wanted)
 
     def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
+        """What the knobs ask for. Requests with the same knobs have the same strategy, which keeps nothing."""
+        if self.latest is None or self.latest[0] is not generation:
+            self.latest = generation, self._made_strategy(generation)
+        return self.latest[1]
+
+    def _made_strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
         from genctl.strategies.auxiliary_models import Companion, accompanied
         from genctl.strategies.factory import choose
         from genctl.strategies.sample import Sample

@@ -39,6 +39,8 @@ class Session:
         self.forward = runtime_of(loaded.model, compile=runtime.compile)
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
         self.saved = self._saved(runtime.prompt_cache)
+        self.settled: tuple[list[Layer], Resolved] | None = None  # layers resolved before the weights were read
+        self.tried: tuple[Resolved, Planned] | None = None  # a prompt planned to see whether a job can be done
 
     @classmethod
     def load(
@@ -64,8 +66,12 @@ class Session:
             raise InputError(f"--prompt-cache {runtime.prompt_cache}: there is no such file")
         flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
 
+        settled: list[tuple[list[Layer], Resolved]] = []
+
         def before_weights(found: dict[str, Any]) -> None:
-            check_settings(resolve([model_layer(found, runtime.model), *layers]).generation)
+            merged = [model_layer(found, runtime.model), *layers]
+            settled.append((merged, resolve(merged)))
+            check_settings(settled[0][1].generation)
 
         loaded = hub.load(
             runtime,
@@ -75,7 +81,9 @@ class Session:
             on_event=on_event,
             before_weights=before_weights,
         )
-        return cls(loaded, runtime, allow_plugins=allow_plugins, flags={**flags, "on_event": on_event})
+        session = cls(loaded, runtime, allow_plugins=allow_plugins, flags={**flags, "on_event": on_event})
+        session.settled = settled[0] if settled else None
+        return session
 
     @property
     def identity(self) -> PromptIdentity:
@@ -112,7 +120,10 @@ class Session:
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
         """The layers, with the checkpoint's generation_config beneath them."""
-        return resolve([model_layer(self.loaded.generation, self.loaded.name), *layers])
+        merged = [model_layer(self.loaded.generation, self.loaded.name), *layers]
+        if self.settled is not None and self.settled[0] == merged:
+            return self.settled[1]
+        return resolve(merged)
 
     def check(self, resolved: Resolved) -> str:
         """Whether this checkpoint can do a job at all, asked once instead of failing every prompt; its strategy's name.
@@ -126,7 +137,13 @@ class Session:
             if self.loaded.tokenizer is None:
                 raise ModelError(f"{self.loaded.name} has no tokenizer, so there is nothing to render a chat with")
             chat.check_template(self.loaded.tokenizer, self.loaded.name)
-        return self.planner.plan(Request("", resolved, 0, prompt_ids=(0,)), Report()).kind
+        return self._trial(resolved).kind
+
+    def _trial(self, resolved: Resolved) -> Planned:
+        """A prompt of one token, planned once for a job. Raises what planning raises."""
+        if self.tried is None or self.tried[0] is not resolved:
+            self.tried = resolved, self.planner.plan(Request("", resolved, 0, prompt_ids=(0,)), Report())
+        return self.tried[1]
 
     def width(self, resolved: Resolved, default: int) -> int:
         """How many prompts are decoded at once: as asked, or with batch_size "auto" as many as memory holds."""
@@ -135,7 +152,7 @@ class Session:
             return default if asked is None else int(asked)
         from genctl.decode.memory import fitting
 
-        lane = self.planner.plan(Request("", resolved, 0, prompt_ids=(0,)), Report()).lane
+        lane = self._trial(resolved).lane
         context = self.planner.context
         return fitting(self.forward, lane, min(context or TYPICAL, TYPICAL))
 
@@ -144,8 +161,7 @@ class Session:
 
         Raises what `check` raises.
         """
-        lane = self.planner.plan(Request("", resolved, 0, prompt_ids=(0,)), Report()).lane
-        return lane.strategy.needs_hidden
+        return self._trial(resolved).lane.strategy.needs_hidden
 
     def stream(
         self,
