@@ -109,7 +109,7 @@ def load(
         device = _device(runtime.device) if runtime.device_map is None else None
         layout.check_device(runtime, device)
         if native is not None and device is not None:
-            reason = native_loading.device_reason(native, runtime, device)
+            reason = native_loading.device_reason(native.spec, runtime, device)
             if not reason:
                 return _native(native, runtime, place, checkpoint, device, on_event)
         config = architecture.read_config(checkpoint, trust_remote_code)
