@@ -17,7 +17,7 @@ from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
 from genctl.comparing.statistics import Interval, RunStatistics
 from genctl.render import comparison as shown
 from genctl.render import parts
-from genctl.render.summary import DOT, count, lines, stop_words
+from genctl.render.summary import DOT, count, put, stop_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -176,9 +176,7 @@ class ComparisonOutput:
             self._tables(self.tally, intervals=done > 1)
         quiet = self.asked.quiet or not (self.err.is_terminal or self.out.is_terminal or self.asked.verbose)
         if not quiet and saved.lanes:
-            line = Text(DOT.join(self._summary(saved, done)), style="dim")
-            for part in lines(line, self.err.width) if self.err.is_terminal else [line]:
-                self.err.print(part)
+            put(self.err, Text(DOT.join(self._summary(saved, done)), style="dim"))
 
     def _summary(self, saved: Saved, done: int) -> list[str]:
         tokens = sum(self.tally.tokens.values())

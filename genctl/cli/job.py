@@ -408,8 +408,7 @@ class Job:
         """One line on standard error."""
         from genctl.render.parts import visible
 
-        if self.bar is not None:
-            self.bar.hide()
+        self._hide()
         print(visible(line), file=sys.stderr, flush=True)
 
     def _say_failed(self, made: Mapping[str, Any]) -> None:

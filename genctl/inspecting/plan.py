@@ -21,7 +21,6 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import UsageError
-from genctl.native.checkpoint import CLASSES
 from genctl.params import Generation, Runtime
 from genctl.request_planner import UNBOUNDED
 
@@ -169,8 +168,7 @@ def plan(
     parts = [Part.of(entry) for entry in skeletons.probe(skeleton, form)]
     context = context_of(skeleton.config)
     size = _size(skeleton, batch, per_prompt, context, length, source_length)
-    is_native = runtime.runtime != "transformers" and skeleton.model.config.model_type in CLASSES
-    size = replace(size, grouped=is_native and skeleton.device == "cpu")
+    size = replace(size, grouped=skeleton.native is not None)
     weights = skeletons.weights_bytes(skeleton, runtime)
     kept = total(parts, size)
     made: dict[str, Any] = {

@@ -41,14 +41,18 @@ class Comparison:
 def compare(session: Session, request: Request, *, steps: int = STEPS) -> Comparison:
     """Read a request's prompt and feed the greedy tokens after it to both runtimes. The checkpoint is loaded again.
 
-    Raises UsageError where the run is not native.
+    Raises UsageError where the run is not native, or quantised.
     """
     ours = session.forward
     if ours.kind != "native":
+        asked = session.planner.runtime.runtime == "transformers"
         raise UsageError(
             f"--check-runtime compares the native runtime with transformers' classes, which run {ours.name}",
-            hint="add --runtime auto",
+            hint="leave out --runtime transformers" if asked else "-v says why it does not run natively",
         )
+    if session.planner.runtime.quantize is not None:
+        said = f"--check-runtime and --quantize {session.planner.runtime.quantize} contradict each other"
+        raise UsageError(f"{said}: rounded weights have other logits")
     lane = session.planner.plan(request, Report()).lane
     runtime = replace(session.planner.runtime, runtime="transformers", pack=False)
     loaded = hub.load(runtime, need_tokenizer=False, **session.planner.flags)

@@ -24,8 +24,10 @@ from genctl.errors import ModelError, UsageError
 from genctl.models import architecture, check, hub, layout, packed_layers, resolve, runtime_choice, weights
 from genctl.models.guarded import guarded
 from genctl.models.progress import quiet
+from genctl.native import kernels
 from genctl.native.graphs import fits
 from genctl.native.kernels import GROUP
+from genctl.native.seq2seq_spec import Seq2SeqSpec
 from genctl.native.spec import Spec
 from genctl.params import Runtime
 
@@ -47,7 +49,7 @@ class Skeleton:
     device: str  # where it would compute: cpu, cuda, cuda:1, …
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json, if it is there
     notes: list[str] = field(default_factory=list)
-    native: Any = None  # the spec of what the native runtime would compute, where it would
+    native: Spec | Seq2SeqSpec | None = None  # the spec of what the native runtime would compute, where it would
 
     @property
     def config(self) -> Any:
@@ -87,7 +89,7 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
             "config.json has a quantization_config, which a plan does not apply: weights count as "
             f"{str(dtype).removeprefix('torch.')}, more than they will take"
         )
-    native = runtime_choice.spec_of_run(runtime, checkpoint, device, trust_remote_code=trust_remote_code)
+    native = runtime_choice.spec_of_run(runtime, checkpoint, torch.device(device), trust_remote_code=trust_remote_code)
     return Skeleton(runtime.model, model, device, checkpoint.generation, notes, native)
 
 
@@ -97,9 +99,9 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
     [] where nothing is kept. Where the architecture looks at numbers, the sizes are those that its config names. Raises
     ModelError where the config does not name them either, or where the architecture cannot be run with it at all.
     """
-    if isinstance(skeleton.native, Spec) and form != "off":
+    if skeleton.native is not None and form != "off":
         native = _native_cache(skeleton.native, skeleton.model.dtype)
-        if skeleton.device.startswith("cuda") and fits(skeleton.native):
+        if skeleton.device.startswith("cuda") and isinstance(skeleton.native, Spec) and fits(skeleton.native):
             native = caches.slotted(native)
         return describe(caches.kept_as(native, form))
     forward = Forward(skeleton.model)
@@ -119,11 +121,19 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
         return sorted(found, key=lambda entry: (entry["kind"] == CROSS, entry["layer"]))
 
 
-def _native_cache(spec: Spec, dtype: torch.dtype) -> Any:
-    """A cache as the native runtime keeps it, with `PROBE` tokens in one row."""
-    cache = caches.LayerCache(spec.windows)
+def _native_cache(spec: Spec | Seq2SeqSpec, dtype: torch.dtype) -> Any:
+    """A cache as the native runtime keeps it, with `PROBE` tokens in one row, and as many of a source."""
+    if isinstance(spec, Spec):
+        return _filled(spec.windows, spec.kv_heads, spec.head_dim, dtype)
+    side = spec.decoder
+    own, source = (_filled([None] * side.layers, side.heads, side.head_dim, dtype) for _ in range(2))
+    return caches.SourcedCache(own, source)
+
+
+def _filled(windows: Sequence[int | None], heads: int, size: int, dtype: torch.dtype) -> caches.LayerCache:
+    cache = caches.LayerCache(windows)
     for layer in cache.layers:
-        kept = torch.empty(1, spec.kv_heads, PROBE, spec.head_dim, dtype=dtype, device="meta")
+        kept = torch.empty(1, heads, PROBE, size, dtype=dtype, device="meta")
         layer.update(kept, kept)
     return cache
 
@@ -132,11 +142,18 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     """Bytes that the loaded model's parameters and buffers take, tied ones once, as laid out for where it computes.
 
     On the CPU the weights of linear layers are repacked (`models.packed_layers`, `native.linear`): a tied one is then
-    kept in both forms, and with --quantize they take 8 or 4 bits.
+    kept in both forms, and with --quantize they take 8 or 4 bits. The native runtime keeps them as they are, where oneDNN takes
+    them so, and no buffers but those of the files.
     """
-    model = skeleton.model
-    held = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
+    model, native = skeleton.model, skeleton.native is not None
+    tensors = model.state_dict(keep_vars=True).values() if native else (*model.parameters(), *model.buffers())
+    held = {id(tensor): tensor.nbytes for tensor in tensors}
+    if isinstance(skeleton.native, Spec) and skeleton.native.norm_from_one:  # float32, see `native.decoder.RMSNorm`
+        named = model.named_parameters()
+        held |= {id(tensor): 4 * tensor.numel() for name, tensor in named if name.endswith("norm.weight")}
     packs = runtime.pack and not runtime.compile and runtime.device_map is None
+    if native and runtime.quantize is None:
+        packs = packs and model.dtype != torch.float32 and not kernels.has_onednn(model.dtype)
     if not packs or torch.device(skeleton.device).type != "cpu":
         return int(sum(held.values()))
     users: dict[int, int] = {}
@@ -145,7 +162,7 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     for module in model.modules():
         for _, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             users[id(parameter)] = users.get(id(parameter), 0) + 1
-        whole = skeleton.native is not None and runtime.quantize is not None  # small ones too
+        whole = native and runtime.quantize is not None  # small ones too
         if packed_layers.is_linear(module) and (whole or _packs(model, module, places[id(module)], runtime)):
             packed.append(module)
     extra, head = 0, model.get_output_embeddings()
@@ -156,7 +173,7 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
         outputs = weight.numel() // inputs
         if runtime.quantize is None:
             extra += weight.nbytes
-        elif skeleton.native is None:
+        elif not native:
             extra += weight.numel() + 2 * outputs  # int8 numbers, a bfloat16 scale for each output
         elif runtime.quantize == "int4" and module is not head and not (outputs % 16 or inputs % GROUP):
             extra += weight.numel() // 2 + 4 * weight.numel() // GROUP  # a bfloat16 scale and zero for each group

@@ -111,7 +111,7 @@ def load(
         collection.resume()  # torch is imported, and no part of a model is made, which may have to be collected
         layout.check_device(runtime, device)
         if native is not None and device is not None:
-            reason = runtime_choice.device_reason(native, runtime, device)
+            reason = runtime_choice.device_reason(native.spec, runtime, device)
             if not reason:
                 return _native(native, runtime, place, checkpoint, device, on_event)
         config = architecture.read_config(checkpoint, trust_remote_code)

@@ -13,12 +13,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from genctl import compat
+from genctl.errors import ModelError
 from genctl.native import kernels, pages
 from genctl.native.linear import Float16, Linear, Make, Packed
 from genctl.native.quantized import Int8Weights
@@ -31,6 +33,10 @@ _AT_ONCE = 1 << 22  # numbers looked at together
 _READ = re.compile(r"\bself(?:\.\w+)*\.(\w+)\.weight\b")
 
 Look = Callable[[str, Tensor], None]
+
+
+class WeightPacked(ModelError, AttributeError):
+    """The code of a model reads the weight of a layer that was packed, which `_reads` did not foresee."""
 
 
 class PackedLinear(nn.Module):
@@ -47,6 +53,13 @@ class PackedLinear(nn.Module):
         if not given.numel():
             return given.new_empty(*given.shape[:-1], self.out_features)
         return self.product(given)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises WeightPacked for its weight: for `hasattr` there is none, and whoever uses it is told what helps."""
+        if name == "weight":
+            hint = "add --no-pack; with --quantize int8 leave that out"
+            raise WeightPacked("the model's code reads the weight of a linear layer that was packed", hint=hint)
+        return super().__getattr__(name)
 
     def extra_repr(self) -> str:
         """What it prints beside its name."""

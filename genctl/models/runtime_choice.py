@@ -16,11 +16,11 @@ from genctl.models import layout
 from genctl.models.check import Checkpoint
 from genctl.models.progress import OnEvent
 from genctl.models.weights import few
+from genctl.native import families, seq2seq_families
 from genctl.native.checkpoint import CLASSES, AnyPlan, is_encoder_decoder, plan_of, read
 from genctl.native.config import NotNative
-from genctl.native.families import spec_of
-from genctl.native.load import DTYPES, WeightPlan
-from genctl.native.seq2seq_load import Seq2SeqPlan
+from genctl.native.load import DTYPES
+from genctl.native.seq2seq_spec import Seq2SeqSpec
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
@@ -43,39 +43,42 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
     try:
         _options(runtime, trust_remote_code)
         made = _plan(checkpoint)
-        dtype = dtype_of(runtime, checkpoint)
-        if dtype not in DTYPES.values():
-            raise NotNative(f"config.json: dtype = {dtype!r:.40} is not known to the native runtime")
-        if isinstance(made, Seq2SeqPlan) and dtype == "float16":
-            raise NotNative("transformers cuts off an encoder-decoder's float16 sums where they overflow")
+        _check_dtype(made.spec, dtype_of(runtime, checkpoint))
     except NotNative as reason:
-        if runtime.runtime == "native":
-            raise ModelError(f"--runtime native: {reason}", hint="--runtime auto falls back to transformers") from None
-        if runtime.quantize == "int4":
-            hint = "--quantize int8 works on transformers' classes too"
-            raise ModelError(f"--quantize int4 needs the native runtime: {reason}", hint=hint) from None
-        return None, str(reason)
+        return None, _fallback(runtime, reason)
     return made, ""
 
 
-def spec_of_run(runtime: Runtime, checkpoint: Checkpoint, device: str, *, trust_remote_code: bool) -> Spec | None:
-    """What the native runtime would compute; None where transformers' classes do. Raises as `plan` does.
+def _fallback(runtime: Runtime, reason: NotNative) -> str:
+    """Why transformers' classes run a checkpoint. Raises ModelError where only the native runtime would do."""
+    if runtime.runtime == "native":
+        raise ModelError(f"--runtime native: {reason}", hint="--runtime auto falls back to transformers") from None
+    if runtime.quantize == "int4":
+        hint = "--quantize int8 works on transformers' classes too"
+        raise ModelError(f"--quantize int4 needs the native runtime: {reason}", hint=hint) from None
+    return str(reason)
+
+
+def spec_of_run(
+    runtime: Runtime, checkpoint: Checkpoint, device: torch.device, *, trust_remote_code: bool
+) -> Spec | Seq2SeqSpec | None:
+    """What the native runtime would compute; None where transformers' classes do. Raises as a run does.
 
     Without weight files config.json alone decides.
     """
-    elsewhere = runtime.runtime == "native" and device.startswith("cuda")
-    if not device.startswith("cpu") and not elsewhere:
-        return None
-    if checkpoint.weights.files:
+    if checkpoint.weights.files or runtime.runtime == "transformers":
         made, _ = plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
-        return made.spec if isinstance(made, WeightPlan) else None
-    if runtime.runtime == "transformers":
-        return None
-    try:
-        _options(runtime, trust_remote_code)
-        return spec_of(checkpoint.config)[0]
-    except NotNative:
-        return None
+        spec = None if made is None else made.spec
+    else:
+        try:
+            _options(runtime, trust_remote_code)
+            of_sources = is_encoder_decoder(checkpoint.config)
+            spec = (seq2seq_families if of_sources else families).spec_of(checkpoint.config)[0]
+            _check_dtype(spec, dtype_of(runtime, checkpoint))
+        except NotNative as reason:
+            _fallback(runtime, reason)
+            return None
+    return None if spec is None or device_reason(spec, runtime, device) else spec
 
 
 def _options(runtime: Runtime, trust_remote_code: bool) -> None:
@@ -90,6 +93,14 @@ def _options(runtime: Runtime, trust_remote_code: bool) -> None:
             raise UsageError(f"--runtime native and {flag} contradict each other: transformers' classes do that")
         if given:
             raise NotNative(flag)
+
+
+def _check_dtype(spec: Spec | Seq2SeqSpec, dtype: str) -> None:
+    """Raises NotNative for a type that is not computed in."""
+    if dtype not in DTYPES.values():
+        raise NotNative(f"config.json: dtype = {dtype!r:.40} is not known to the native runtime")
+    if isinstance(spec, Seq2SeqSpec) and dtype == "float16":
+        raise NotNative("transformers cuts off an encoder-decoder's float16 sums where they overflow")
 
 
 def _plan(checkpoint: Checkpoint) -> AnyPlan:
@@ -117,16 +128,17 @@ def _plan(checkpoint: Checkpoint) -> AnyPlan:
 
 
 def dtype_of(runtime: Runtime, checkpoint: Checkpoint) -> str:
-    """What is computed in: as asked, else as config.json says, else as the first tensor is."""
+    """What is computed in: as asked, else as config.json says, else as the first tensor is, else float32."""
     if runtime.dtype != "auto":
         return runtime.dtype
     said = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
     if isinstance(said, str):
         return said.removeprefix("torch.")
-    return next(DTYPES[tensor.dtype] for tensor in checkpoint.weights.tensors.values() if tensor.dtype in DTYPES)
+    kinds = (DTYPES[tensor.dtype] for tensor in checkpoint.weights.tensors.values() if tensor.dtype in DTYPES)
+    return next(kinds, "float32")
 
 
-def device_reason(made: AnyPlan, runtime: Runtime, device: torch.device) -> str:
+def device_reason(spec: Spec | Seq2SeqSpec, runtime: Runtime, device: torch.device) -> str:
     """Why the native runtime does not run there; "" on the CPU, and on a CUDA device for a decoder asked for by name.
 
     Raises UsageError for what was asked for by name and does not run there.
@@ -138,7 +150,7 @@ def device_reason(made: AnyPlan, runtime: Runtime, device: torch.device) -> str:
     if device.type != "cuda":
         hint = "add --device cpu"
         raise UsageError(f"--runtime native runs on the CPU and on CUDA devices, not on {device}", hint=hint)
-    if isinstance(made, Seq2SeqPlan):
+    if isinstance(spec, Seq2SeqSpec):
         hint = "leave out --runtime native, or add --device cpu"
         raise UsageError(f"--runtime native: on {device} encoder-decoders run on transformers' classes", hint=hint)
     return ""

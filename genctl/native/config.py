@@ -141,11 +141,16 @@ class Config:
         `partial` is the part of a head that turns where nothing is said; None where the family turns whole heads.
         """
         scaling, parameters = self.take("rope_scaling", None), self.take("rope_parameters", None)
-        base = self.number(theta, 10000.0)
-        return self.one_rope(scaling or parameters or {}, head_dim, theta=base, partial=partial)
+        base, original = self.number(theta, 10000.0), self.take("original_max_position_embeddings", None)
+        return self.one_rope(scaling or parameters or {}, head_dim, theta=base, partial=partial, original=original)
 
-    def one_rope(self, given: Any, head_dim: int, *, theta: float, partial: float | None = None) -> Rope:
-        """One entry of `rope_parameters`. Raises NotNative for a key or a kind that is not known."""
+    def one_rope(
+        self, given: Any, head_dim: int, *, theta: float, partial: float | None = None, original: int | None = None
+    ) -> Rope:
+        """One entry of `rope_parameters`. Raises NotNative for a key or a kind that is not known.
+
+        `original` is how long texts of the training were, where the config says it outside of the entry.
+        """
         if not isinstance(given, dict):
             raise NotNative(f"config.json: rope_parameters = {given!r:.40}")
         part = Config(given)
@@ -159,7 +164,7 @@ class Config:
         if read is None:
             raise NotNative(f"config.json: rope_type = {kind!r:.40} is not known to the native runtime")
         plain = Rope(size, part.number("rope_theta", theta), context=self.size("max_position_embeddings"))
-        rope = read(part, plain, self.take("original_max_position_embeddings", None))
+        rope = read(part, plain, original)
         part.rest()
         return rope
 

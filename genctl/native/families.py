@@ -68,7 +68,7 @@ def spec_of(config: dict[str, Any]) -> Found:
     family = config.get("model_type")
     read = FAMILIES.get(family) if isinstance(family, str) else None
     if read is None:
-        raise NotNative(f"{family!r:.80} is not one of its families")
+        raise NotNative(f"{family!r:.80} is not a family that the native runtime knows")
     reader = Config(config)
     try:
         spec, names = read(reader)

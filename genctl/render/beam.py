@@ -18,7 +18,7 @@ from genctl.render.live import FRAME_S, RunView
 from genctl.render.nbest_table import table
 from genctl.render.stems import certain
 from genctl.render.story import LaneStory, Path
-from genctl.render.summary import failure, lane_summary, stop_words
+from genctl.render.summary import failure, lane_summary, put, stop_words
 from genctl.render.tail import best_path, names, place_words
 from genctl.render.tree import Trees
 from genctl.render.tree_text import tree_lines
@@ -180,7 +180,7 @@ class BeamView(RunView):
         if lane.failed:
             self.err.print(failure(lane.failed))
         elif self._verbose and self.look.labels and not self._quiet:
-            self.err.print(lane_summary(lane))
+            put(self.err, lane_summary(lane))
 
     def _settle_texts(self, lane: LaneStory, finished: Finished) -> None:
         hypotheses = finished.hypotheses

@@ -117,8 +117,15 @@ def layer_lines(report: Report, width: int | None) -> list[Text]:
         )
         details.append(", ".join(layer_details(group)))
         bars.append(group.bytes / total if total else 0.0)
-    made = table(["layer", "kind", "shape", "dtype", "device", "bytes"], rows, right={5})
+    heads = ["layer", "kind", "shape", "dtype", "device", "bytes"]
+    made = table(heads, rows, right={5})
     used = max(line.cell_len for line in made)
+    if width is not None and used > width:  # the kind is known from its first letters, the bytes are not
+        kind = max(8, max(cell_len(row[1]) for row in rows) - (used - width))
+        for row in rows:
+            row[1] = row[1] if cell_len(row[1]) <= kind else parts.cells(row[1], kind)
+        made = table(heads, rows, right={5})
+        used = max(line.cell_len for line in made)
     if width is not None and width >= WIDE:
         made[0].append(" " * (used - made[0].cell_len) + "  share of the cache", style=theme.DIM)
         for line, share in zip(made[1:], bars, strict=True):

@@ -56,7 +56,7 @@ def _block(one: Mapping[str, Any], width: int, beside: bool, many: bool) -> list
             left = mine[place] if place < len(mine) else ""
             line.append(parts.cells(left, column) if theirs else left, style=theme.PLAIN)
             if place < len(theirs):
-                line.append("  " + theirs[place], style=theme.PLAIN)
+                line.append("  " + parts.cells(theirs[place], column), style=theme.PLAIN)
             line.rstrip()
             lines.append(line)
     lines += _cache_lines(one, width)

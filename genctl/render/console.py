@@ -46,6 +46,8 @@ def _console(color: Color, stream: IO[str], environ: Mapping[str, str]) -> Conso
     shown = {name: environ[name] for name in ("TERM", "COLORTERM", "COLUMNS", "LINES") if name in environ}
     if dumb and color == "always":
         shown["TERM"] = "xterm-256color"
+    if dumb and terminal:  # Rich takes 80 columns for a dumb terminal, however wide it is
+        shown = {**_size(stream), **shown}
     return _Console(
         file=stream,
         force_terminal=terminal or coloured,
@@ -76,6 +78,15 @@ class _Nowhere(io.StringIO):
 def discard() -> Console:
     """A console that shows nothing: for a run whose results are written as records."""
     return Console(file=_Nowhere(), quiet=True, color_system=None, markup=False, highlight=False, emoji=False)
+
+
+def _size(stream: IO[str]) -> dict[str, str]:
+    """COLUMNS and LINES of a terminal; {} where it does not say."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        return {}
+    return {"COLUMNS": str(size.columns), "LINES": str(size.lines)} if size.columns and size.lines else {}
 
 
 def _is_terminal(stream: IO[str]) -> bool:

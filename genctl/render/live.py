@@ -17,7 +17,7 @@ from genctl.render.explain import explain_summary
 from genctl.render.loading_bar import LoadingBar
 from genctl.render.reflow import Drawn
 from genctl.render.story import LaneStory, Path, Story, fold
-from genctl.render.summary import failure, lane_summary, lines, stop_words, summary
+from genctl.render.summary import failure, lane_summary, put, stop_words, summary
 from genctl.render.tail import Look, names, place_words, sections_of, step_lines, tail
 
 FRAME_S = 0.05
@@ -245,7 +245,7 @@ class RunView:
         if lane.failed:
             self.err.print(failure(lane.failed))
         elif self._verbose and self.look.labels and not self._quiet:
-            self.err.print(lane_summary(lane))
+            put(self.err, lane_summary(lane))
 
     def _heading(self, lane: LaneStory, hypothesis: Hypothesis, place: int, of: int) -> tuple[str, ...]:
         return (*names(lane), place_words(place, of), stop_words(hypothesis.reason, hypothesis.cause))
@@ -323,5 +323,4 @@ class RunView:
             left_tokens=left,
             verbose=self._verbose,
         )
-        for part in lines(line, self.err.width) if self.err.is_terminal else [line]:
-            self.err.print(part)
+        put(self.err, line)

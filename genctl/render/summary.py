@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.cells import cell_len
+from rich.console import Console
 from rich.text import Text
 
 from genctl.events import Failed
@@ -58,6 +59,12 @@ def lines(line: Text, width: int) -> list[Text]:
         else:
             made.append(item)
     return [Text(text, style=line.style) for text in made]
+
+
+def put(console: Console, line: Text) -> None:
+    """Print a line of items; on a terminal in as many lines as its width takes."""
+    for part in lines(line, console.width) if console.is_terminal else [line]:
+        console.print(part)
 
 
 def lane_summary(lane: LaneStory) -> Text:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pexpect
+import pyte
 import pytest
 
 from tests.tiny import checkpoint
@@ -82,6 +83,31 @@ def test_a_real_terminal_shows_text_as_it_streams(tmp_path: Path, environment: d
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
+
+
+def test_lines_about_a_run_fit_the_terminal_and_take_the_bar_away(tmp_path: Path, environment: dict[str, str]) -> None:
+    child = pexpect.spawn(
+        GENCTL[0], [*GENCTL[1:], "run", "-m", "builtin:numbers", "12", "1207", "-v", "--seed", "1234567890123456789"],
+        env={**environment, "TERM": "xterm-256color", "COLUMNS": "60"},
+        cwd=str(tmp_path), dimensions=(40, 60), timeout=90,
+    )  # fmt: skip
+    screen = pyte.Screen(60, 40)
+    pyte.ByteStream(screen).feed(child.read())
+    lines = [line.rstrip() for line in screen.display if line.strip()]
+    assert lines[0] == "note: runtime: native (t5)"  # where the bar was
+    place = lines.index("prompt 0 · builtin:numbers · greedy")  # not cut within a word
+    assert lines[place + 1].startswith("seed 1234567890123456789 · 4 prompt tokens read in ")
+
+
+def test_a_dumb_terminal_is_as_wide_as_it_is(tmp_path: Path, environment: dict[str, str]) -> None:
+    environment = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
+    child = pexpect.spawn(
+        GENCTL[0], [*GENCTL[1:], "inspect-cache", "12", "-m", "builtin:numbers", "--steps", "2"],
+        env={**environment, "TERM": "dumb"}, cwd=str(tmp_path), dimensions=(40, 60), timeout=90, encoding="utf-8",
+    )  # fmt: skip
+    lines = child.read().splitlines()
+    assert len(lines[0]) == 60  # a rule over the whole page
+    assert all(len(line) <= 60 for line in lines)
 
 
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])

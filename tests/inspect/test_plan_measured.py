@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -186,16 +187,17 @@ def test_where_nothing_can_be_tried_the_fields_of_the_config_say_the_same(
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_weights_equal_those_loaded(tmp_path: Path, arch: str, dtype: str) -> None:
-    runtime = Runtime(model=str(checkpoint(arch, tmp_path)), dtype=dtype, device="cpu")  # type: ignore[arg-type]
-    loaded = hub.load(replace(runtime, runtime="transformers"))
-    assert weights_bytes(build(runtime), runtime) == measured_weights(loaded.model)
+    auto = Runtime(model=str(checkpoint(arch, tmp_path)), dtype=dtype, device="cpu")  # type: ignore[arg-type]
+    for runtime in (auto, replace(auto, runtime="transformers")):
+        assert weights_bytes(build(runtime), runtime) == measured_weights(hub.load(runtime).model)
 
 
 @pytest.mark.parametrize("options", [{}, {"pack": False}, {"quantize": "int8"}], ids=["packed", "plain", "int8"])
 def test_weights_equal_those_loaded_in_any_layout(tmp_path: Path, options: dict[str, Any]) -> None:
     wide = checkpoint("llama", tmp_path, hidden_size=1024, tie_word_embeddings=True)
-    for model in ("builtin:stories", "builtin:numbers", str(wide)):
-        runtime = Runtime(model=model, device="cpu", runtime="transformers", **options)
+    names = ("builtin:stories", "builtin:numbers", str(wide))
+    for model, kind in product(names, ("native", "transformers")):
+        runtime = Runtime(model=model, device="cpu", runtime=kind, **options)  # type: ignore[arg-type]
         assert weights_bytes(build(runtime), runtime) == measured_weights(hub.load(runtime).model)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from genctl.errors import UsageError
 from genctl.inspecting.runtimes import compare
 from genctl.native.decoder import RMSNorm
 from genctl.native.model import NativeModel
@@ -29,3 +30,14 @@ def test_a_changed_number_is_seen(name: str, prompt: str) -> None:
     assert not changed.close
     assert changed.difference > 1e-3 * plain.largest
     assert (changed.source > 0) == (name == "numbers")
+
+
+def test_what_cannot_be_compared_is_refused_with_the_reason() -> None:
+    session = Session.load(Runtime(model="builtin:stories", quantize="int8"))
+    request = Request("0", session.resolve([]), 1, "One day")
+    with pytest.raises(UsageError, match="--check-runtime and --quantize int8 contradict each other: rounded weights"):
+        compare(session, request)
+    session = Session.load(Runtime(model="builtin:stories", runtime="transformers"))
+    with pytest.raises(UsageError, match="which run LlamaForCausalLM") as raised:
+        compare(session, request)
+    assert raised.value.hint == "leave out --runtime transformers"

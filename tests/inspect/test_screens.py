@@ -1,4 +1,4 @@
-"""What a person sees of a cache: screens as text at 80 and 120 columns, never wider or taller than the terminal."""
+"""What a person sees of a cache: screens as text at 60, 80 and 120 columns, never wider or taller than the terminal."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def report_of(layers: Any, rows: int, prompt: int, moves: dict[int, tuple[int, .
 MOVES = {2: (0, 0, 2), 4: (2, 1, 0)}
 
 
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("width", [60, 80, 120])
 def test_layers_sums_and_passes(width: int) -> None:
     many = show(cache.report_lines(report_of(hybrid, 3, 20, MOVES), width), width)
     two = show(cache.report_lines(report_of(seq2seq, 3, 1, MOVES), width), width)
     check_screen(f"report_{width}", many + "\n" + two)
 
 
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("width", [60, 80, 120])
 def test_what_each_pass_was_given(width: int) -> None:
     causal = show(cache_given.given_lines(report_of(hybrid, 6, 20, {3: (0, 0, 1, 2, 2, 5)}), width), width)
     both = show(cache_given.given_lines(report_of(seq2seq, 3, 1, MOVES), width), width)

@@ -130,6 +130,27 @@ def test_layers_whose_weights_the_model_reads_itself_stay(arch: str, left: set[s
     assert set(report.left) == {"whose weights the model reads by itself"}
 
 
+class _Aliased(nn.Module):
+    """Reads a weight in a way that is not found in the text of its file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layer = self.projection
+        return x @ layer.weight.t()
+
+
+def test_a_weight_that_is_read_unforeseen_is_an_error_that_says_what_helps() -> None:
+    model = _Aliased()
+    assert packed_layers.pack(model, smallest=1).packed == 1
+    assert not hasattr(model.projection, "weight")
+    with pytest.raises(ModelError, match="reads the weight of a linear layer that was packed") as raised:
+        model(torch.ones(2, 8))
+    assert "--no-pack" in raised.value.hint
+
+
 def test_a_layer_in_two_places_stays_one() -> None:
     model = nn.ModuleDict({"a": nn.Linear(32, 32), "b": nn.Sequential(nn.Linear(32, 32))})
     model["b"][0] = model["a"]

@@ -74,7 +74,7 @@ def on(device: str, folder: Path, runtime: Runtime) -> str:
     made = check.inspect(folder, allow_pickle=False, trust_remote_code=False, need_tokenizer=False)
     plan, _ = runtime_choice.plan(runtime, made, trust_remote_code=False)
     assert plan is not None
-    return runtime_choice.device_reason(plan, runtime, torch.device(device))
+    return runtime_choice.device_reason(plan.spec, runtime, torch.device(device))
 
 
 def test_a_gpu_runs_natively_where_that_is_said_and_possible(llama: Path, tmp_path: Path) -> None:

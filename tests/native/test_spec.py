@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -51,6 +52,11 @@ def test_a_field_that_nobody_knows_is_named(name: str) -> None:
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("qwen2", {"use_sliding_window": True, "max_window_layers": "many", "layer_types": None}, "another type"),
         ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "another type"),
+        (  # transformers reads it beside the two kinds of layers, where it cannot be
+            "gemma3_text",
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}},
+            "truncate",
+        ),
         ("gpt2", {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection"),
@@ -61,6 +67,30 @@ def test_a_field_that_nobody_knows_is_named(name: str) -> None:
 def test_what_cannot_be_computed_is_refused_with_its_name(name: str, changes: dict[str, Any], word: str) -> None:
     with pytest.raises(NotNative, match=word):
         spec_of(config(name, **changes))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "falcon"])
+@pytest.mark.parametrize("more", [{}, {"rope_theta": 500.0}, {"original_max_position_embeddings": 12}], ids=str)
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"type": "linear", "factor": 3.0},
+        {"rope_type": "linear", "factor": 3.0},
+        {"rope_type": "dynamic", "factor": 3.0},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    ],
+    ids=str,
+)
+def test_older_fields_of_angles_mean_what_transformers_reads(
+    family: str, scaling: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """The newer fields, which transformers writes for them, give the same spec: which `type` counts, whose length."""
+    written = {key: value for key, value in config(family).items() if key not in ("rope_parameters", "rope_theta")}
+    written |= {"rope_scaling": scaling, **more}
+    read = type(model(family).config).from_dict(deepcopy(written)).to_dict()
+    if family == "gemma3_text":  # its angles are computed from `rope_parameters` alone
+        read.pop("original_max_position_embeddings", None)
+    assert spec_of(written)[0] == spec_of({key: value for key, value in read.items() if value is not None})[0]
 
 
 def shapes(name: str) -> dict[str, tuple[int, ...]]:
