@@ -26,10 +26,10 @@ from transformers.generation.utils import GenerationMixin
 
 import genctl
 from genctl import events, rerank
-from genctl.decode.forward import Forward
 from genctl.decode.healing import Healed, unhealed
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import ProcessorContext, build
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.models.text import Detokenizer, caption
 from genctl.params import Generation
@@ -88,7 +88,7 @@ class StandIn(GenerationMixin):  # type: ignore[misc]
     __call__ = forward
 
 
-def lanes(forward: Forward, knobs: dict[str, Any], rows: int, prompt: int, steps: int) -> Iterator[Lane]:
+def lanes(forward: TransformersRuntime, knobs: dict[str, Any], rows: int, prompt: int, steps: int) -> Iterator[Lane]:
     """As many prompts as it takes to have `rows` rows."""
     generation = Generation(**knobs)
     for number in range(max(1, rows // generation.num_beams)):
@@ -99,7 +99,9 @@ def lanes(forward: Forward, knobs: dict[str, Any], rows: int, prompt: int, steps
         yield Lane(str(number), tokens, choose(generation), steps, processors=build(material), seed=number)
 
 
-def per_step(forward: Forward, tokenizer: Any, knobs: dict[str, Any], rows: int, prompt: int, steps: int) -> float:
+def per_step(
+    forward: TransformersRuntime, tokenizer: Any, knobs: dict[str, Any], rows: int, prompt: int, steps: int
+) -> float:
     """CPU seconds per step, the first eight not counted."""
     model = forward.model
     collector = Collector()
@@ -121,7 +123,13 @@ def per_step(forward: Forward, tokenizer: Any, knobs: dict[str, Any], rows: int,
 
 
 def measured(
-    forward: Forward, tokenizer: Any, knobs: dict[str, Any], rows: int, lengths: list[int], steps: int, rounds: int
+    forward: TransformersRuntime,
+    tokenizer: Any,
+    knobs: dict[str, Any],
+    rows: int,
+    lengths: list[int],
+    steps: int,
+    rounds: int,
 ) -> dict[int, int]:
     """Microseconds for each length of prompt: the median of several runs."""
     runs = {
@@ -139,7 +147,7 @@ def main() -> None:
     parser.add_argument("--format", choices=("md", "json"), default="md")
     asked = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(Path(genctl.__file__).parent / "models" / "builtin" / "stories")
-    forward = Forward(StandIn(asked.vocabulary, len(tokenizer)))
+    forward = TransformersRuntime(StandIn(asked.vocabulary, len(tokenizer)))
     found = []
     for mode, knobs in MODES.items():
         for rows in (1, 16):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from genctl.decode.forward import Forward
 from genctl.decode.runtime import ModelRuntime
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.native.checkpoint import model_of, plan_of
 from genctl.native.config import NotNative
 from genctl.native.model import SpecialTokens
@@ -20,11 +20,11 @@ from genctl.native.runtime_factory import runtime_of
 def forward(model: Any) -> ModelRuntime:
     """`model`, which is one of transformers', as the loop sees it. It shares the weights."""
     if os.environ.get("GENCTL_TEST_RUNTIME") == "transformers":
-        return Forward(model)
+        return TransformersRuntime(model)
     try:
         return native(model)
     except NotNative:
-        return Forward(model)
+        return TransformersRuntime(model)
 
 
 def native(model: Any) -> NativeRuntime:

@@ -24,7 +24,7 @@ from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.types import Source
 
 if TYPE_CHECKING:
-    from genctl.decode.forward import Forward
+    from genctl.decode.transformers_runtime import TransformersRuntime
 
 # Architectures whose passes were compared with `generate()`: on a cache, several rows at once, padded, reordered.
 _DECODERS = """
@@ -84,7 +84,7 @@ class _Rows:
 class Probe:
     """Tries one ability of a model. Each method returns whether the model has it."""
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: TransformersRuntime) -> None:
         self.forward = forward
         exact = forward.model.dtype == torch.float32 and not getattr(forward.config, "quantization_config", None)
         self.limit = _EXACT if exact else _ROUNDED
@@ -275,7 +275,7 @@ class Probe:
         return bool((off <= self.limit * spread + 1e-6).all())
 
 
-def _plain_ids(forward: Forward) -> list[int]:
+def _plain_ids(forward: TransformersRuntime) -> list[int]:
     """Ids that mean nothing special to the model: not those that its config names."""
     named: set[int] = set()
     parts: list[dict[str, Any]] = [forward.config.to_dict()]

@@ -54,102 +54,82 @@ class ModelRuntime(Protocol):
     @property
     def supports_cache(self) -> bool:
         """Whether steps may go on from a cache. Where not, everything is read again at every step."""
-        ...
 
     @property
     def together(self) -> bool:
         """Whether rows of one length may share a pass, and change places."""
-        ...
 
     @property
     def pads(self) -> bool:
         """Whether rows of different lengths may share a pass, padded on the left and masked."""
-        ...
 
     @property
     def pads_sources(self) -> bool:
         """The same of an encoder's sources, padded on the right."""
-        ...
 
     @property
     def pads_behind(self) -> bool:
         """The same of whole texts, padded on the right."""
-        ...
 
     @property
     def savable(self) -> bool:
         """Whether its cache can be put into a file, and taken up by several tokens at once."""
-        ...
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
         """What the architecture is called in messages."""
-        ...
 
     @property
     def config(self) -> Any:
         """The checkpoint's configuration: its fields as attributes."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of the weights."""
-        ...
 
     @property
     def vocab_size(self) -> int:
         """Entries of the output distribution."""
-        ...
 
     @property
     def eos(self) -> tuple[int, ...]:
         """The ids that end a text, as the checkpoint says."""
-        ...
 
     @property
     def head(self) -> Callable[[Tensor], Tensor] | None:
         """[..., H] -> logits [..., V], for strategies that read earlier layers; None where there is none."""
-        ...
 
     @property
     def recurrent(self) -> bool:
         """Whether layers keep a state instead of every token."""
-        ...
 
     def first_layers(self, count: int) -> ModelRuntime:
         """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
-        ...
 
     # -- caches --------------------------------------------------------------------------------------------------------
 
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Any:
         """An empty cache with `room` for columns after the prefill; a `whole` one keeps what windows would drop."""
-        ...
 
     def kept(self, cache: Any) -> Any:
         """A cache, or None, in the form that the steps to come want, in place."""
-        ...
 
     def shares(self, prefix: Prefix) -> bool:
         """Whether rows that continue a prompt may share its keys and values."""
-        ...
 
     def groups(self, prefix: Prefix) -> bool:
         """Whether several rows may attend to one row of an encoder's."""
-        ...
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     @property
     def reads_together(self) -> bool:
         """Whether several prompts may be read in one pass."""
-        ...
 
     def encode(self, ids: Sequence[int]) -> Source:
         """Run the encoder over one prompt."""
-        ...
 
     def prefill(
         self,
@@ -161,11 +141,9 @@ class ModelRuntime(Protocol):
         whole: bool = False,
     ) -> Prefix:
         """Read a prompt, alone: batch 1, no padding. A `whole` cache can be resumed at any of its tokens."""
-        ...
 
     def prefill_together(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
         """Read prompts in one pass; each prefix holds its own row, without padding."""
-        ...
 
     def resume(
         self, saved: Prefix, ids: Sequence[int], source: Source | None, *, hidden: bool = False
@@ -174,11 +152,9 @@ class ModelRuntime(Protocol):
 
         Returns the prefix and how many tokens were not read again; (None, 0) where nothing can be reused.
         """
-        ...
 
     def reread(self, tokens: Tensor, prefix: Prefix) -> Any:
         """The cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
-        ...
 
     def __call__(
         self,
@@ -198,12 +174,9 @@ class ModelRuntime(Protocol):
         `keep` limits the logits to the last positions; 0 keeps all. With a cache, what is fed is appended to it.
         `history` int64 [N, T+F] is the whole text, where it is wanted.
         """
-        ...
 
     def wants_history(self, before: int) -> bool:
         """Whether a pass that continues texts of `before` tokens needs `history`, the whole texts."""
-        ...
 
     def draft_room(self, length: int) -> float:
         """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""
-        ...

@@ -159,46 +159,37 @@ class Strategy(Protocol):
     @property
     def kind(self) -> str:
         """What it is called in records."""
-        ...
 
     @property
     def space(self) -> Space:
         """What processors are applied to."""
-        ...
 
     @property
     def rows(self) -> int:
         """The most rows of one lane, branches included."""
-        ...
 
     @property
     def length_penalty(self) -> float:
         """The exponent of a result's score (`FinishedRow.score`)."""
-        ...
 
     @property
     def needs_hidden(self) -> bool:
         """Whether `Scores.layers` is read."""
-        ...
 
     @property
     def drafts(self) -> bool:
         """Whether tokens on trial are taken back, so that the cache must be able to forget."""
-        ...
 
     @property
     def independent(self) -> bool:
         """Whether each row goes its own way and is one returned sequence, the i-th candidate of the first choice."""
-        ...
 
     @property
     def reads_scores(self) -> bool:
         """Whether its search reads numbers off tensors itself: what the loop checks is then fetched before."""
-        ...
 
     def search(self, scores: Scores, context: Context) -> Search:
         """The search, from what follows the prompt."""
-        ...
 
 
 class RowsOfLane(NamedTuple):
@@ -215,7 +206,6 @@ class Independent(Strategy, Protocol):
 
     def tokens(self, logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[RowCandidates] | None) -> Tensor:
         """One token for each row: logits f32 [R, V] of all lanes, one after another -> int64 [R]."""
-        ...
 
 
 # A processor is a function of what was written and what was scored: (history [R, T], scores [R, V]) -> scores [R, V].

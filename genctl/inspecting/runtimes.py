@@ -56,9 +56,11 @@ def compare(session: Session, request: Request, *, steps: int = STEPS) -> Compar
     lane = session.planner.plan(request, Report()).lane
     runtime = replace(session.planner.runtime, runtime="transformers", pack=False)
     loaded = hub.load(runtime, need_tokenizer=False, **session.planner.flags)
-    from genctl.decode.forward import Forward  # transformers comes with it, as the checkpoint wants it
+    from genctl.decode.transformers_runtime import (
+        TransformersRuntime,  # transformers comes with it, as the checkpoint wants it
+    )
 
-    theirs = Forward(loaded.model)
+    theirs = TransformersRuntime(loaded.model)
     feed = torch.tensor([list(lane.tokens)], device=ours.device)
     context = session.planner.context
     count = steps if context is None else max(0, min(steps, context - len(lane.tokens)))

@@ -18,7 +18,7 @@ from torch import nn
 from genctl import compat
 from genctl.decode import cache as caches
 from genctl.decode.describe import CROSS, describe
-from genctl.decode.forward import Forward
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
 from genctl.models import architecture, check, hub, layout, packed_layers, resolve, runtime_choice, weights
@@ -104,7 +104,7 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
         if skeleton.device.startswith("cuda") and isinstance(skeleton.native, Spec) and fits(skeleton.native):
             native = caches.slotted(native)
         return describe(caches.kept_as(native, form))
-    forward = Forward(skeleton.model)
+    forward = TransformersRuntime(skeleton.model)
     if form == "off" or not forward.supports_cache:
         return []
     forward.device = torch.device("meta")
@@ -142,8 +142,8 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     """Bytes that the loaded model's parameters and buffers take, tied ones once, as laid out for where it computes.
 
     On the CPU the weights of linear layers are repacked (`models.packed_layers`, `native.linear`): a tied one is then
-    kept in both forms, and with --quantize they take 8 or 4 bits. The native runtime keeps them as they are, where oneDNN takes
-    them so, and no buffers but those of the files.
+    kept in both forms, and with --quantize they take 8 or 4 bits. The native runtime keeps them as they are, where
+    oneDNN takes them so, and no buffers but those of the files.
     """
     model, native = skeleton.model, skeleton.native is not None
     tensors = model.state_dict(keep_vars=True).values() if native else (*model.parameters(), *model.buffers())
@@ -314,7 +314,7 @@ def _made(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -
     return model.eval()
 
 
-def _tried(forward: Forward) -> Any:
+def _tried(forward: TransformersRuntime) -> Any:
     tokens = [0] * PROBE
     source = None
     if forward.is_encoder_decoder:

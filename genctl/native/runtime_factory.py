@@ -19,6 +19,6 @@ def runtime_of(model: Any, *, compile: bool = False) -> ModelRuntime:
 
         assert isinstance(model, Seq2SeqModel)
         return Seq2SeqRuntime(model)
-    from genctl.decode.forward import Forward
+    from genctl.decode.transformers_runtime import TransformersRuntime
 
-    return Forward(model, compile=compile)
+    return TransformersRuntime(model, compile=compile)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from genctl.cli.interrupt import Interrupt
-from genctl.decode.forward import Forward
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.native.runtime import NativeRuntime
 from genctl.native.seq2seq_runtime import Seq2SeqRuntime
 from tests.cli.tool import genctl
@@ -41,7 +41,7 @@ def sets(knobs: dict[str, Any]) -> list[str]:
 def passes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often the model was asked, and how often it was given a prompt."""
     counted = {"forwards": 0, "prefills": 0}
-    for kind in (Forward, NativeRuntime, Seq2SeqRuntime):
+    for kind in (TransformersRuntime, NativeRuntime, Seq2SeqRuntime):
         for method, name in (("__call__", "forwards"), ("prefill", "prefills")):
             if kind is not Seq2SeqRuntime or method in vars(kind):  # what it inherits is counted there
                 monkeypatch.setattr(kind, method, _counting(getattr(kind, method), counted, name))

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.decode.forward import Output
+from genctl.decode.transformers_runtime import Output
 from genctl.decode.types import Prefix
 
 PROMPT = (0,)
 
 
 class Table:
-    """Stands where `decode.forward.Forward` does. Every text of new tokens has its own row of random logits."""
+    """Stands where `decode.transformers_runtime.TransformersRuntime` does. Every text of new tokens has its own row of random logits."""
 
     is_encoder_decoder = False
     together = pads = pads_sources = True

@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from genctl import events
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.errors import ModelError
 from genctl.scoring.passes import Passes, Piece
@@ -84,7 +84,9 @@ def lane(place: int, strategy: Any = None, **fields: Any) -> Lane:
     return Lane(str(place), tuple(PROMPTS[place]), strategy, **fields)
 
 
-def run(forward: Forward, lanes: list[Lane], width: int = 1) -> dict[str, list[tuple[tuple[int, ...], float]]]:
+def run(
+    forward: TransformersRuntime, lanes: list[Lane], width: int = 1
+) -> dict[str, list[tuple[tuple[int, ...], float]]]:
     return {
         event.lane: [(one.tokens, round(one.logprob, 3)) for one in event.hypotheses]
         for event in decode(forward, lanes, width=width)
@@ -93,7 +95,7 @@ def run(forward: Forward, lanes: list[Lane], width: int = 1) -> dict[str, list[t
 
 
 def test_a_model_that_only_has_another_name_loses_nothing() -> None:
-    forward, plain = Forward(made(Odd)), Forward(tiny("gpt2"))
+    forward, plain = TransformersRuntime(made(Odd)), TransformersRuntime(tiny("gpt2"))
     lanes = [lane(place, Beam(3, n=3)) for place in range(3)]
     assert run(forward, lanes, 3) == run(plain, lanes, 3)
     assert forward.supports_cache
@@ -104,7 +106,7 @@ def test_a_model_that_only_has_another_name_loses_nothing() -> None:
 
 @pytest.mark.parametrize("strategy", [Beam(3, n=3), Sample(True, 3), Contrastive(4, 0.6)], ids=lambda one: one.kind)
 def test_rows_that_change_each_other_are_read_one_by_one(strategy: Any) -> None:
-    forward, plain = Forward(made(Crosstalk)), Forward(tiny("gpt2"))
+    forward, plain = TransformersRuntime(made(Crosstalk)), TransformersRuntime(tiny("gpt2"))
     lanes = [lane(place, strategy) for place in range(3)]
     # of one row, the mean is the row: alone it says what GPT-2 says
     assert run(forward, lanes, 3) == run(plain, lanes)
@@ -112,40 +114,40 @@ def test_rows_that_change_each_other_are_read_one_by_one(strategy: Any) -> None:
 
 
 def test_prompts_of_a_model_whose_rows_change_each_other_are_not_batched() -> None:
-    forward = Forward(made(Crosstalk))
+    forward = TransformersRuntime(made(Crosstalk))
     lanes = [lane(place) for place in range(3)]
-    assert run(forward, lanes, 3) == run(Forward(tiny("gpt2")), lanes)
+    assert run(forward, lanes, 3) == run(TransformersRuntime(tiny("gpt2")), lanes)
 
 
 def test_a_past_that_lives_in_the_module_is_not_relied_on() -> None:
-    forward = Forward(made(Forgetful))
+    forward = TransformersRuntime(made(Forgetful))
     lanes = [lane(place) for place in range(3)]
-    assert run(forward, lanes, 3) == run(Forward(tiny("gpt2")), lanes)
+    assert run(forward, lanes, 3) == run(TransformersRuntime(tiny("gpt2")), lanes)
     assert not forward.supports_cache
     assert any("without one" in finding for finding in forward.findings)
 
 
 def test_prompts_of_different_lengths_share_no_pass_where_padding_is_read() -> None:
-    forward = Forward(made(Unmasked))
+    forward = TransformersRuntime(made(Unmasked))
     lanes = [lane(place, Beam(2, n=2)) for place in range(3)]
-    assert run(forward, lanes, 3) == run(Forward(tiny("gpt2")), lanes)
+    assert run(forward, lanes, 3) == run(TransformersRuntime(tiny("gpt2")), lanes)
     assert not forward.pads
     assert forward.together
 
 
 def test_texts_are_scored_apart_where_rows_change_each_other() -> None:
     pieces = [Piece(tuple(prompt), 1) for prompt in PROMPTS]
-    passes = Passes(Forward(made(Crosstalk)), batch_size=3)
+    passes = Passes(TransformersRuntime(made(Crosstalk)), batch_size=3)
     batches = list(passes.batches(pieces))
     assert [len(batch) for batch in batches] == [1, 1, 1]
-    expected = Passes(Forward(tiny("gpt2")), batch_size=1)
+    expected = Passes(TransformersRuntime(tiny("gpt2")), batch_size=1)
     for (place,) in batches:
         found = [token.logprob for token in passes.read([pieces[place]])[0]]
         assert found == pytest.approx([token.logprob for token in expected.read([pieces[place]])[0]], abs=1e-4)
 
 
 def test_what_fails_in_a_models_own_code_is_told_in_a_line_and_ends_only_its_row() -> None:
-    forward = Forward(made(Broken))
+    forward = TransformersRuntime(made(Broken))
     found = list(decode(forward, [lane(0), lane(1), lane(0, max_new_tokens=2)], width=1))
     failed = [event for event in found if isinstance(event, events.Failed)]
     assert [event.lane for event in failed] == ["0", "1"]
@@ -158,7 +160,7 @@ def test_a_model_that_takes_no_cache_is_not_given_one() -> None:
     torch.manual_seed(0)
     config = transformers.OpenAIGPTConfig(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64)
     model = transformers.OpenAIGPTLMHeadModel(config).eval()
-    forward = Forward(model)
+    forward = TransformersRuntime(model)
     ids = torch.tensor([list(PROMPTS[0])])
     wanted = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
     assert list(run(forward, [lane(0, eos=())])["0"][0][0]) == wanted[0, ids.shape[1] :].tolist()

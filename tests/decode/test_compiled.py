@@ -13,12 +13,12 @@ from genctl import events
 from genctl.cli.notes import announce_compiling
 from genctl.config.layers import flags_layer, resolve
 from genctl.decode.compiled import Compiled
-from genctl.decode.forward import Forward
 from genctl.decode.guidance import Unconditional
 from genctl.decode.layers import STEP, SlottedLayer
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import build
 from genctl.decode.processors.context import ProcessorContext
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.errors import ModelError, PresetError, UsageError
 from genctl.models import hub, layout
 from genctl.params import Generation, Runtime
@@ -41,7 +41,7 @@ class Compiling(Case):
         super().__init__(arch)
         self.plain = self.forward
         self.said: list[str] = []
-        self.fast = Forward(self.model, compile=True)
+        self.fast = TransformersRuntime(self.model, compile=True)
         assert self.fast.compiled is not None
         self.compiled: Compiled = self.fast.compiled
         self.compiled.say = self.said.append
@@ -188,7 +188,7 @@ def test_a_compiler_that_fails_is_told_of(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_models_whose_steps_change_their_shape_are_refused(arch: str, why: str) -> None:
     with pytest.raises(ModelError, match=f"--compile .*{type(tiny(arch)).__name__} {why}") as caught:
-        Forward(tiny(arch), compile=True)
+        TransformersRuntime(tiny(arch), compile=True)
     assert caught.value.hint == "leave out --compile"
 
 
@@ -282,7 +282,7 @@ def test_cuda_graphs_write_the_same_tokens(tmp_path: Path) -> None:
         lanes = [case.lane(prompt, strategy, name=str(number), seed=4) for number, prompt in enumerate(PROMPTS)]
         found = []
         for compile in (False, True):
-            forward = Forward(model, compile=compile)
+            forward = TransformersRuntime(model, compile=compile)
             told = list(decode(forward, lanes, width=3))
             found.append([event.hypotheses for event in told if isinstance(event, events.Finished)])
             assert forward.compiled is None or (forward.compiled.steps > 5 and not forward.compiled.failed)

@@ -10,9 +10,9 @@ import torch
 import transformers
 
 from genctl import events
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.scoring.passes import Passes, Piece
 from genctl.strategies.assisted import Assisted
@@ -68,7 +68,7 @@ def model(name: str) -> Any:
     return made.eval()
 
 
-@pytest.fixture(params=[Forward, runtimes.native], ids=["transformers", "native"])
+@pytest.fixture(params=[TransformersRuntime, runtimes.native], ids=["transformers", "native"])
 def runtime(request: pytest.FixtureRequest) -> Any:
     """Who computes: a model of transformers' -> the model as the loop sees it."""
     return request.param
@@ -169,7 +169,7 @@ def test_texts_of_other_lengths_do_not_change_a_score(runtime: Any, name: str) -
 @pytest.mark.parametrize(("before", "after"), [(5, 12), (12, 24), (24, 12), (20, 24)])
 def test_a_prompt_that_is_taken_up_is_read_as_a_whole_one(name: str, before: int, after: int) -> None:
     """Keys that were read with the angles of a longer text do not serve a shorter one, nor the other way round."""
-    forward, ids = Forward(model(name)), PROMPTS[2]
+    forward, ids = TransformersRuntime(model(name)), PROMPTS[2]
     wanted = forward.prefill(ids[:after], None)
     found, kept = forward.resume(forward.prefill(ids[:before], None, whole=True), ids[:after], None)
     assert kept == (min(before, after - 1) if max(before, after) <= BOUND else 0)

@@ -11,10 +11,10 @@ from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode import shared
 from genctl.decode.batch import Batch
-from genctl.decode.forward import Forward
 from genctl.decode.layers import GrowingLayer
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
@@ -60,7 +60,7 @@ def test_rows_of_one_prompt_get_the_same_tokens_shared_and_copied(
     arch: str, seen: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = runtimes.native(tiny(arch))
-    wanted = results(Forward(tiny(arch)), 1)
+    wanted = results(TransformersRuntime(tiny(arch)), 1)
     assert not any(seen)
     for width in (1, 2, 3):
         seen.clear()
@@ -75,9 +75,9 @@ def test_rows_of_one_prompt_get_the_same_tokens_shared_and_copied(
 @pytest.mark.parametrize("arch", ["llama", "mixtral", "jamba", "mamba", "gemma2"])
 def test_transformers_models_keep_a_copy_for_each_row(arch: str, seen: list[bool]) -> None:
     model = tiny(arch)
-    one = results(Forward(model), 1)
+    one = results(TransformersRuntime(model), 1)
     for width in (2, 3):
-        assert results(Forward(model), width) == one
+        assert results(TransformersRuntime(model), width) == one
     assert seen
     assert not any(seen)
 
@@ -132,11 +132,11 @@ SOURCES = [(11, 48, 205, 93), (5, 60, 250, 7, 31, 77, 8), (299, 3, 150)]
 @pytest.mark.parametrize("arch", SEQ2SEQ)
 def test_a_batch_of_beams_gives_what_each_source_gives_alone(arch: str) -> None:
     lanes = [Lane(str(number), (2,), Beam(3), 6, source=ids, returned=3) for number, ids in enumerate(SOURCES)]
-    alone = {lane.name: run(Forward(tiny(arch)), [lane])[lane.name] for lane in lanes}
-    assert run(Forward(tiny(arch)), lanes, width=3) == alone
+    alone = {lane.name: run(TransformersRuntime(tiny(arch)), [lane])[lane.name] for lane in lanes}
+    assert run(TransformersRuntime(tiny(arch)), lanes, width=3) == alone
 
 
-def run(forward: Forward, lanes: list[Lane], **how: Any) -> dict[str, Any]:
+def run(forward: TransformersRuntime, lanes: list[Lane], **how: Any) -> dict[str, Any]:
     return {
         event.lane: [one.tokens for one in event.hypotheses]
         for event in decode(forward, lanes, **how)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.shortage import is_shortage
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive
@@ -21,7 +21,7 @@ from tests import runtimes
 from tests.tiny import SEQ2SEQ, tiny
 
 
-class Small(Forward):
+class Small(TransformersRuntime):
     """A model on a device that holds so many numbers at once: rows times tokens of one pass."""
 
     def __init__(self, model: Any, rows: int, *, tokens: int = 10**9, error: str = "") -> None:

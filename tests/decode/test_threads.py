@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from genctl import events
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
@@ -39,10 +39,10 @@ def written(forward: ModelRuntime, arch: str, meet: Callable[[], object]) -> dic
     return found
 
 
-@pytest.mark.parametrize("make", [Forward, runtimes.native], ids=["transformers", "native"])
+@pytest.mark.parametrize("make", [TransformersRuntime, runtimes.native], ids=["transformers", "native"])
 @pytest.mark.parametrize("pair", [("llama", "gpt2"), ("llama", "llama"), ("gpt2", "t5")], ids="-".join)
 def test_two_models_in_two_threads_do_not_meet(pair: tuple[str, str], make: Callable[[Any], ModelRuntime]) -> None:
-    if make is not Forward and "t5" in pair:
+    if make is not TransformersRuntime and "t5" in pair:
         pytest.skip("encoder-decoders run on transformers' classes")
     forwards = [make(tiny(arch, seed=seed)) for seed, arch in enumerate(pair, 1)]
     apart = [written(forward, arch, lambda: None) for forward, arch in zip(forwards, pair, strict=True)]

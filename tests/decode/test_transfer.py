@@ -16,9 +16,9 @@ import torch
 from genctl import events
 from genctl.decode import choose as choosing
 from genctl.decode import loop, transfer
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import ProcessorContext, build
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.params import Generation
 from genctl.strategies.factory import choose
@@ -41,7 +41,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def case() -> Case:
     made = Case("gpt2")
-    made.forward = Forward(made.model)  # whose passes are counted
+    made.forward = TransformersRuntime(made.model)  # whose passes are counted
     return made
 
 
@@ -63,7 +63,7 @@ def lane(case: Case, way: str, name: str = "0", new: int = NEW, **fields: Any) -
 def counted(
     monkeypatch: pytest.MonkeyPatch, excuse: Sequence[str] = ("__call__", "prefill", "prefill_together")
 ) -> Iterator[list[str]]:
-    """The waits of what runs within, but for those in methods of `Forward` that are excused."""
+    """The waits of what runs within, but for those in methods of `TransformersRuntime` that are excused."""
     waits: list[str] = []
     aside = 0
 
@@ -101,7 +101,7 @@ def counted(
         for module in (loop, choosing):
             patch.setattr(module, "fetch", fetched)
         for name in excuse:
-            patch.setattr(Forward, name, excused(getattr(Forward, name)))
+            patch.setattr(TransformersRuntime, name, excused(getattr(TransformersRuntime, name)))
         yield waits
 
 
@@ -139,14 +139,14 @@ def test_the_lanes_of_a_batch_wait_together(
 ) -> None:
     lanes = [lane(case, way, str(number), scores=scores, top=3 * scores) for number in range(3)]
     passes = 0
-    plain = Forward.__call__
+    plain = TransformersRuntime.__call__
 
-    def passed(self: Forward, *args: Any, **kwargs: Any) -> Any:
+    def passed(self: TransformersRuntime, *args: Any, **kwargs: Any) -> Any:
         nonlocal passes
         passes += 1
         return plain(self, *args, **kwargs)
 
-    monkeypatch.setattr(Forward, "__call__", passed)
+    monkeypatch.setattr(TransformersRuntime, "__call__", passed)
     with counted(monkeypatch) as waits:
         told = list(case.stream(lanes, width=3))
     assert len([event for event in told if isinstance(event, events.Finished)]) == 3
@@ -202,14 +202,14 @@ def test_a_lane_that_does_not_fit_takes_no_other_with_it(case: Case, monkeypatch
 def test_damaged_logits_are_told_before_anything_is_written(
     case: Case, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Forward.__call__
+    plain = TransformersRuntime.__call__
 
-    def damaged(self: Forward, *args: Any, **kwargs: Any) -> Any:
+    def damaged(self: TransformersRuntime, *args: Any, **kwargs: Any) -> Any:
         output = plain(self, *args, **kwargs)
         output.logits[..., 7] = math.nan
         return output
 
-    monkeypatch.setattr(Forward, "__call__", damaged)
+    monkeypatch.setattr(TransformersRuntime, "__call__", damaged)
     told = list(decode(case.forward, [lane(case, way)]))
     assert "not finite at step" in told[-1].message  # type: ignore[union-attr]
     assert all(not event.rows for event in told if isinstance(event, events.Stepped) and event.step > 1)

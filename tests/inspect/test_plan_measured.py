@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from genctl import events
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane, Strategy
 from genctl.inspecting.plan import plan
 from genctl.inspecting.skeleton import build, probe, weights_bytes
@@ -65,7 +65,7 @@ def measured(
     new: int | None = None,
 ) -> events.CacheRead:
     """The cache after the last pass of a real run: no text ends before NEW tokens."""
-    forward = Forward(model(arch, dtype))
+    forward = TransformersRuntime(model(arch, dtype))
     prompts = [tuple(3 + (i + place) % 40 for place in range(prompt)) for i in range(batch)]
     lanes = []
     for number, ids in enumerate(prompts):
@@ -178,7 +178,7 @@ def test_where_nothing_can_be_tried_the_fields_of_the_config_say_the_same(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("Tensor.item() cannot be called on meta tensors")
 
-    monkeypatch.setattr(Forward, "prefill", broken)
+    monkeypatch.setattr(TransformersRuntime, "prefill", broken)
     made = planned(folder(arch), arch, num_beams=2, kind="transformers")
     assert made["layers"] == expected
     assert any("cannot be tried" in note for note in made["plan"]["notes"])

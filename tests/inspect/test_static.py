@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from genctl import events
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane, Strategy
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
@@ -21,7 +21,7 @@ PROMPT = tuple(range(3, 14))
 
 def passes(arch: str, prompts: Sequence[tuple[int, ...]], strategy: Strategy, **asked: Any) -> list[tuple[Any, Any]]:
     """What each pass after the prefill holds: shapes of the layers, and where their numbers lie."""
-    forward = Forward(tiny(arch))
+    forward = TransformersRuntime(tiny(arch))
     held: list[Any] = []
 
     def look(module: Any, arguments: Any, given: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ def test_rows_of_a_batch_are_allocated_when_they_come_together() -> None:
 
 def test_a_prompt_that_comes_twice_is_not_written_over() -> None:
     """The first lane goes on in the buffers that its prompt was read into; the second has to find the prompt whole."""
-    forward = Forward(tiny("llama"))
+    forward = TransformersRuntime(tiny("llama"))
 
     def lanes() -> list[Lane]:
         return [Lane(name, PROMPT, Sample(), new, cache="static") for name, new in (("a", NEW), ("b", 5), ("c", NEW))]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from genctl.decode.forward import Forward
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.errors import ModelError, UsageError
 from genctl.models import packed_layers
 from genctl.models.hub import Loaded, load
@@ -291,7 +291,9 @@ def test_tied_embeddings_stay_embeddings_and_the_head_is_packed(tmp_path: Path) 
     packed_layers.pack(model, smallest=0)
     assert isinstance(model.get_output_embeddings(), packed_layers.PackedLinear)
     assert torch.equal(model.get_input_embeddings().weight, embedding)
-    assert model.get_output_embeddings().out_features == found.vocab_size == Forward(model).vocab_size == 300
+    assert (
+        model.get_output_embeddings().out_features == found.vocab_size == TransformersRuntime(model).vocab_size == 300
+    )
     torch.testing.assert_close(logits(model, PROMPTS), logits(made, PROMPTS), rtol=0.0, atol=1e-4)
 
 

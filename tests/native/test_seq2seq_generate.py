@@ -10,8 +10,8 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
 from genctl import events
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive
@@ -156,7 +156,7 @@ def test_beams_of_two_sources_hold_each_source_once(name: str) -> None:
 def test_contrastive_search_reads_hidden_states(name: str) -> None:
     """The same tokens as on transformers' classes, which give the hidden states."""
     made = [Lane("0", start(name), Contrastive(4, 0.6), NEW, eos=(EOS,), source=SOURCES[1])]
-    told = list(decode(Forward(model(name)), made))
+    told = list(decode(TransformersRuntime(model(name)), made))
     wanted = [list(h.tokens) for e in told if isinstance(e, events.Finished) for h in e.hypotheses]
     assert ours(name, made, 1)["0"] == wanted
 

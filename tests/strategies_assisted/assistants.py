@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode.forward import Forward
 from genctl.decode.runtime import Output
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Context
 from genctl.strategies.draft_models import Draft, Drafting
 from tests.tiny import tiny
@@ -49,7 +49,7 @@ class Scripted:
         return Draft(list(self.script[at : at + self.size]))
 
 
-class Counting(Forward):
+class Counting(TransformersRuntime):
     """Keeps the number of tokens of each pass in `fed`."""
 
     def __init__(self, model: Any) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.decode.forward import Forward
 from genctl.decode.runtime import Output
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Prefix
 
 
-class Table(Forward):
-    """`Forward` over logits f32 [V, V, V]: row (a, b) is what the model says after a, b. No cache."""
+class Table(TransformersRuntime):
+    """`TransformersRuntime` over logits f32 [V, V, V]: row (a, b) is what the model says after a, b. No cache."""
 
     def __init__(self, logits: Tensor) -> None:
         self.table = logits

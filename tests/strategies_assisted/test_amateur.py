@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
 from genctl.decode.runtime import Output
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.strategies.amateur import Amateur
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
@@ -116,7 +116,7 @@ def test_where_every_plausible_token_is_banned_the_next_best_is_written() -> Non
 def test_tokens_that_the_amateur_lacks_are_not_chosen() -> None:
     case = Case("llama")
 
-    class Narrow(Forward):
+    class Narrow(TransformersRuntime):
         """Its vocabulary ends where the expert's best token would be."""
 
         size = 300

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from genctl import events
-from genctl.decode.forward import Forward
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime, Output
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Context, Prefix
 from genctl.errors import ModelError
 from genctl.strategies.assisted import Assisted
@@ -114,7 +114,7 @@ def letters() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
 
 
-class Reciting(Forward):
+class Reciting(TransformersRuntime):
     """Says one text by heart, letter by letter, then EOS; `fed` is what it was made to read."""
 
     def __init__(self, text: str, eos: int = 2) -> None:

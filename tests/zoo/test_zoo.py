@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from genctl.decode.forward import Forward
+from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.models.packed_layers import pack
 from tests.cli.tool import genctl
 from tests.zoo import recipes
@@ -77,7 +77,7 @@ def test_every_text_architecture_writes_what_generate_writes(name: str, tmp_path
 @pytest.mark.parametrize("name", HERE)
 def test_what_is_trusted_is_also_found_by_trying(name: str) -> None:
     with quiet():
-        forward = Forward(recipes.build(name).eval())
+        forward = TransformersRuntime(recipes.build(name).eval())
     if forward.trusted:
         forward.trusted = False
         forward.supports_cache, forward.together, forward.pads, forward.pads_sources, forward.pads_behind  # noqa: B018

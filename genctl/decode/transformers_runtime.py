@@ -43,7 +43,7 @@ class EncoderOutput(BaseModelOutput):  # type: ignore[misc]  # transformers is u
     router_probs: tuple[Tensor, ...] | None = None
 
 
-class Forward(Reader):
+class TransformersRuntime(Reader):
     """A model as the loop sees it. `forwards` counts the passes through the decoder, `findings` says what it cannot do.
 
     With `compile` its steps go through torch.compile (see `compiled`). Raises ModelError where they cannot.
@@ -167,11 +167,11 @@ class Forward(Reader):
         """Whether layers keep a state instead of every token."""
         return compat.is_stateful(self.model)
 
-    def first_layers(self, count: int) -> Forward:
+    def first_layers(self, count: int) -> TransformersRuntime:
         """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
         from genctl.decode.first_layers import first_layers
 
-        return Forward(first_layers(self.model, count))
+        return TransformersRuntime(first_layers(self.model, count))
 
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
         """An empty cache for this model (see `cache.new_cache`)."""
