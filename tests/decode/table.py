@@ -17,7 +17,7 @@ PROMPT = (0,)
 
 
 class Table:
-    """Stands where `decode.transformers_runtime.TransformersRuntime` does. Every text of new tokens has its own row of random logits."""
+    """Stands where a runtime does. Every text of new tokens has its own row of random logits."""
 
     is_encoder_decoder = False
     together = pads = pads_sources = True
