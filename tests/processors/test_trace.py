@@ -97,7 +97,7 @@ def test_nan_is_the_models_fault() -> None:
     scores = HALVES.clone()
     scores[0, 2] = math.nan
     with pytest.raises(ModelError, match="not all numbers after top_k: NaN or infinite") as caught:
-        check(scores, ["top_k"])
+        check(scores, build(material(vocab_size=4, eos=(), do_sample=True, top_k=2)))
     assert "remove_invalid_values" in caught.value.hint
     with pytest.raises(ModelError, match="the model gave every token"):
         check(torch.full((1, 4), -torch.inf), [])
