@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -124,14 +125,14 @@ def _together(states: list[LaneState]) -> list[Chosen | Over | Stuck]:
     assert said is not None
     assert strategy is not None
     place = slice(first.place.start, last.place.stop)
-    if place.stop - place.start < len(said.logits):
+    if place.stop - place.start < said.logits.shape[0]:
         said = said.map(lambda tensor: tensor[place])
     try:
         with shortages():
             # processors of lanes that share look at no text
             scored = score(lane.processors, first.live.rows.text, None, said.logits, said.logprobs, strategy.space)
             tokens = strategy.tokens(scored.logits[:, 0], [state.rows_of_lane() for state in states], scored.left)
-            rows = torch.arange(len(tokens), device=tokens.device)
+            rows = counted(tokens.shape[0], tokens.device)
             counts = [len(state.survivors) for state in states]
             return [_chosen(states, counts, Choice(rows, tokens), said.logprobs, scored)]
     except (GenctlError, ValueError, RuntimeError, IndexError):
@@ -168,7 +169,7 @@ def _alone(state: LaneState) -> Chosen | Over:
                     choice = state.search.send(scores)
             if state.stages:  # made by `Context.process`
                 scored = scored._replace(stages=state.stages)
-            return _chosen([state], [len(choice.rows)], choice, said.logprobs, scored)
+            return _chosen([state], [choice.rows.shape[0]], choice, said.logprobs, scored)
     except StopIteration:
         return Over(state)
     except GenctlError as error:
@@ -184,12 +185,16 @@ def _independent(state: LaneState, strategy: Independent, scored: ProcessedScore
     rows = state.rows_of_lane()
     logits, left = scored.logits[:, 0], scored.left
     count = len(rows.indices)
-    if count != len(logits):  # the prompt's one row, for all
-        logits, left = logits.expand(count, -1), left and left * count
-        which = torch.zeros(count, dtype=torch.long, device=logits.device)
-    else:
-        which = torch.arange(count, device=logits.device)
+    which = counted(count, logits.device)
+    if count != logits.shape[0]:  # the prompt's one row, for all
+        logits, left, which = logits.expand(count, -1), left and left * count, torch.zeros_like(which)
     return Choice(which, strategy.tokens(logits, [rows], left))
+
+
+@lru_cache(maxsize=64)
+def counted(count: int, device: torch.device) -> Tensor:
+    """0, 1, … as int64 [count]. Not to be written to."""
+    return torch.arange(count, device=device)
 
 
 def _chosen(
@@ -200,11 +205,14 @@ def _chosen(
     parts = [] if draft is None or not choice.accepted else [draft.flatten(0, 1)[choice.rows, : choice.accepted]]
     if choice.tokens is not None:
         parts.append(choice.tokens[:, None])
-    written = torch.cat(parts, 1) if parts else choice.rows.new_empty(len(choice.rows), 0)
-    places = torch.arange(written.shape[1], device=written.device)
-    rows = choice.rows[:, None]
+    if not parts:
+        parts = [choice.rows.new_empty(choice.rows.shape[0], 0)]
+    written = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    rows, places = choice.rows[:, None], counted(written.shape[1], written.device)
+    scored_places, vocabulary = logprobs.shape[1:]
+    own = logprobs.take((rows * scored_places + places) * vocabulary + written)
     questions = [] if scored.best is None else [scored.best]
-    questions += [choice.rows, written, logprobs[rows, places, written]]
+    questions += [choice.rows, written, own]
     if choice.totals is not None:
         questions.append(choice.totals)
     if choice.pruning is not None and choice.pruning.may_finish is not None:

@@ -56,10 +56,10 @@ class Tokens:
         if len(self.late) >= LATE:
             self.tensor()
         buffer, late, length = self.buffer, self.late, self.length + written.shape[1]
-        if parents != list(range(len(buffer))):
+        if parents != list(range(buffer.shape[0])):
             self.tensor()
             buffer, late = self.buffer.index_select(0, transfer.to_device(parents, buffer.device)), []
-        if len(candidates) < len(written):
+        if len(candidates) < written.shape[0]:
             written = written[transfer.to_device(candidates, written.device)]
         return Tokens(buffer, length, [*late, written] if length > self.length and parents else late)
 

@@ -188,7 +188,7 @@ class LaneState:
         """What the model said after the newest token and after each token of the draft, of this lane's rows."""
         assert self.said is not None
         said, place = self.said, self.place
-        if place.stop - place.start < len(said.logits):
+        if place.stop - place.start < said.logits.shape[0]:
             said = said.map(lambda tensor: tensor[place])
         if self.front is not None:  # the newest token had been scored as a draft; its own scores come first
             said = self.front.map(lambda tensor: tensor.repeat_interleave(self.branches, 0)).followed_by(said)
