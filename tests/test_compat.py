@@ -151,11 +151,11 @@ def test_give_own_children() -> None:
         compat.give_own_children(twin)
 
 
-def test_takes_dynamic_cache() -> None:
+def test_takes_dynamic_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("gpt2")
     assert hasattr(model, "_supports_default_dynamic_cache"), "_supports_default_dynamic_cache has moved"
     assert compat.takes_dynamic_cache(model)
-    model._supports_default_dynamic_cache = lambda: False
+    monkeypatch.setattr(model, "_supports_default_dynamic_cache", lambda: False)
     assert not compat.takes_dynamic_cache(model)
     assert compat.takes_dynamic_cache(object())
 
@@ -169,20 +169,20 @@ def test_is_stateful() -> None:
     assert not compat.is_stateful(object())
 
 
-def test_attention_of() -> None:
+def test_attention_of(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny("gpt2").config
     assert hasattr(config, "_attn_implementation"), "PreTrainedConfig._attn_implementation has moved"
     assert compat.attention_of(config) == "sdpa"
-    config._attn_implementation = "eager"
+    monkeypatch.setattr(config, "_attn_implementation", "eager")
     assert compat.attention_of(config) == "eager"
     assert compat.attention_of(object()) == ""
 
 
-def test_kept_dtypes() -> None:
+def test_kept_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("gpt2")
     assert hasattr(model, "_get_dtype_plan"), "PreTrainedModel._get_dtype_plan has moved"
     assert compat.kept_dtypes(model, torch.float16) == {}
-    model._keep_in_fp32_modules = {"wo"}  # T5's
+    monkeypatch.setattr(model, "_keep_in_fp32_modules", {"wo"})  # T5's
     assert compat.kept_dtypes(model, torch.float16) == {"wo": torch.float32}
     assert compat.kept_dtypes(object(), torch.float16) == {}
 

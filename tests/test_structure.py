@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -125,3 +126,10 @@ def test_no_class_name_is_used_twice() -> None:
                     places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
     twice = {name: found for name, found in places.items() if len(found) > 1}
     assert set(twice) <= STILL_TWICE, twice
+
+
+def test_what_the_loop_and_a_search_tell_each_other_is_small() -> None:
+    from genctl.decode.types import Choice, Scores
+
+    assert len(fields(Scores)) <= 8
+    assert len(fields(Choice)) <= 8

@@ -47,6 +47,7 @@ class Scheduler:
         self.watcher = watcher
         self.on_shortage = on_shortage
         self.batches: list[Batch] = []
+        self.known_states: list[LaneState] = []  # those for which prompts are kept
         self.preempted: deque[LaneState] = deque()  # at work before, and to go on
         self.postponed: deque[Lane] = deque()  # whose prompts did not fit beside the others
 
@@ -75,7 +76,10 @@ class Scheduler:
     def forget(self) -> None:
         """Let empty batches go, and prompts that no live lane began from."""
         self.batches = [batch for batch in self.batches if batch.states]
-        self.prefixes.release([state.lane for batch in self.batches for state in batch.states])
+        states = [state for batch in self.batches for state in batch.states]
+        if states != self.known_states:
+            self.known_states = states
+            self.prefixes.release([state.lane for state in states])
 
     def close(self) -> None:
         """End every search."""

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 _MAPS = Path("/proc/self/maps")
-_LARGE = 1 << 20  # bytes of a weight from which on what its copies left behind is worth a millisecond
+_LARGE = 32 << 20  # bytes of weights after which what their copies left behind is worth a few milliseconds
+_worked = [0]  # bytes of weights since then
 
 
 def mapped_files() -> list[tuple[int, int]]:
@@ -63,9 +64,11 @@ def replaced(weight: Tensor) -> None:
 
 
 def trim(size: int) -> None:
-    """Hand back what the C library keeps of freed memory, if that is worth it after work on `size` bytes."""
+    """Hand back what the C library keeps of freed memory, now and then: after work on another `size` bytes."""
+    _worked[0] += size
     function = _function("malloc_trim", ctypes.c_size_t)
-    if function is not None and size >= _LARGE:
+    if function is not None and _worked[0] >= _LARGE:
+        _worked[0] = 0
         function(0)
 
 
