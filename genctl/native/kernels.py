@@ -71,17 +71,16 @@ def has_columns(dtype: torch.dtype) -> bool:
 def columns(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """One token x [1, 1, I] -> [1, 1, O]. The weight [O, I] is the transpose of a contiguous one.
 
-    MKL computes such a product in one thread. So its outputs are cut into a block for each, and the blocks are a batch.
+    MKL computes such a product in one thread. So its inputs are cut into a block for each: every thread reads one
+    stretch of memory, and their sums are added up.
     """
     features, into = weight.shape
-    blocks = next(count for count in range(torch.get_num_threads(), 0, -1) if features % count == 0)
+    blocks = next(count for count in range(torch.get_num_threads(), 0, -1) if into % count == 0)
     if blocks == 1:
         return F.linear(x, weight, bias)
-    size = features // blocks
-    parts = weight.t().as_strided((blocks, into, size), (size, features, 1))  # [blocks, I, O / blocks]
-    xs = x.expand(blocks, 1, into)
-    y = torch.bmm(xs, parts) if bias is None else torch.baddbmm(bias.view(blocks, 1, size), xs, parts)
-    return y.view(1, 1, features)
+    parts = torch.bmm(x.view(blocks, 1, into // blocks), weight.t().view(blocks, into // blocks, features))
+    y = parts.sum(0, keepdim=True)
+    return y if bias is None else y.add_(bias)
 
 
 # -- FBGEMM: float16 ---------------------------------------------------------------------------------------------------
