@@ -47,7 +47,10 @@ class Chosen:
         totals = None if self.choice.totals is None else rest.pop(0)
         pruning = self.choice.pruning
         may_finish = None if pruning is None or pruning.may_finish is None else rest.pop(0)
-        traces = [tracing.traces(stage, self.choice.rows, self.written[:, at]) for at, stage in enumerate(self.stages)]
+        columns = self.written.unbind(1)  # none where the first choice is a draft alone
+        traces = [
+            tracing.traces(stage, self.choice.rows, tokens) for stage, tokens in zip(self.stages, columns, strict=False)
+        ]
         at = 0
         for state, count in zip(self.states, self.counts, strict=True):
             part, first = slice(at, at + count), rows[at] if len(self.states) > 1 else 0

@@ -120,3 +120,15 @@ def test_one_lane_that_fails_takes_no_other_of_its_choice_with_it(case: Case, mo
     found = {event.lane: [(one.tokens, one.slot, one.reason) for one in event.hypotheses] for event in done}
     del wanted["3"]
     assert found == wanted
+
+
+def test_a_traced_choice_that_writes_nothing_yet_is_no_mistake(case: Case) -> None:
+    """Contrastive search puts its first candidates on trial before it writes any."""
+    generation = Generation(penalty_alpha=0.6, top_k=4, repetition_penalty=1.2)
+    material = ProcessorContext(generation, len(PROMPTS[0]), 40, case.forward.vocab_size, eos=case.eos)
+    lane = case.lane(PROMPTS[0], choose(generation), processors=build(material), eos=())
+    traced = [event for event in case.stream([replace(lane, trace=True)]) if isinstance(event, events.Stepped)]
+    assert [event.rows[0].written[0].id for event in traced if event.rows] == [
+        event.rows[0].written[0].id for event in case.stream([lane]) if isinstance(event, events.Stepped) and event.rows
+    ]
+    assert all(token.trace for event in traced for row in event.rows for token in row.written)
