@@ -47,25 +47,15 @@ class Chosen:
         totals = None if self.choice.totals is None else rest.pop(0)
         pruning = self.choice.pruning
         may_finish = None if pruning is None or pruning.may_finish is None else rest.pop(0)
-        columns = self.written.unbind(1)  # none where the first choice is a draft alone
-        traces = [
-            tracing.traces(stage, self.choice.rows, tokens) for stage, tokens in zip(self.stages, columns, strict=False)
-        ]
+        steps = zip(self.stages, self.written.unbind(1), strict=False) if self.stages else ()
+        traces = [tracing.traces(stage, self.choice.rows, written) for stage, written in steps]
+        facts = Facts(rows, tokens, logprobs, totals, may_finish, rest)
         at = 0
-        for state, count in zip(self.states, self.counts, strict=True):
-            part, first = slice(at, at + count), rows[at] if len(self.states) > 1 else 0
-            at += count
-            facts = Facts(
-                [row - first for row in rows[part]],
-                tokens[part],
-                logprobs[part],
-                totals,
-                may_finish,
-                [figure[part] for figure in rest],
-            )
+        for state, count, part in zip(self.states, self.counts, facts.split(self.counts), strict=True):
+            here = slice(at, at := at + count)
             try:
-                _check(state, facts, best if best is None or len(self.states) == 1 else [best[0][part]])
-                yield from state.commit(self.choice, facts, self.written[part], traces, interrupted)
+                _check(state, part, best if best is None or len(self.states) == 1 else [best[0][here]])
+                yield from state.commit(self.choice, part, self.written[here], traces, interrupted)
             except GenctlError as error:
                 yield state.fail(error)
 
@@ -257,10 +247,7 @@ def _damaged(state: LaneState) -> ModelError:
 
 def _check(state: LaneState, facts: Facts, best: list[list[float]] | None) -> None:
     """Raises ModelError where the model's numbers are none, UsageError where the processors left nothing to choose."""
-    if not state.tolerant:
-        for logprobs in facts.logprobs:
-            for logprob in logprobs:
-                if math.isnan(logprob):
-                    raise _damaged(state)
+    if not state.tolerant and math.isnan(sum(map(sum, facts.logprobs))):
+        raise _damaged(state)
     if best is not None:
         tracing.judge(best, state.lane.processors)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,18 @@ class Facts:
     ) -> None:
         self.rows, self.tokens, self.logprobs, self.totals = rows, tokens, logprobs, totals
         self.may_finish, self.figures = may_finish, figures
+
+    def split(self, counts: list[int]) -> Iterator[Facts]:
+        """Those of each lane, of lanes with so many candidates each whose rows are independent."""
+        if len(counts) == 1:
+            yield self
+            return
+        at = 0
+        for count in counts:
+            part = slice(at, at := at + count)
+            yield Facts(
+                list(range(count)), self.tokens[part], self.logprobs[part], figures=[one[part] for one in self.figures]
+            )
 
     def words(self, candidate: int, traces: Any = None) -> tuple[events.Token, ...]:
         """The tokens of one candidate, with what is known of them. `traces`: [m][C]."""

@@ -73,8 +73,11 @@ def read(
     `device` is where a decoder's tensors go as they are read: None leaves them mapped.
     `look` is given each tensor by its name in the files, and may raise. `products` says how matrices are held.
     """
+    from genctl.native import pages
     from genctl.native.files import mapped
 
-    return model_of(
+    model = model_of(
         plan, mapped(files, look), config, special, dtype=dtype, device=device, products=products, name=name
     )
+    pages.trim_rest()
+    return model

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 _MAPS = Path("/proc/self/maps")
-_LARGE = 32 << 20  # bytes of weights after which what their copies left behind is worth a few milliseconds
+_LARGE = 8 << 20  # bytes of weights after which what their copies left behind is worth a few milliseconds
 _worked = [0]  # bytes of weights since then
 
 
@@ -66,10 +66,16 @@ def replaced(weight: Tensor) -> None:
 def trim(size: int) -> None:
     """Hand back what the C library keeps of freed memory, now and then: after work on another `size` bytes."""
     _worked[0] += size
+    if _worked[0] >= _LARGE:
+        trim_rest()
+
+
+def trim_rest() -> None:
+    """Hand back what is left of that, where there is anything."""
     function = _function("malloc_trim", ctypes.c_size_t)
-    if function is not None and _worked[0] >= _LARGE:
-        _worked[0] = 0
+    if function is not None and _worked[0]:
         function(0)
+    _worked[0] = 0
 
 
 def converted(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | None = None) -> Tensor:
