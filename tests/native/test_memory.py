@@ -64,6 +64,9 @@ print(json.dumps({"anonymous": anonymous() - before, "file": resident(), "bytes"
 )
 def test_a_run_holds_each_weight_once(stored: str, options: dict[str, str], most: float, tmp_path: Path) -> None:
     """After a prompt and a token, GPT-2's weights take `most` of the file's size, and little beside it."""
+    plain = stored == "float32" and not options
+    if not plain and not (kernels.has_float16() and kernels.has_onednn(torch.bfloat16)):
+        pytest.skip("this CPU multiplies with weights as they are")
     torch.manual_seed(0)
     model = tiny("gpt2", n_embd=512, n_layer=6, tie_word_embeddings=True)
     folder = save(model.to(getattr(torch, stored)), tmp_path)
@@ -73,7 +76,7 @@ def test_a_run_holds_each_weight_once(stored: str, options: dict[str, str], most
     assert done.returncode == 0, done.stderr
     held = json.loads(done.stdout)
     size = (folder / "model.safetensors").stat().st_size
-    stays = stored == "float32" and not options and kernels.has_columns(torch.float32)  # read as it lies in the file
+    stays = plain and kernels.has_columns(torch.float32)  # read as it lies in the file
     assert held["file"] < (1.05 if stays else 0.1) * size  # else all but embeddings, norms and biases is let go
     assert held["anonymous"] < (0.1 if stays else 1.25 * most) * size + (6 << 20)
 
