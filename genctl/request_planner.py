@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from genctl.decode.guidance import Unconditional
     from genctl.decode.healing import Healed
     from genctl.decode.runtime import ModelRuntime
-    from genctl.decode.types import Criterion, Lane, Processor, Strategy
+    from genctl.decode.stopping.build import NamedCriterion
+    from genctl.decode.types import Lane, Processor, Strategy
     from genctl.models.hub import Loaded
     from genctl.requests import Report, Request
 
@@ -169,7 +170,7 @@ class Planner:
             settings["num_return_sequences"] = generation.num_return_sequences
         if truncated:
             settings["truncated"] = truncated
-        guard = StopTrimmer(criteria, generation.keep_stop, self.text)  # type: ignore[arg-type]
+        guard = StopTrimmer(criteria, generation.keep_stop, self.text)
         kind, wanted = ranking.kind if ranking else strategy.kind, self._wishes(generation, strategy)
         return Planned(lane, prompt, kind, settings, guard, healed, ranking, wanted)
 
@@ -337,7 +338,7 @@ class Planner:
         ids = tokens[-1:] if negative is None else encode_prompt(self.loaded, negative)
         return Unconditional(self.forward, ids, len(tokens), use_cache=generation.use_cache)
 
-    def _criteria(self, request: Request, generation: Generation, began: float) -> tuple[Criterion, ...]:
+    def _criteria(self, request: Request, generation: Generation, began: float) -> tuple[NamedCriterion, ...]:
         from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build
 
         material = StoppingContext(

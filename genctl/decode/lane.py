@@ -57,8 +57,8 @@ class Said(NamedTuple):
         layers = None
         if self.layers is not None and other.layers is not None:
             layers = tuple(torch.cat(pair, 1) for pair in zip(self.layers, other.layers, strict=True))
-        logits, logprobs = ([self[part], other[part]] for part in (0, 1))
-        return Said(torch.cat(logits, 1), torch.cat(logprobs, 1), layers)  # type: ignore[arg-type]
+        logits = torch.cat([self.logits, other.logits], 1)
+        return Said(logits, torch.cat([self.logprobs, other.logprobs], 1), layers)
 
 
 @dataclass(eq=False)

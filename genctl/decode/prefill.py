@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
@@ -15,17 +16,18 @@ from genctl.decode.runtime import Output
 from genctl.decode.types import Prefix, Source
 
 
-class Reader:
+class Reader(ABC):
     """Reading for a runtime, with a source for an encoder-decoder."""
 
     device: torch.device
     reads_again = False  # a text that grows beyond where angles change is read again as a whole
 
     @property
+    @abstractmethod
     def supports_cache(self) -> bool:
         """See `runtime.ModelRuntime`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def __call__(
         self,
         feed: Tensor,
@@ -40,11 +42,10 @@ class Reader:
         history: Tensor | None = None,
     ) -> Output:
         """See `runtime.ModelRuntime`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Any:
         """See `runtime.ModelRuntime`."""
-        raise NotImplementedError
 
     def kept(self, cache: Any) -> Any:
         """See `runtime.ModelRuntime`."""
