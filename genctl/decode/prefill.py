@@ -137,6 +137,16 @@ class Reader(ABC):
             at = end
         return self.kept(cache)
 
+    def _again(self, history: Tensor, cache: Any, *, keep: int, hidden: bool) -> Output:
+        """Read texts int64 [N, T+F] as a whole; `cache` then holds what was computed now, in the form that it had."""
+        fresh = self.new_cache()
+        output = self(history, fresh, first=True, keep=0 if hidden else keep, hidden=hidden)
+        caches.refill(cache, fresh)
+        if not hidden:
+            return Output(output.logits, cache)
+        layers = tuple(layer[:, -keep:] for layer in output.layers or ())
+        return Output(output.logits[:, -keep:], cache, layers[-1], layers)
+
 
 def _prefix(tokens: Tensor, output: Output, hidden: Tensor | None, source: Source | None) -> Prefix:
     layers = None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers)

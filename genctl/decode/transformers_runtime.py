@@ -306,16 +306,6 @@ class TransformersRuntime(Reader):
         """Whether a pass that continues texts of `before` tokens needs `history`, the whole texts."""
         return self.reads_history or self.rope.may_read_again(before)
 
-    def _again(self, history: Tensor, cache: Cache, *, keep: int, hidden: bool) -> Output:
-        """Read texts int64 [N, T+F] as a whole; `cache` then holds what was computed now, in the form that it had."""
-        fresh = self.new_cache()
-        output = self(history, fresh, first=True, keep=0 if hidden else keep, hidden=hidden)
-        caches.refill(cache, fresh)
-        if not hidden:
-            return Output(output.logits, cache)
-        layers = tuple(layer[:, -keep:] for layer in output.layers or ())
-        return Output(output.logits[:, -keep:], cache, layers[-1], layers)
-
     def _run(self, module: Any, **inputs: Any) -> Any:
         """Call a library's code; what goes wrong in it is told in one line."""
         try:

@@ -159,13 +159,3 @@ class NativeRuntime(Reader):
         if states is None:
             return Output(logits.float(), cache)
         return Output(logits.float(), cache, states[-1], tuple(states))
-
-    def _again(self, history: Tensor, cache: Any, *, keep: int, hidden: bool) -> Output:
-        """Read texts int64 [N, T+F] as a whole; `cache` then holds what was computed now, in the form that it had."""
-        fresh = self.new_cache()
-        output = self(history, fresh, first=True, keep=0 if hidden else keep, hidden=hidden)
-        caches.refill(cache, fresh)
-        if not hidden:
-            return Output(output.logits, cache)
-        layers = tuple(layer[:, -keep:] for layer in output.layers or ())
-        return Output(output.logits[:, -keep:], cache, layers[-1], layers)
