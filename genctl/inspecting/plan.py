@@ -101,7 +101,7 @@ class Part:
         """The most bytes of the buffers that keep it, room for later tokens included."""
         if self.kind in (STATE, CROSS, STATIC):
             return self.bytes(size)
-        from genctl.decode.batch import ROOM
+        from genctl.decode.batch_cache import ROOM
         from genctl.decode.layers import STEP, grown
 
         # up to ROOM new tokens have their place from the beginning; behind them a buffer grows as it fills
