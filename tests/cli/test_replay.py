@@ -108,12 +108,17 @@ GOOD = json.dumps({"event": "began", "lane": "0", "prompt": "p", "strategy": "be
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("nonsense\n", "line 2: not JSON at column 1"),
+        ("nonsense\n", "line 2: not JSON: expected a value at column 1"),
         ('{"event": "stepped", "lane": "0", "st', "line 2: the line is cut short"),
         ("[1, 2]\n", "line 2: an event is a JSON object"),
         ('{"event": "danced", "lane": "0"}\n', "line 2: unknown event 'danced'"),
-        ('{"event": "failed", "lane": "0"}\n', "line 2: Failed: "),
-        ('{"event": "prefilled", "lane": "0", "prompt_tokens": "x"}\n', "line 2: expected int, got str"),
+        ('{"event": "finish", "lane": "0"}\n', "line 2: unknown event 'finish'; did you mean finished?"),
+        ('{"lane": "0"}\n', 'line 2: "event": expected the name of an event such as "began", got nothing'),
+        ('{"event": "failed", "lane": "0"}\n', "line 2: error and code: expected here, but missing"),
+        (
+            '{"event": "prefilled", "lane": "0", "prompt_tokens": "x"}\n',
+            "line 2: prompt_tokens: expected a whole number, got a string",
+        ),
         (
             '{"event": "stepped", "lane": "0", "step": 0, "rows": [{"lane": "0", "parent": 3, "written": [],'
             ' "logprob": 0.0, "total": 0.0}]}\n',

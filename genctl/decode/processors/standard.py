@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, get_type_hints
 
@@ -20,9 +19,9 @@ from genctl.decode.processors import filters, plain, words
 from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.processors.filters import Filter
 from genctl.decode.processors.synthid import SynthID
-from genctl.decode.processors.values import describe, fits
 from genctl.decode.types import Processor
-from genctl.errors import UsageError
+from genctl.errors import UsageError, nearest
+from genctl.fit import Misfit, fit
 
 
 def _classes() -> Any:
@@ -258,12 +257,16 @@ def watermarking_config(m: ProcessorContext) -> Processor | None:
 
     synthid = "ngram_len" in fields or "keys" in fields
     kind = configuration_utils.SynthIDTextWatermarkingConfig if synthid else configuration_utils.WatermarkingConfig
-    parameters = list(inspect.signature(kind).parameters)
+    found = inspect.signature(kind).parameters
+    parameters = list(found)
+    missing = [name for name, parameter in found.items() if parameter.default is parameter.empty and name not in fields]
+    if missing:
+        raise UsageError(f"watermarking_config: {kind.__name__} needs {' and '.join(missing)}")
     for name in fields:
         if name not in parameters:
-            close = get_close_matches(name, parameters, 1)
-            meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(parameters)}"
-            raise UsageError(f"watermarking_config: no field {name!r} in {kind.__name__}", hint=meant)
+            near = nearest(name, parameters)
+            meant = f"did you mean {near}?" if near else f"there are {', '.join(parameters)}"
+            raise UsageError(f"watermarking_config: {kind.__name__} has no field {name!r}; {meant}")
     _check_watermark(fields, get_type_hints(kind.__init__))
     config = kind(**fields)
     config.validate()
@@ -281,8 +284,10 @@ _MOST = {"ngram_len": 256, "context_width": 256, "context_history_size": 1 << 20
 def _check_watermark(fields: dict[str, Any], hints: dict[str, Any]) -> None:
     """Raises UsageError for a value of another type, or one that asks for more than memory holds."""
     for name, value in fields.items():
-        if not fits(hints[name], value):
-            raise UsageError(f"watermarking_config: {name} must be {describe(hints[name])}, but is {value!r:.60}")
+        try:
+            fit(hints[name], value)
+        except Misfit as misfit:
+            raise UsageError(f"watermarking_config: {name} = {value!r:.60}: {misfit}") from None
         if name in _MOST and value > _MOST[name]:
             raise UsageError(f"watermarking_config: {name} must be at most {_MOST[name]}, but is {value}")
 
