@@ -114,7 +114,7 @@ GOOD = json.dumps({"event": "began", "lane": "0", "prompt": "p", "strategy": "be
         ('{"event": "danced", "lane": "0"}\n', "line 2: unknown event 'danced'"),
         ('{"event": "finish", "lane": "0"}\n', "line 2: unknown event 'finish'; did you mean finished?"),
         ('{"lane": "0"}\n', 'line 2: "event": expected the name of an event such as "began", got nothing'),
-        ('{"event": "failed", "lane": "0"}\n', "line 2: error and code: expected here, but missing"),
+        ('{"event": "failed", "lane": "0"}\n', "line 2: code and message: expected here, but missing"),
         (
             '{"event": "prefilled", "lane": "0", "prompt_tokens": "x"}\n',
             "line 2: prompt_tokens: expected a whole number, got a string",
@@ -211,4 +211,4 @@ def test_a_number_of_too_many_digits_is_told_with_its_line(tmp_path: Path) -> No
     (tmp_path / "events").write_text('{"event": "finished", "lane": "0", "prompt_tokens": ' + "1" * 5000 + "}\n")
     done = genctl("replay", str(tmp_path / "events"))
     assert done.status == 2
-    assert "line 1: Exceeds the limit" in done.err
+    assert "line 1: a number has too many digits" in done.err

@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from functools import lru_cache
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import torch
+from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
 from genctl.decode.processors import filters, plain, words
@@ -277,19 +278,27 @@ def watermarking_config(m: ProcessorContext) -> Processor | None:
     return _processor(_greenlist(m.vocab_size, str(m.device), tuple(sorted(config.to_dict().items()))))
 
 
-# Sizes of tables and windows; transformers makes them as large as it is told.
-_MOST = {"ngram_len": 256, "context_width": 256, "context_history_size": 1 << 20, "sampling_table_size": 1 << 24}
+# Choices and bounds that the types of transformers' classes do not tell; the upper ones keep tables in memory.
+_FIELDS: dict[str, Any] = {
+    "seeding_scheme": Literal["selfhash", "lefthash"],
+    "greenlist_ratio": Annotated[float, Gt(0.0), Lt(1.0)],
+    "context_width": Annotated[int, Ge(1), Le(256)],
+    "ngram_len": Annotated[int, Ge(2), Le(256)],
+    "context_history_size": Annotated[int, Le(1 << 20)],
+    "sampling_table_size": Annotated[int, Le(1 << 24)],
+}
 
 
 def _check_watermark(fields: dict[str, Any], hints: dict[str, Any]) -> None:
-    """Raises UsageError for a value of another type, or one that asks for more than memory holds."""
+    """Raises UsageError, naming every field whose value has the wrong type or breaks a bound."""
+    mistakes = []
     for name, value in fields.items():
         try:
-            fit(hints[name], value)
+            fit(_FIELDS.get(name, hints[name]), value)
         except Misfit as misfit:
-            raise UsageError(f"watermarking_config: {name} = {value!r:.60}: {misfit}") from None
-        if name in _MOST and value > _MOST[name]:
-            raise UsageError(f"watermarking_config: {name} must be at most {_MOST[name]}, but is {value}")
+            mistakes.append(f"watermarking_config: {name} = {value!r:.60}: {misfit}")
+    if mistakes:
+        raise UsageError("\n".join(mistakes))
 
 
 @lru_cache(maxsize=8)
