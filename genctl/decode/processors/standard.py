@@ -66,6 +66,8 @@ def logit_bias(m: ProcessorContext) -> Processor | None:
 
 
 def _biased(m: ProcessorContext, knob: str, biases: dict[tuple[int, ...], float]) -> Processor:
+    if not biases:
+        raise UsageError(f"{knob}: the list is empty; expected at least one sequence of ids")
     for ids, bias in biases.items():
         _within(m, knob, ids)
         if bias != bias or bias == float("inf"):
@@ -115,6 +117,8 @@ def bad_words(m: ProcessorContext) -> Processor | None:
 
 
 def _banned(m: ProcessorContext, knob: str, sequences: list[list[int]]) -> Processor:
+    if not sequences:
+        raise UsageError(f"{knob}: the list is empty; expected at least one sequence of ids")
     for ids in sequences:
         _within(m, knob, ids)
     return _processor(_classes().NoBadWordsLogitsProcessor(sequences, list(m.eos) or None))
