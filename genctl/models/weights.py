@@ -62,11 +62,11 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         raise ModelError(f"cannot read {what}: {reason_of(error)}") from error
     except UnicodeDecodeError as error:
         raise ModelError(f"{what} is not UTF-8 text (byte {error.start})") from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         raise ModelError(f"{what} is {reason_of(error)}") from error
     except KeyTwice as error:
         raise ModelError(f"{what} is not usable JSON: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{what} is not usable JSON: {reason_of(error)}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{what} holds a JSON {type(value).__name__}, not an object")
