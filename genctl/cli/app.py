@@ -155,8 +155,9 @@ def _run(arguments: list[str]) -> int:
             print(context.get_help(), file=sys.stderr)
             return int(Exit.USAGE)
         hint = "" if context is None else f"see {context.command_path} --help"
-        message = error.format_message().replace("Value error, ", "", 1)  # what pydantic puts before a reason
-        return _say(message, hint, int(Exit.USAGE))
+        from genctl.cli.bad_value import plain_words
+
+        return _say(plain_words(error.format_message(), arguments), hint, int(Exit.USAGE))
     except (KeyboardInterrupt, typer.Abort) as error:
         if debug:
             return _traceback(error, int(Exit.INTERRUPTED))

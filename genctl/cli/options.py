@@ -197,8 +197,11 @@ def plain_type(hint: Any) -> Any:
     return list[str] if get_origin(hint) is list else hint
 
 
+METAVARS = {int: "N", float: "X"}
+
+
 class Mixed(str):
-    """The value of a flag that is written as in TOML (`true`, `"never"`, 3), quotes left out."""
+    """The value of a flag as it is typed: TOML (`true`, 3, `["a"]`), or bare text."""
 
 
 def _mixed(text: str) -> Mixed:
@@ -245,10 +248,11 @@ def _flag(name: str, hint: Any, item: Any) -> inspect.Parameter:
     if name in SHORT:
         names.append(SHORT[name])
     extra: dict[str, Any] = {}
-    if kind in (int, float):
-        extra["metavar"] = "N" if kind is int else "X"
-    if kind is Mixed:
-        extra |= {"metavar": "VALUE", "parser": _mixed}
+    if kind is not bool and kind is not str and get_origin(kind) is not list:
+        # read and checked with all other layers, so that every mistake is reported at once and in the same words
+        choices = "|".join(map(str, get_args(kind)))
+        extra = {"metavar": f"<{choices}>" if choices else METAVARS.get(kind, "VALUE"), "parser": _mixed}
+        kind = Mixed
     default = item.default
     about = item.metadata["about"]
     if isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != "":

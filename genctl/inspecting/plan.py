@@ -213,7 +213,7 @@ def rows_of(generation: Generation) -> int:
         return generation.top_k  # contrastive search reads on with each candidate
     if returned > 1 and not generation.do_sample:
         raise UsageError(
-            f"num_return_sequences = {returned} would return equal sequences: do_sample is false and num_beams = 1"
+            f"num_return_sequences = {returned} would return identical sequences: do_sample is false and num_beams = 1"
         )
     return returned
 
