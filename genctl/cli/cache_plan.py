@@ -60,7 +60,7 @@ def _write(report: Mapping[str, Any], format: str, color: str) -> None:
     from genctl.batch.writers import to_json
     from genctl.render.cache_plan import plan_lines
     from genctl.render.console import make_consoles
-    from genctl.render.parts import visible
+    from genctl.render.widgets import visible
 
     out, err = make_consoles(color)  # type: ignore[arg-type]
     if format == "json":

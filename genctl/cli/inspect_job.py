@@ -22,7 +22,7 @@ from genctl.errors import Exit, GenctlError, InputError, UsageError
 
 if TYPE_CHECKING:
     from genctl.inspecting.measured import Measurement
-    from genctl.render.cache_live import CacheView
+    from genctl.render.cache_view import CacheView
     from genctl.requests import Request
     from genctl.session import Session
 
@@ -86,7 +86,7 @@ class InspectJob:
 
     def run(self) -> int:
         """Load, decode, write. Returns the exit status."""
-        from genctl.render.cache_live import CacheView
+        from genctl.render.cache_view import CacheView
         from genctl.render.console import make_consoles
 
         asked = self.asked
@@ -274,10 +274,10 @@ class InspectJob:
         sink.close()
 
     def _lines(self, report: dict[str, Any]) -> list[Any]:
-        from genctl.render.cache import report_lines
         from genctl.render.cache_diff import diff_lines
-        from genctl.render.cache_given import given_lines
+        from genctl.render.cache_inputs import given_lines
         from genctl.render.cache_norms import heatmap_lines
+        from genctl.render.cache_report import report_lines
 
         width = self.out.width if self.out.is_terminal and self.asked.output is None else None
         lines = report_lines(report, width)
@@ -295,7 +295,7 @@ class InspectJob:
 
     def say(self, line: str) -> None:
         """One line on standard error."""
-        from genctl.render.parts import visible
+        from genctl.render.widgets import visible
 
         print(visible(line), file=sys.stderr, flush=True)
 

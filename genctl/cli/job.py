@@ -30,15 +30,15 @@ from genctl.cli.tally import RowTally
 from genctl.cli.view import make_bar, make_view, shows, wants_bar
 from genctl.config.layers import Layer, Resolved, overlay, row_layer
 from genctl.errors import CheckError, Exit, GenctlError
-from genctl.render.unseen import Unseen, never_fail_to_encode
+from genctl.render.silent_view import SilentView, never_fail_to_encode
 from genctl.results import Collector, Result
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from genctl.inspecting.batches import BatchDivergence
-    from genctl.render.live import RunView
-    from genctl.render.progress import RowsBar
+    from genctl.render.rows_bar import RowsBar
+    from genctl.render.run_view import RunView
     from genctl.requests import Report, Request
     from genctl.session import Session
 
@@ -83,7 +83,7 @@ class Job:
             output = open_output(asked, self._written, self._say_failed, self.tally.kept, nowhere=nowhere)
             self.output: RecordOutput = stack.enter_context(opened(output, lambda: self._cut_short))
             self.trace = stack.enter_context(EventFile(Path(asked.events))) if asked.events else None
-            self.view: RunView | Unseen = stack.enter_context(view)  # type: ignore[assignment]
+            self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
             self.search = stack.enter_context(search)
             self.interrupt.hide = self._hide
             looked = self._look()
@@ -107,13 +107,13 @@ class Job:
 
     # -- before decoding -----------------------------------------------------------------------------------------------
 
-    def _make_view(self) -> RunView | Unseen:
+    def _make_view(self) -> RunView | SilentView:
         asked = self.asked
         self.err: Console | None = None
         if not shows(asked, live=self.live):
             for stream in (sys.stdout, sys.stderr):
                 never_fail_to_encode(stream)
-            return Unseen()
+            return SilentView()
         from genctl.render.console import make_consoles
 
         out, self.err = make_consoles(asked.color)  # type: ignore[arg-type]
@@ -406,7 +406,7 @@ class Job:
 
     def say(self, line: str) -> None:
         """One line on standard error."""
-        from genctl.render.parts import visible
+        from genctl.render.widgets import visible
 
         self._hide()
         print(visible(line), file=sys.stderr, flush=True)

@@ -22,7 +22,7 @@ from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import Exit, GenctlError, InputError, UsageError
 
 if TYPE_CHECKING:
-    from genctl.render.heat import Figures
+    from genctl.render.token_heat import Figures
     from genctl.scoring.scorer import Scored, Scorer
     from genctl.scoring.texts import Wanted
 
@@ -261,7 +261,7 @@ class ScoreJob:
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
         """Count it, and on a terminal (or, with --scores, beside the results in a pipe) show it."""
-        from genctl.render import heat, parts
+        from genctl.render import token_heat, widgets
 
         for one in outcome:
             self.texts += 1
@@ -274,24 +274,24 @@ class ScoreJob:
         width = console.width
         lines = []
         if self.labels:
-            lines.append(parts.header(width, f"text {row.id}", row.prompt or ""))
+            lines.append(widgets.header(width, f"text {row.id}", row.prompt or ""))
         ranked = outcome[0].rank is not None
         if ranked and self.live:
-            entries = [heat.RankedToken(one.text, _figures(one)) for one in outcome]
-            lines += heat.ranking(entries, BY[self.asked.by or "mean"], width)
+            entries = [token_heat.RankedToken(one.text, _figures(one)) for one in outcome]
+            lines += token_heat.ranking(entries, BY[self.asked.by or "mean"], width)
         for one in outcome:
             if ranked and self.details:
-                lines.append(parts.header(width, f"rank {one.rank}", one.text))
+                lines.append(widgets.header(width, f"rank {one.rank}", one.text))
             if not ranked and self.live:
                 context = row.prompt if one.text != row.prompt else row.extra.get("context", self.asked.context)
-                lines += heat.heat(context or "", one.lead, one.tokens, width)
+                lines += token_heat.heat(context or "", one.lead, one.tokens, width)
                 self.mapped = True
             if self.details:
-                lines += heat.token_table(one.tokens, width, self.top)
+                lines += token_heat.token_table(one.tokens, width, self.top)
         for line in lines:
             console.print(line)
         if self.live and not ranked:
-            console.print(heat.figures(_figures(outcome[0])))
+            console.print(token_heat.figures(_figures(outcome[0])))
 
     def _failure(self, id: str, index: int, code: str, message: str, ordered: writers.Ordered) -> None:
         self.failed += 1
@@ -301,24 +301,24 @@ class ScoreJob:
         ordered.put(index, [made])
 
     def _sum_up(self) -> None:
-        from genctl.render import heat
+        from genctl.render import token_heat
 
         if self.asked.quiet:
             return
         if self.mapped:
-            self.out.print(heat.legend())
+            self.out.print(token_heat.legend())
         wanted = self.asked.verbose or self.live or is_terminal(sys.stderr)
         if not wanted or self.asked.rank or self.texts + self.failed < (1 if self.asked.verbose else 2):
             return
         words = [f"{self.texts} text{'' if self.texts == 1 else 's'}"]
         if self.tokens:
-            words.append(heat.figures(_sums(self.nll, self.tokens, self.bytes)))
+            words.append(token_heat.figures(_sums(self.nll, self.tokens, self.bytes)))
         if self.failed:
             words.append(f"{self.failed} failed")
         self._say(" · ".join(words))
 
     def _say(self, line: str) -> None:
-        from genctl.render.parts import visible
+        from genctl.render.widgets import visible
 
         print(visible(line), file=sys.stderr, flush=True)
 
@@ -331,7 +331,7 @@ def _figures(one: Scored) -> Figures:
 
 
 def _sums(nll: float, tokens: int, bytes: int) -> Figures:
-    from genctl.render.heat import Figures
+    from genctl.render.token_heat import Figures
     from genctl.scoring.scorer import perplexity
 
     bits = nll / math.log(2)

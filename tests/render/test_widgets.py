@@ -12,9 +12,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from genctl.events import Failed, Token
-from genctl.render import parts, theme
-from genctl.render.explain import explain_heading, explain_step, explain_summary
-from genctl.render.story import Story, fold
+from genctl.render import theme, widgets
+from genctl.render.explain import explain_heading, explain_lines, explain_summary
+from genctl.render.run_history import RunHistory, fold
 from genctl.render.summary import failure
 from tests.render.streams import STORY, check_screen, console, lane, token, written
 
@@ -45,29 +45,33 @@ def drawn(width: int, *renderables: RenderableType) -> str:
 
 @pytest.mark.parametrize(("text", "shown"), HOSTILE)
 def test_characters_that_a_terminal_would_obey_are_shown(text: str, shown: str) -> None:
-    assert parts.visible(text) == shown
+    assert widgets.visible(text) == shown
 
 
 @given(st.text(st.characters()))
 def test_no_text_leaves_a_control_character_and_showing_twice_is_showing_once(text: str) -> None:
-    shown = parts.visible(text)
+    shown = widgets.visible(text)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", shown)
-    assert parts.visible(shown) == shown
+    assert widgets.visible(shown) == shown
 
 
 @given(st.text(st.characters(), max_size=40), st.sampled_from([80, 120]))
 def test_any_token_gives_lines_that_fit(text: str, width: int) -> None:
     one = Token(7, -0.5, text, 3, 1.0, ((7, text, -0.5), (8, text * 9, -1.0)))
-    for line in (parts.score_line(1, one), *parts.alternative_lines(one, width, 5), parts.header(width, text, text)):
+    for line in (
+        widgets.score_line(1, one),
+        *widgets.alternative_lines(one, width, 5),
+        widgets.header(width, text, text),
+    ):
         assert line.cell_len <= width
         assert "\n" not in line.plain
-        assert parts.visible(line.plain) == line.plain
+        assert widgets.visible(line.plain) == line.plain
 
 
 def test_markup_in_model_output_is_text() -> None:
     one = token(1, "[bold red]x[/]:smile:")
-    assert "[bold·red]x[/]:…" in drawn(80, parts.score_line(1, one))
-    assert "[bold·red]x[/]:smile:" in drawn(80, *parts.alternative_lines(one, 80, 3))
+    assert "[bold·red]x[/]:…" in drawn(80, widgets.score_line(1, one))
+    assert "[bold·red]x[/]:smile:" in drawn(80, *widgets.alternative_lines(one, 80, 3))
 
 
 @pytest.mark.parametrize(
@@ -75,17 +79,17 @@ def test_markup_in_model_output_is_text() -> None:
     [(" fox", "·fox"), ("\n", "\\n"), ("\t", "\\t"), ("a\\n", "a\\\\n"), ("", "‹id 7›"), ("\x1b", "␛")],
 )
 def test_a_token_is_named_on_one_line(text: str, shown: str) -> None:
-    assert parts.token_text(7, text) == shown
+    assert widgets.token_text(7, text) == shown
 
 
 @pytest.mark.parametrize(("name", "shown"), [("</s>", "</s>"), ("\ufffd", "‹id 2›"), ("", "‹id 2›")])
 def test_a_token_without_text_goes_by_what_the_alternatives_call_it(name: str, shown: str) -> None:
-    line = parts.score_line(1, Token(2, -0.1, "", 1, 0.5, ((2, name, -0.1), (3, "x", -3.0)))).plain
+    line = widgets.score_line(1, Token(2, -0.1, "", 1, 0.5, ((2, name, -0.1), (3, "x", -3.0)))).plain
     assert line.split()[1:-5] == shown.split()
 
 
 def test_a_bar_is_as_long_as_its_probability_says() -> None:
-    assert [parts.bar(p, 4).plain for p in (0.0, 1e-9, 0.5, 0.53125, 1.0, 2.0, math.nan)] == [
+    assert [widgets.bar(p, 4).plain for p in (0.0, 1e-9, 0.5, 0.53125, 1.0, 2.0, math.nan)] == [
         "    ",
         "▏   ",
         "██  ",
@@ -97,7 +101,7 @@ def test_a_bar_is_as_long_as_its_probability_says() -> None:
 
 
 def test_percentages_keep_their_width_and_never_call_something_nothing() -> None:
-    assert [parts.percent(p) for p in (0.0, 0.0001, 0.0005, 0.752, 1.0)] == [
+    assert [widgets.percent(p) for p in (0.0, 0.0001, 0.0005, 0.752, 1.0)] == [
         "  0.0%",
         " <0.1%",
         "  0.1%",
@@ -110,9 +114,9 @@ def test_percentages_keep_their_width_and_never_call_something_nothing() -> None
 def test_scores_are_readable(width: int) -> None:
     tokens = [token(step, text) for step, text in enumerate(STORY[:6])]
     tokens += [Token(2, -0.1), Token(9, -2.5, " 日本語の長い長い長い文字列", 12, 3.25), token(10, "\x1b[2J")]
-    lines = [parts.score_heading()]
+    lines = [widgets.score_heading()]
     for step, one in enumerate(tokens, start=1):
-        lines += [parts.score_line(step, one), *parts.alternative_lines(one, width, 5)]
+        lines += [widgets.score_line(step, one), *widgets.alternative_lines(one, width, 5)]
     text = drawn(width, *lines)
     assert max(Text(line).cell_len for line in text.split("\n")) <= width
     check_screen(f"scores_{width}", text)
@@ -121,14 +125,14 @@ def test_scores_are_readable(width: int) -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_what_processors_did_is_readable(width: int) -> None:
     events = list(lane("0", [STORY[:6]], trace=True))
-    story = Story()
+    history = RunHistory()
     for event in events:
-        story = fold(story, event)
-    lines: list[RenderableType] = [parts.score_heading(), explain_heading(width)]
+        history = fold(history, event)
+    lines: list[RenderableType] = [widgets.score_heading(), explain_heading(width)]
     for step, text in enumerate(STORY[:6], start=0):
         one = token(step, text, trace=True)
-        lines += [parts.score_line(step + 1, one), explain_step(one, width)]
-    text = drawn(width, *lines, Text(), explain_summary(story))
+        lines += [widgets.score_line(step + 1, one), *explain_lines(one, width)]
+    text = drawn(width, *lines, Text(), explain_summary(history))
     assert max(Text(line).cell_len for line in text.split("\n")) <= width
     check_screen(f"explain_{width}", text)
 

@@ -1,4 +1,4 @@
-"""How probable a text was: the text in the colours of its tokens' probabilities, with a digit under each of them."""
+"""A text coloured by its tokens' probabilities, with a digit under each token."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rich.style import Style
 from rich.text import Text
 
 from genctl.events import Token
-from genctl.render import parts, theme
-from genctl.render.lines import first_cells, last_cells, one_line
+from genctl.render import theme, widgets
+from genctl.render.text_width import first_cells, last_cells, one_line
 
 CONTEXT = 3  # lines of context shown before the text
 
@@ -38,7 +38,7 @@ class RankedToken:
 
 @dataclass(frozen=True)
 class _Group:
-    """Characters that became whole together, and what they are coloured by."""
+    """The text of one or more tokens that became whole characters together, and its style."""
 
     text: str
     style: Style
@@ -48,8 +48,8 @@ class _Group:
 def heat(context: str, lead: str, tokens: Sequence[Token], width: int) -> list[Text]:
     """The text in lines of at most `width` cells, under each a line of digits: the tenths of each token's probability.
 
-    A digit stands under the first letter of its token. Tokens that share a character are one, with the product of their
-    probabilities. `context` and `lead`, which have no score, come first, dimmed and without digits.
+    A digit stands under the first letter of its token. Tokens that share a character count as one, with the product of
+    their probabilities. `context` and `lead` have no score; they come first, dimmed and without digits.
     """
     page = _Page(width)
     if context:
@@ -62,7 +62,7 @@ def heat(context: str, lead: str, tokens: Sequence[Token], width: int) -> list[T
 
 
 def legend() -> Text:
-    """What the digits and colours say: one line of 70 cells."""
+    """What the digits and colours mean: one line of 70 cells."""
     line = Text("digits: tenths of each token's probability, ", style=theme.DIM, no_wrap=True)
     for digit in range(10):
         line.append(str(digit), style=theme.colour(digit / 10 + 0.05))
@@ -70,12 +70,12 @@ def legend() -> Text:
     return line
 
 
-def figures(found: Figures) -> str:
+def figures(sums: Figures) -> str:
     """A text's sums in words."""
-    words = [f"perplexity {number(found.ppl)}", f"{found.nll:.3f} nats", f"{found.bits:.3f} bits"]
-    if not math.isnan(found.bpb):
-        words.append(f"{found.bpb:.3f} bits/byte")
-    words.append(f"{found.tokens:,} token{'' if found.tokens == 1 else 's'}")
+    words = [f"perplexity {number(sums.ppl)}", f"{sums.nll:.3f} nats", f"{sums.bits:.3f} bits"]
+    if not math.isnan(sums.bpb):
+        words.append(f"{sums.bpb:.3f} bits/byte")
+    words.append(f"{sums.tokens:,} token{'' if sums.tokens == 1 else 's'}")
     return " · ".join(words)
 
 
@@ -86,31 +86,28 @@ def number(value: float) -> str:
 
 def token_table(tokens: Sequence[Token], width: int, top: int) -> list[Text]:
     """Each scored token with its probability, log-probability, rank and entropy, and `top` alternatives."""
-    lines = [parts.score_heading()]
+    lines = [widgets.score_heading()]
     for step, token in enumerate(tokens, 1):
-        lines.append(parts.score_line(step, token))
-        lines += parts.alternative_lines(token, width, top)
+        lines.append(widgets.score_line(step, token))
+        lines += widgets.alternative_lines(token, width, top)
     return lines
 
 
 def ranking(entries: Sequence[RankedToken], by: str, width: int) -> list[Text]:
-    """Candidates, best first, in lines of at most `width` cells. `by` says in words what they are sorted by."""
+    """Candidates, best first, in lines of at most `width` cells. `by` names the sort key in words."""
     heads = f"{'rank':>4} {'mean':>9} {'total':>10} {'perplexity':>10} {'bits/byte':>9} {'tokens':>6}  "
     lines = [Text(f"{heads}text", style=theme.DIM)]
     for rank, entry in enumerate(entries, 1):
-        found = entry.figures
-        mean = -found.nll / found.tokens
-        bpb = "–" if math.isnan(found.bpb) else f"{found.bpb:.3f}"
+        sums = entry.figures
+        mean = -sums.nll / sums.tokens
+        bpb = "–" if math.isnan(sums.bpb) else f"{sums.bpb:.3f}"
         line = Text(f"{rank:>4} ", style=theme.CHOSEN if rank == 1 else theme.PLAIN)
         line.append(f"{mean:>9.3f}", style=theme.colour(math.exp(min(mean, 0.0))))
-        line.append(f" {-found.nll:>10.3f} {number(found.ppl):>10} {bpb:>9} {found.tokens:>6}  ")
+        line.append(f" {-sums.nll:>10.3f} {number(sums.ppl):>10} {bpb:>9} {sums.tokens:>6}  ")
         line.append(first_cells(entry.text, max(width - len(heads), 8)))
         lines.append(line)
     lines.append(Text(f"sorted by {by}; log-probabilities in nats", style=theme.DIM))
-    for line in lines:
-        line.no_wrap = True
-        line.truncate(width, overflow="ellipsis")
-    return lines
+    return [widgets.fit(line, width) for line in lines]
 
 
 def _groups(tokens: Iterable[Token]) -> Iterable[_Group]:
@@ -122,7 +119,7 @@ def _groups(tokens: Iterable[Token]) -> Iterable[_Group]:
             yield _group(token.text, open_logprob)
             open_logprob, open_ids = 0.0, []
     if open_ids:
-        yield _group("".join(parts.token_text(id, "") for id in open_ids), open_logprob)
+        yield _group("".join(widgets.token_text(id, "") for id in open_ids), open_logprob)
 
 
 def _group(text: str, logprob: float) -> _Group:
@@ -131,7 +128,7 @@ def _group(text: str, logprob: float) -> _Group:
 
 
 def _words(groups: Iterable[_Group]) -> Iterable[list[_Group]]:
-    """Groups that are not parted by white space stay on one line where they can."""
+    """Groups of tokens without white space between them, which stay on one line if possible."""
     word: list[_Group] = []
     for group in groups:
         if word and group.text[0].isspace():

@@ -1,6 +1,6 @@
-"""What a cache holds, as text: layers in a table, sums, and how it grew from pass to pass.
+"""A measured cache as text: a table of layers, sums, and the growth from pass to pass.
 
-Drawn from the report of `genctl inspect-cache` (plain JSON values), so that nothing is shown that is not in it.
+Everything is drawn from the JSON report of `genctl inspect-cache`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 from rich.cells import cell_len
 from rich.text import Text
 
-from genctl.render import parts, theme
+from genctl.render import theme, widgets
 
 Report: TypeAlias = Mapping[str, Any]
 Layer: TypeAlias = Mapping[str, Any]
 
-MOST = 24  # lines of layers above which equal ones stand together even where others lie between them
+MOST = 24  # with more lines of layers, equal layers share a line even if others lie between them
 WIDE = 118  # columns from which on the share of each line is drawn as a bar
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 PIPE = 120  # columns of a rule where nobody says how wide the page is
@@ -26,14 +26,14 @@ PIPE = 120  # columns of a rule where nobody says how wide the page is
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that are alike in everything but their number."""
+    """Layers that differ in nothing but their number."""
 
     numbers: tuple[int, ...]
     layer: Layer
 
     @property
     def label(self) -> str:
-        """`7`, `0-11`, or `0,2…46` where others lie between."""
+        """`7`, `0-11`, or `0,2…46` if others lie between."""
         first, last = self.numbers[0], self.numbers[-1]
         if len(self.numbers) == 1:
             return str(first)
@@ -43,23 +43,23 @@ class Group:
 
     @property
     def bytes(self) -> int:
-        """Of all of them."""
+        """Bytes of all layers of the group."""
         return int(self.layer["bytes"]) * len(self.numbers)
 
 
 def grouped(layers: Sequence[Layer], most: int = MOST) -> list[Group]:
-    """Equal neighbours together; all equal ones, if those would be more than `most` lines."""
-    found: list[Group] = []
+    """Group equal neighbours; group all equal layers if there would be more than `most` lines."""
+    groups: list[Group] = []
     for layer in layers:
-        last = found[-1] if found else None
+        last = groups[-1] if groups else None
         if last is not None and last.numbers[-1] + 1 == layer["layer"] and _alike(last.layer, layer):
-            found[-1] = Group((*last.numbers, layer["layer"]), last.layer)
+            groups[-1] = Group((*last.numbers, layer["layer"]), last.layer)
         else:
-            found.append(Group((layer["layer"],), layer))
-    if len(found) <= most:
-        return found
+            groups.append(Group((layer["layer"],), layer))
+    if len(groups) <= most:
+        return groups
     together: list[Group] = []
-    for group in found:
+    for group in groups:
         place = next((i for i, other in enumerate(together) if _alike(other.layer, group.layer)), None)
         if place is None:
             together.append(group)
@@ -73,30 +73,30 @@ def _alike(one: Layer, other: Layer) -> bool:
 
 
 def report_lines(report: Report, width: int | None) -> list[Text]:
-    """The whole report in lines of at most `width` cells; None: as wide as it takes."""
+    """The whole report in lines of at most `width` cells; None leaves lines whole."""
     lines = heading_lines(report, width)
     lines += layer_lines(report, width)
     lines += sum_lines(report, width)
-    lines += ["", *pass_lines(report, width)]  # type: ignore[list-item]  # a list is invariant
-    return [fitted(line, width) if isinstance(line, Text) else Text(line) for line in lines]
+    lines += [Text(), *pass_lines(report)]
+    return [widgets.fit(line, width) for line in lines]
 
 
 def heading_lines(report: Report, width: int | None) -> list[Text]:
-    """What was run: a rule, and a line for each prompt where there are several."""
+    """A rule, and a line for each prompt if there are several."""
     page = width or PIPE
     if "prompts" not in report:
         read = count(report["prompt_tokens"], "token")
         if report["reused_tokens"]:
             read += f", {report['reused_tokens']} reused"
-        return [parts.header(page, report["model"], report["prompt"], read, report["strategy"])]
-    lines = [parts.header(page, report["model"], count(len(report["prompts"]), "prompt"))]
+        return [widgets.header(page, report["model"], report["prompt"], read, report["strategy"])]
+    lines = [widgets.header(page, report["model"], count(len(report["prompts"]), "prompt"))]
     rows = [
         [
             str(place),
             count(prompt["prompt_tokens"], "token"),
             prompt["strategy"],
             ended_words(prompt["ended"]),
-            parts.first_words(prompt["prompt"], 40),
+            widgets.first_words(prompt["prompt"], 40),
         ]
         for place, prompt in enumerate(report["prompts"])
     ]
@@ -104,7 +104,7 @@ def heading_lines(report: Report, width: int | None) -> list[Text]:
 
 
 def layer_lines(report: Report, width: int | None) -> list[Text]:
-    """A line for each layer, or for several that are alike."""
+    """A line for each group of equal layers."""
     groups = grouped(report["layers"])
     if not groups:
         return [Text("nothing is kept: everything is read again at every step", style=theme.DIM)]
@@ -118,25 +118,25 @@ def layer_lines(report: Report, width: int | None) -> list[Text]:
         details.append(", ".join(layer_details(group)))
         bars.append(group.bytes / total if total else 0.0)
     heads = ["layer", "kind", "shape", "dtype", "device", "bytes"]
-    made = table(heads, rows, right={5})
-    used = max(line.cell_len for line in made)
-    if width is not None and used > width:  # the kind is known from its first letters, the bytes are not
+    table_lines = table(heads, rows, right={5})
+    used = max(line.cell_len for line in table_lines)
+    if width is not None and used > width:  # cut the kind, which stays recognisable
         kind = max(8, max(cell_len(row[1]) for row in rows) - (used - width))
         for row in rows:
-            row[1] = row[1] if cell_len(row[1]) <= kind else parts.cells(row[1], kind)
-        made = table(heads, rows, right={5})
-        used = max(line.cell_len for line in made)
+            row[1] = row[1] if cell_len(row[1]) <= kind else widgets.cells(row[1], kind)
+        table_lines = table(heads, rows, right={5})
+        used = max(line.cell_len for line in table_lines)
     if width is not None and width >= WIDE:
-        made[0].append(" " * (used - made[0].cell_len) + "  share of the cache", style=theme.DIM)
-        for line, share in zip(made[1:], bars, strict=True):
-            line.append(" " * (used - line.cell_len + 2)).append_text(parts.bar(share, 12))
-            line.append(f" {parts.percent(share)}")
-        used = max(line.cell_len for line in made)
+        table_lines[0].append(" " * (used - table_lines[0].cell_len) + "  share of the cache", style=theme.DIM)
+        for line, share in zip(table_lines[1:], bars, strict=True):
+            line.append(" " * (used - line.cell_len + 2)).append_text(widgets.bar(share, 12))
+            line.append(f" {widgets.percent(share)}")
+        used = max(line.cell_len for line in table_lines)
     if not any(details):
-        return made
+        return table_lines
     beside = width is None or used + 2 + max(map(cell_len, details)) <= width
-    lines = [made[0]]
-    for line, detail in zip(made[1:], details, strict=True):
+    lines = [table_lines[0]]
+    for line, detail in zip(table_lines[1:], details, strict=True):
         lines.append(line)
         if detail and beside:
             line.append(" " * (used - line.cell_len + 2) + detail, style=theme.DIM)
@@ -146,42 +146,42 @@ def layer_lines(report: Report, width: int | None) -> list[Text]:
 
 
 def layer_details(group: Group) -> list[str]:
-    """What else there is to say of a line."""
+    """Further words on a layer: window, filled columns, shapes that differ."""
     layer = group.layer
-    said = []
+    details = []
     if len(group.numbers) > 1:
-        said.append(f"{len(group.numbers)} × {layer['bytes']:,}")
+        details.append(f"{len(group.numbers)} × {layer['bytes']:,}")
     if "window" in layer:
-        said.append(f"window {layer['window']}")
+        details.append(f"window {layer['window']}")
     if "filled" in layer:
-        said.append(f"{layer['filled']} of {layer['shape'][2]} filled")
+        details.append(f"{layer['filled']} of {layer['shape'][2]} filled")
     if "shared" in layer:
-        said.append(f"{layer['shared']} columns stored once for all rows")
+        details.append(f"{layer['shared']} columns stored once for all rows")
     if "value_shape" in layer:
-        said.append(f"values {layer['value_shape']}")
+        details.append(f"values {layer['value_shape']}")
     if "states" in layer:
-        said.append(" + ".join(f"{name} {shape}" for name, shape in layer["states"].items()))
-    return said
+        details.append(" + ".join(f"{name} {shape}" for name, shape in layer["states"].items()))
+    return details
 
 
 def sum_lines(report: Report, width: int | None) -> list[Text]:
-    """Totals: of the cache, beside the weights, for each row and for each token."""
+    """Totals: the cache, its share of the weights, bytes per row and per token."""
     total, reserved, weights = report["total_bytes"], report["reserved_bytes"], report["weights_bytes"]
     last = report["steps"][-1] if report["steps"] else None
-    rows = sum(len(one["input_ids"]) for one in report["steps"] if last and one["step"] == last["step"])
-    found = [[("total", f"{total:,} bytes" + (f" ({size(total)})" if total >= 1024 else ""))]]
+    rows = sum(len(step["input_ids"]) for step in report["steps"] if last and step["step"] == last["step"])
+    paragraphs = [[("total", f"{total:,} bytes" + (f" ({size(total)})" if total >= 1024 else ""))]]
     if rows > 1:
-        found[0].append(("", f"{number(report['bytes_per_row'])} for each of {rows} rows"))
+        paragraphs[0].append(("", f"{number(report['bytes_per_row'])} for each of {rows} rows"))
     if report["share_of_weights"] is not None:
-        found[0].append(("", f"{share(report['share_of_weights'])} of the weights ({size(weights)})"))
+        paragraphs[0].append(("", f"{share(report['share_of_weights'])} of the weights ({size(weights)})"))
     if reserved > total:
-        found.append([("reserved", f"{reserved:,} bytes, room for later tokens included")])
+        paragraphs.append([("reserved", f"{reserved:,} bytes, room for later tokens included")])
     if report["bytes_per_token"] is not None:
-        found.append([("growth", f"{number(report['bytes_per_token'])} bytes for each new token of each row")])
+        paragraphs.append([("growth", f"{number(report['bytes_per_token'])} bytes for each new token of each row")])
     if "ended" in report:
-        found.append([("ended", ended_words(report["ended"]).removeprefix("ended "))])
+        paragraphs.append([("ended", ended_words(report["ended"]).removeprefix("ended "))])
     lines = []
-    for items in found:
+    for items in paragraphs:
         line = Text().append(f"{items[0][0]:<10}", style=theme.DIM)
         for place, (_, words) in enumerate(items):
             if place and width is not None and line.cell_len + 3 + cell_len(words) > width:
@@ -194,12 +194,12 @@ def sum_lines(report: Report, width: int | None) -> list[Text]:
     return lines
 
 
-def pass_lines(report: Report, width: int | None) -> list[Text]:
-    """A line for each pass: what it was given, what the cache held after it and how much that was more."""
+def pass_lines(report: Report) -> list[Text]:
+    """A line for each pass: its input, the cache after it, and the growth."""
     many = "prompts" in report
     rows = []
     for _, same in groupby(enumerate(report["steps"]), key=_pass_key(report["steps"])):
-        members = [one for _, one in same]
+        members = [step for _, step in same]
         first, last = members[0], members[-1]
         label = str(first["step"]) if len(members) == 1 else f"{first['step']}-{last['step']}"
         cells = [label, _given(first), _range(first["past_length"], last["past_length"])]
@@ -210,12 +210,12 @@ def pass_lines(report: Report, width: int | None) -> list[Text]:
 
 
 def _pass_key(steps: Sequence[Mapping[str, Any]]) -> Any:
-    """Passes that follow each other and say the same stand on one line."""
+    """Key that groups consecutive passes with the same cells."""
 
     def key(item: tuple[int, Mapping[str, Any]]) -> Any:
-        place, one = item
+        place, step = item
         before = steps[place - 1] if place else None
-        same = before is not None and _same(before, one)
+        same = before is not None and _same(before, step)
         if not same:
             starts.append(place)
         return starts[-1]
@@ -224,36 +224,36 @@ def _pass_key(steps: Sequence[Mapping[str, Any]]) -> Any:
     return key
 
 
-def _same(before: Mapping[str, Any], one: Mapping[str, Any]) -> bool:
+def _same(before: Mapping[str, Any], step: Mapping[str, Any]) -> bool:
     return (
         before["step"] > 0
-        and one["step"] == before["step"] + 1
-        and not one["reordered"]
+        and step["step"] == before["step"] + 1
+        and not step["reordered"]
         and not before["reordered"]
-        and all(before[name] == one[name] for name in ("rows", "growth_bytes", "cross_attention"))
-        and len(before["input_ids"][0]) == len(one["input_ids"][0])
+        and all(before[name] == step[name] for name in ("rows", "growth_bytes", "cross_attention"))
+        and len(before["input_ids"][0]) == len(step["input_ids"][0])
     )
 
 
-def pass_note(one: Mapping[str, Any], many: bool) -> str:
-    """What happened to rows and to cross-attention."""
-    said = []
-    if many and one["step"] == 0:
-        said.append(f"prompt {one['rows'][0]}")
-    elif many and not one["reordered"]:
-        found = sorted(set(one["rows"]))
-        said.append(f"prompt{'s' * (len(found) > 1)} " + " ".join(map(str, found)))
-    if one["reordered"]:
-        said.append("rows ← " + " ".join(map(str, one["reordered"])))
-    if one["cross_attention"] == "computed":
-        said.append("cross-attention computed")
-    elif one["cross_attention"]:
-        said.append("cross kept")
-    return ", ".join(said)
+def pass_note(step: Mapping[str, Any], many: bool) -> str:
+    """The reordering of rows, and the state of cross-attention."""
+    notes = []
+    if many and step["step"] == 0:
+        notes.append(f"prompt {step['rows'][0]}")
+    elif many and not step["reordered"]:
+        prompts = sorted(set(step["rows"]))
+        notes.append(f"prompt{'s' * (len(prompts) > 1)} " + " ".join(map(str, prompts)))
+    if step["reordered"]:
+        notes.append("rows ← " + " ".join(map(str, step["reordered"])))
+    if step["cross_attention"] == "computed":
+        notes.append("cross-attention computed")
+    elif step["cross_attention"]:
+        notes.append("cross kept")
+    return ", ".join(notes)
 
 
-def _given(one: Mapping[str, Any]) -> str:
-    rows, fed = len(one["input_ids"]), len(one["input_ids"][0])
+def _given(step: Mapping[str, Any]) -> str:
+    rows, fed = len(step["input_ids"]), len(step["input_ids"][0])
     return (f"{rows} × " if rows > 1 else "") + count(fed, "token")
 
 
@@ -270,16 +270,16 @@ def ended_words(ended: Mapping[str, Any] | None) -> str:
     if reason == "steps":
         return f"ended after all {steps}" if ended["steps"] else "ended after the prefill"
     if reason == "length":
-        bound = f" by the {parts.visible(ended['stop'])}" if ended.get("stop") else ": all tokens were written"
+        bound = f" by the {widgets.visible(ended['stop'])}" if ended.get("stop") else ": all tokens were written"
         return f"ended after {steps}{bound}"
-    what = parts.visible(ended["stop"]) if ended.get("stop") else reason
+    what = widgets.visible(ended["stop"]) if ended.get("stop") else reason
     words = {"interrupted": "interrupted", "stop": f"ended by stop {what}"}.get(reason, f"ended by {reason}")
     return f"{words} after {steps}"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: set[int]) -> list[Text]:
-    """Columns two cells apart, those in `right` aligned to the right; the headings dimmed."""
-    every = [list(headings), *(list(map(parts.visible, row)) for row in rows)]
+    """Columns two cells apart, those in `right` right-aligned; the headings dimmed."""
+    every = [list(headings), *(list(map(widgets.visible, row)) for row in rows)]
     cells = [max(cell_len(row[place]) for row in every) for place in range(len(headings))]
     lines = []
     for number_, row in enumerate(every):
@@ -293,14 +293,6 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: set[
     return lines
 
 
-def fitted(line: Text, width: int | None) -> Text:
-    """The line, cut with … where it is too long."""
-    line.no_wrap = True
-    if width is not None:
-        line.truncate(width, overflow="ellipsis")
-    return line
-
-
 def size(bytes: float) -> str:
     """Bytes in the largest unit that leaves a number of at least one."""
     place = 0
@@ -310,12 +302,12 @@ def size(bytes: float) -> str:
 
 
 def share(part: float) -> str:
-    """A share as a percentage with two digits that count."""
+    """A share as a percentage with two significant digits."""
     return f"{part * 100:.2g}%" if part < 0.1 else f"{part * 100:.1f}%"
 
 
 def number(value: float | None) -> str:
-    """A count with thousands, with a decimal where there is one."""
+    """A count with thousands separators; one decimal if it is not whole."""
     if value is None:
         return "–"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"

@@ -1,58 +1,58 @@
-"""How the total of a hypothesis becomes its score, with the numbers and in words."""
+"""How the total of a hypothesis becomes its score: as a formula with numbers, and in words."""
 
 from __future__ import annotations
 
 import math
 
 from genctl.events import Hypothesis
-from genctl.render.story import LaneStory
+from genctl.render.run_history import LaneHistory
 
 UNSCALED = frozenset({"stochastic-beam"})  # their score is the total
 
 
-def searches(lane: LaneStory) -> bool:
+def searches(lane: LaneHistory) -> bool:
     """Whether the rows of a lane compete, so that totals and scores decide between them."""
     return lane.began is not None and "beam" in lane.began.strategy
 
 
-def penalty_of(lane: LaneStory) -> float:
-    """The length_penalty of a lane: as recorded, else as its scores tell, else 1."""
+def penalty_of(lane: LaneHistory) -> float:
+    """The length_penalty of a lane: as recorded, else derived from its scores, else 1."""
     if lane.began is None or lane.began.strategy in UNSCALED:
         return 0.0
-    told = lane.began.settings.get("length_penalty")
-    if isinstance(told, (int, float)) and not isinstance(told, bool):
-        return float(told)
-    known = [leaf.hypothesis for leaf in lane.endings or ()]
-    known += lane.finished.hypotheses if lane.finished else ()
-    for one in sorted(known, key=lambda one: -len(one.tokens)):
-        ratio = one.total / one.score if one.score else math.nan
-        if len(one.tokens) > 1 and ratio > 0 and math.isfinite(ratio):
-            return round(math.log(ratio) / math.log(len(one.tokens)), 6) + 0.0
+    setting = lane.began.settings.get("length_penalty")
+    if isinstance(setting, (int, float)) and not isinstance(setting, bool):
+        return float(setting)
+    hypotheses = [leaf.hypothesis for leaf in lane.endings or ()]
+    hypotheses += lane.finished.hypotheses if lane.finished else ()
+    for hypothesis in sorted(hypotheses, key=lambda hypothesis: -len(hypothesis.tokens)):
+        ratio = hypothesis.total / hypothesis.score if hypothesis.score else math.nan
+        if len(hypothesis.tokens) > 1 and ratio > 0 and math.isfinite(ratio):
+            return round(math.log(ratio) / math.log(len(hypothesis.tokens)), 6) + 0.0
     return 1.0
 
 
 def score(total: float, tokens: int, penalty: float) -> float:
-    """total / tokens ** length_penalty; nothing written yet counts as one token."""
+    """total / tokens ** length_penalty; no tokens count as one."""
     return float(total / max(tokens, 1) ** penalty)
 
 
 def number(value: float) -> str:
-    """A log-probability, total or score in at most nine characters where it is not huge."""
+    """A log-probability, total or score in at most nine characters, unless it is huge."""
     if value != 0 and abs(value) < 0.0095:
         return f"{value:.1e}"
     return f"{value:.3f}"
 
 
-def formula(lane: LaneStory, best: Hypothesis) -> str:
-    """The score of a hypothesis, derived: one line."""
+def formula(lane: LaneHistory, best: Hypothesis) -> str:
+    """The score of a hypothesis as a formula on one line."""
     if lane.began is not None and lane.began.strategy in UNSCALED:
         return f"score = total = {number(best.total)}"
     numbers = f"{number(best.total)} / {len(best.tokens)} ** {penalty_of(lane)!r}"
     return f"score = total / tokens ** length_penalty = {numbers} = {number(best.score)}"
 
 
-def meaning(lane: LaneStory, best: Hypothesis) -> str:
-    """What length_penalty does here, since its sign is so often misread: one sentence."""
+def meaning(lane: LaneHistory, best: Hypothesis) -> str:
+    """What length_penalty does here, in one sentence: its sign is often misread."""
     kind = lane.began.strategy if lane.began else ""
     if kind in UNSCALED:
         return "The total is a log-probability with Gumbel noise on it; length_penalty has no part in this search."

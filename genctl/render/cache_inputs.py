@@ -1,4 +1,4 @@
-"""What each pass was given, with a cache and without one, side by side."""
+"""The input of each pass, with and without a cache, side by side."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from rich.cells import cell_len
 from rich.text import Text
 
-from genctl.render import parts, theme
-from genctl.render.cache import PIPE, Report, count
+from genctl.render import theme, widgets
+from genctl.render.cache_report import PIPE, Report, count
 
 LABEL = 17  # cells
 ROWS = 4  # rows of a batch that are shown
@@ -21,9 +21,9 @@ def given_lines(report: Report, width: int | None) -> list[Text]:
     """A block for each pass, in lines of at most `width` cells."""
     page = width or PIPE
     lines: list[Text] = []
-    beside = any(one["without_cache"] is not None for one in report["steps"])
-    for one in report["steps"]:
-        lines += _block(one, page, beside, "prompts" in report)
+    beside = any(step["without_cache"] is not None for step in report["steps"])
+    for step in report["steps"]:
+        lines += _block(step, page, beside, "prompts" in report)
     if report.get("tokens_agree") is False:
         lines.append(Text("the tokens written without a cache are not the same", style=theme.ERROR))
     elif beside:
@@ -31,22 +31,22 @@ def given_lines(report: Report, width: int | None) -> list[Text]:
     return lines
 
 
-def _block(one: Mapping[str, Any], width: int, beside: bool, many: bool) -> list[Text]:
-    rows = len(one["input_ids"])
-    words = ["the prompt" if one["step"] == 0 else count(len(one["input_ids"][0]), "token")]
-    if many and one["step"] == 0:
-        words = [f"prompt {one['rows'][0]}"]
+def _block(step: Mapping[str, Any], width: int, beside: bool, many: bool) -> list[Text]:
+    rows = len(step["input_ids"])
+    words = ["the prompt" if step["step"] == 0 else count(len(step["input_ids"][0]), "token")]
+    if many and step["step"] == 0:
+        words = [f"prompt {step['rows'][0]}"]
     if rows > 1:
         words.append(f"{rows} rows")
-    lines = [parts.header(width, f"step {one['step']}", *words)]
-    other = one["without_cache"]
+    lines = [widgets.header(width, f"step {step['step']}", *words)]
+    other = step["without_cache"]
     column = (width - LABEL - 2) // 2 if beside else width - LABEL
     if beside:
-        heads = Text(" " * LABEL + parts.cells("with the cache", column) + "  without a cache", style=theme.DIM)
+        heads = Text(" " * LABEL + widgets.cells("with the cache", column) + "  without a cache", style=theme.DIM)
         heads.rstrip()
         lines.append(heads)
     for name in FIELDS:
-        mine = _shown(name, one[name], column)
+        mine = _shown(name, step[name], column)
         theirs = [] if not beside else _shown(name, other.get(name), column) if other is not None else ["–"]
         if beside and name == "cache_position":
             theirs = []
@@ -54,33 +54,33 @@ def _block(one: Mapping[str, Any], width: int, beside: bool, many: bool) -> list
         for place in range(max(len(mine), len(theirs))):
             line = Text(no_wrap=True).append(f"{label if place == 0 else '':<{LABEL}}", style=theme.DIM)
             left = mine[place] if place < len(mine) else ""
-            line.append(parts.cells(left, column) if theirs else left, style=theme.PLAIN)
+            line.append(widgets.cells(left, column) if theirs else left, style=theme.PLAIN)
             if place < len(theirs):
-                line.append("  " + parts.cells(theirs[place], column), style=theme.PLAIN)
+                line.append("  " + widgets.cells(theirs[place], column), style=theme.PLAIN)
             line.rstrip()
             lines.append(line)
-    lines += _cache_lines(one, width)
+    lines += _cache_lines(step, width)
     return lines
 
 
-def _cache_lines(one: Mapping[str, Any], width: int) -> list[Text]:
-    """What the pass left in the cache: the shapes of each kind, and which rows it began from."""
+def _cache_lines(step: Mapping[str, Any], width: int) -> list[Text]:
+    """The cache after the pass: the shapes of each kind, and the rows that it was reordered from."""
     lines = []
     kinds: dict[str, list[str]] = {}
-    for layer in one["layers"]:
+    for layer in step["layers"]:
         shapes = kinds.setdefault(layer["kind"], [])
         if str(layer["shape"]) not in shapes:
             shapes.append(str(layer["shape"]))
     for kind, shapes in kinds.items():
         words = ", ".join(shapes)
         if kind == "cross-attention":
-            computed = one["cross_attention"] == "computed"
+            computed = step["cross_attention"] == "computed"
             words += ": computed in this pass" if computed else ": kept as it was"
-            words += "" if computed or one["without_cache"] is None else "; without a cache computed again"
+            words += "" if computed or step["without_cache"] is None else "; without a cache computed again"
         lines.append(_line(kind, words, width))
-    if one["reordered"]:
-        words = f"{' '.join(map(str, range(len(one['reordered']))))} continue {' '.join(map(str, one['reordered']))}"
-        if one["cross_attention"]:
+    if step["reordered"]:
+        words = f"{' '.join(map(str, range(len(step['reordered']))))} continue {' '.join(map(str, step['reordered']))}"
+        if step["cross_attention"]:
             words += "; cross-attention was not reordered"
         lines.append(_line("rows", words, width))
     return lines
@@ -88,9 +88,7 @@ def _cache_lines(one: Mapping[str, Any], width: int) -> list[Text]:
 
 def _line(label: str, words: str, width: int) -> Text:
     line = Text(no_wrap=True).append(f"{label:<{LABEL}}", style=theme.DIM)
-    line.append(words, style=theme.PLAIN)
-    line.truncate(width, overflow="ellipsis")
-    return line
+    return widgets.fit(line.append(words, style=theme.PLAIN), width)
 
 
 def _shown(name: str, value: Any, width: int) -> list[str]:
@@ -117,11 +115,11 @@ def _numbers(values: Sequence[int], width: int) -> str:
     words = [str(value) for value in values]
     whole = " ".join(words)
     if cell_len(whole) <= width or len(words) < 3:
-        return parts.cells(whole, width).rstrip() if cell_len(whole) > width else whole
+        return widgets.cells(whole, width).rstrip() if cell_len(whole) > width else whole
     tail = f" … {words[-1]}"
-    kept = ""
+    beginning = ""
     for word in words[:-1]:
-        if len(kept) + len(word) + 1 + len(tail) > width:
+        if len(beginning) + len(word) + 1 + len(tail) > width:
             break
-        kept = f"{kept} {word}".strip()
-    return kept + tail
+        beginning = f"{beginning} {word}".strip()
+    return beginning + tail

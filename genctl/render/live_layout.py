@@ -1,6 +1,6 @@
-"""The part of the screen that still changes: the newest lines of every text that is being written.
+"""The layout of the live region: the newest lines of every unfinished text.
 
-Rich's Live would hide the newest lines of a picture taller than the terminal; here the oldest go.
+Rich's Live hides the newest lines of what is taller than the terminal; this hides the oldest.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from genctl.render import parts, theme
+from genctl.render import theme, widgets
 from genctl.render.explain import explain_heading, explain_lines
-from genctl.render.story import LaneStory, Path, StoryRow
+from genctl.render.run_history import LaneHistory, LiveRow, Path
 from genctl.render.summary import stop_words
 
-_BLOCK = 500  # characters; the beginning that is left out moves only in steps of this or more, so that lines wrap alike
+_BLOCK = 500  # characters; the omitted beginning grows in steps of at least this, so that lines wrap the same way
 
 
 @dataclass(frozen=True)
 class Look:
-    """What the view was asked to show."""
+    """What a view shows."""
 
     echo: bool = False
     scores: bool = False
@@ -37,15 +37,15 @@ class Look:
 
 @dataclass(frozen=True)
 class Section:
-    """A text on its way, and what to write above it."""
+    """An unfinished text and the words of its heading."""
 
-    lane: LaneStory
+    lane: LaneHistory
     path: Path
     heading: tuple[str, ...]
 
 
-def tail(lanes: Sequence[LaneStory], look: Look, console: Console) -> list[Text]:
-    """The newest lines of all texts of these lanes, in order, never more than fit the console."""
+def tail(lanes: Sequence[LaneHistory], look: Look, console: Console) -> list[Text]:
+    """The newest lines of all texts of these lanes, in order, at most as many as fit the console."""
     sections = [section for lane in lanes for section in sections_of(lane, look)]
     height, width = max(console.height - 1, 1), console.width
     if not sections:
@@ -66,8 +66,8 @@ def tail(lanes: Sequence[LaneStory], look: Look, console: Console) -> list[Text]
     return lines[:height]
 
 
-def sections_of(lane: LaneStory, look: Look) -> list[Section]:
-    """The texts of a lane as they stand: one per returned sequence where those are independent, else the best."""
+def sections_of(lane: LaneHistory, look: Look) -> list[Section]:
+    """The current texts of a lane: one per returned sequence if rows are independent, else the best."""
     if lane.finished:
         hypotheses = lane.finished.hypotheses
         return [
@@ -91,43 +91,43 @@ def sections_of(lane: LaneStory, look: Look) -> list[Section]:
     return [Section(lane, best, (*names(lane), among))]
 
 
-def slots(lane: LaneStory) -> dict[int, tuple[Path, str]]:
+def slots(lane: LaneHistory) -> dict[int, tuple[Path, str]]:
     """The text and state of each returned sequence, where rows are independent; empty where they compete."""
-    rows: list[StoryRow] = [row for row in lane.rows if row.slot is not None]
-    found = {row.slot: (row.path, "") for row in rows if row.slot is not None}
+    rows: list[LiveRow] = [row for row in lane.rows if row.slot is not None]
+    texts = {row.slot: (row.path, "") for row in rows if row.slot is not None}
     for leaf in lane.endings or ():
         if leaf.hypothesis.slot is not None:
             words = stop_words(leaf.hypothesis.reason, leaf.hypothesis.cause)
-            found.setdefault(leaf.hypothesis.slot, (leaf.path, words))
-    return found
+            texts.setdefault(leaf.hypothesis.slot, (leaf.path, words))
+    return texts
 
 
-def best_path(lane: LaneStory) -> Path:
-    """The best row that lives, or the best that ended where none does."""
+def best_path(lane: LaneHistory) -> Path:
+    """The best live row, or the best finished one if none is live."""
     if lane.rows:
         return lane.rows[0].path
     leaves = lane.ended
     return max(leaves, key=lambda leaf: leaf.hypothesis.score).path if leaves else Path()
 
 
-def names(lane: LaneStory) -> tuple[str, str]:
-    """What a lane is called on screen: its id and the first words of its prompt."""
-    return lane.lane, parts.first_words(lane.prompt, 44)
+def names(lane: LaneHistory) -> tuple[str, str]:
+    """The name of a lane on screen: its id and the first words of its prompt."""
+    return lane.lane, widgets.first_words(lane.prompt, 44)
 
 
 def place_words(place: int, of: int) -> str:
-    """Which of several sequences this is; nothing where there is one."""
+    """`2 of 5`, or "" if there is only one sequence."""
     return f"{place + 1} of {of}" if of > 1 else ""
 
 
 def section_lines(
     section: Section, look: Look, console: Console, height: int, width: int, *, headed: bool
 ) -> list[Text]:
-    """A section in at most `height` lines: heading, the end of its text, the newest of its steps."""
-    lines = [parts.header(width, *section.heading)] if headed and height > 1 else []
+    """A section in at most `height` lines: heading, the end of its text, its newest steps."""
+    lines = [widgets.header(width, *section.heading)] if headed and height > 1 else []
     room = height - len(lines)
-    wanted = min(max(room // 3, 1), room) if look.steps else room
-    text = text_lines(section, look, console, wanted, width)
+    most = min(max(room // 3, 1), room) if look.steps else room
+    text = text_lines(section, look, console, most, width)
     steps: list[Text] = []
     if look.steps and room > len(text):
         steps = step_lines(section.path, look, width, last=room - len(text))[-(room - len(text)) :]
@@ -135,13 +135,13 @@ def section_lines(
 
 
 def text_lines(section: Section, look: Look, console: Console, height: int, width: int) -> list[Text]:
-    """The last `height` lines of a section's text, wrapped to the width; `⋮` stands where lines are left out."""
+    """The last `height` lines of a section's text, wrapped to the width; `⋮` replaces omitted lines."""
     block = max(_BLOCK, 2 * height * width)
     start = max(section.path.chars // block - 1, 0) * block
     text = Text()
     if start == 0 and look.echo:
-        text.append(parts.visible(section.lane.prompt[-block:]), style=theme.PROMPT)
-    text.append(parts.visible(section.path.text(start)))
+        text.append(widgets.visible(section.lane.prompt[-block:]), style=theme.PROMPT)
+    text.append(widgets.visible(section.path.text(start)))
     text.expand_tabs(8)
     lines = list(text.wrap(console, width, tab_size=8))
     if len(lines) > height or start:
@@ -155,13 +155,13 @@ def text_lines(section: Section, look: Look, console: Console, height: int, widt
 def step_lines(path: Path, look: Look, width: int, *, last: int | None = None) -> list[Text]:
     """The lines of each step of a path, or of the `last` steps."""
     tokens = path.tokens(last)
-    lines = [parts.score_heading()]
+    lines = [widgets.score_heading()]
     if look.explain:
         lines.append(explain_heading(width))
     for step, token in enumerate(tokens, start=path.length - len(tokens) + 1):
-        lines.append(parts.score_line(step, token))
+        lines.append(widgets.score_line(step, token))
         if look.scores and look.top:
-            lines += parts.alternative_lines(token, width, look.top)
+            lines += widgets.alternative_lines(token, width, look.top)
         if look.explain:
             lines += explain_lines(token, width)
     return lines

@@ -1,4 +1,4 @@
-"""A run of which nothing is shown beside the texts that it writes: without Rich, whose import takes time."""
+"""A view that shows nothing, without Rich, whose import takes time."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import IO
 from genctl.events import Event
 
 
-class Unseen:
-    """Stands where a `RunView` would."""
+class SilentView:
+    """Takes the place of a `RunView`."""
 
     def feed(self, event: Event) -> None:
-        """Show nothing."""
+        """Ignore the event."""
 
     def pause(self) -> None:
-        """Nothing moves."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is left to show."""
+        """Do nothing."""
 
-    def __enter__(self) -> Unseen:
+    def __enter__(self) -> SilentView:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing was begun."""
+        """Do nothing."""
 
 
 def never_fail_to_encode(stream: IO[str]) -> None:
-    """A terminal in a narrow encoding shows an escape where it lacks the character; it is no reason to fall over."""
+    """Let a stream escape the characters that its encoding lacks, instead of raising."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None and getattr(stream, "errors", None) == "strict":
         reconfigure(errors="backslashreplace")

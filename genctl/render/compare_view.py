@@ -1,4 +1,4 @@
-"""A comparison while it goes on: columns of text that grow side by side, or how far a batch has come."""
+"""The live view of a comparison: columns of growing text, or the progress of a batch."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from genctl.events import Began, Event, Failed, Finished, Loading, Prefilled, Stepped
-from genctl.render import parts, theme
-from genctl.render.comparison import column_title, join_columns, side_by_side
+from genctl.render import theme, widgets
+from genctl.render.compare_report import column_title, join_columns, side_by_side
+from genctl.render.live_layout import Look, Section, sections_of, text_lines
+from genctl.render.live_region import FRAME_S, LiveRegion, transient_progress
 from genctl.render.loading_bar import LoadingBar
-from genctl.render.story import LaneStory, Story, fold
-from genctl.render.tail import Look, Section, sections_of, text_lines
+from genctl.render.run_history import LaneHistory, RunHistory, fold
 
-FRAME_S = 0.05
 _LOOK = Look()
 
 
@@ -33,11 +32,11 @@ class Column:
 
 
 class CompareView:
-    """Draws what is under way: the texts of one prompt on `out` if `live`, else how many are done on `err`.
+    """Draws the texts of one prompt on `out` if `live`, else how many are done on `err`.
 
-    `begin` says which lanes stand in which column. The picture is redrawn when an event comes and 50 ms have passed;
-    `hide` takes it away, so that what stays can be printed. It is never taller than the terminal: of each text the
-    oldest lines go. `quiet`: no bars. `clock` gives seconds.
+    `begin` says which lanes belong to which column. Redrawn at most every 50 ms; `hide` erases it, so that results can
+    be printed. Never taller than the terminal: the oldest lines of each text are left out. `quiet`: no bars. `clock`
+    gives seconds.
     """
 
     def __init__(
@@ -56,14 +55,13 @@ class CompareView:
         self._clock = clock
         self._bar = LoadingBar(err, clock)
         self._texts = _Texts(err, total, clock) if not (live or quiet) and err.is_interactive and total > 1 else None
-        self._story = Story()
+        self._story = RunHistory()
         self._heading: Text | None = None
         self._columns: tuple[Column, ...] = ()
-        self._picture: Live | None = None
-        self._drawn = float("-inf")
+        self._region = LiveRegion(out, clock)
 
     def begin(self, heading: Text | None, columns: Sequence[Column]) -> None:
-        """The next texts: what stands above them, and a column for each run. Finished lanes stay until `forget`."""
+        """Start the next texts: their heading, and a column for each run. Finished lanes stay until `forget`."""
         self._heading, self._columns = heading, tuple(columns)
 
     def feed(self, event: Event) -> None:
@@ -80,25 +78,19 @@ class CompareView:
         self._story = fold(self._story, event)
         if isinstance(event, (Began, Prefilled)):
             return
-        now = self._clock()
-        if now - self._drawn >= FRAME_S or not isinstance(event, Stepped):
+        if self._region.is_due(self._clock()) or not isinstance(event, Stepped):
             self._draw()
-            self._drawn = self._clock()  # after the drawing, so that a slow terminal never takes more than its share
 
     def forget(self) -> None:
-        """The texts of these columns are settled: nothing of them is needed any more."""
-        self._story = Story()
+        """Drop the texts of these columns."""
+        self._story = RunHistory()
 
     def hide(self) -> None:
-        """Take away the picture and every bar."""
+        """Erase the live region and every bar."""
         self._bar.close()
         if self._texts is not None:
             self._texts.hide()
-        if self._picture is not None:
-            picture, self._picture = self._picture, None
-            picture.update(Text(""))
-            picture.stop()
-            self._drawn = float("-inf")
+        self._region.hide()
 
     def __enter__(self) -> CompareView:
         return self
@@ -114,28 +106,18 @@ class CompareView:
         lines = picture(self._story, self._columns, self.out, self.out.width, height - (self._heading is not None))
         if self._heading is not None and height > 1:
             lines = [self._heading, *lines]
-        if self._picture is None:
-            self._picture = Live(
-                console=self.out,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-                vertical_overflow="crop",
-            )
-            self._picture.start()
-        self._picture.update(Group(*lines), refresh=True)
+        self._region.draw(lines)
 
 
-def picture(story: Story, columns: Sequence[Column], console: Console, width: int, height: int) -> list[Text]:
-    """The columns as they stand, in at most `height` lines: side by side, or in a stack where that is too narrow."""
+def picture(history: RunHistory, columns: Sequence[Column], console: Console, width: int, height: int) -> list[Text]:
+    """The columns in at most `height` lines: side by side, or stacked if that is too narrow."""
     cells = side_by_side(width, len(columns))
     if cells:
-        made = [
-            [column_title(column.title, cells), *_body(_sections(story, column), console, cells, height - 1)]
+        bodies = [
+            [column_title(column.title, cells), *_body(_sections(history, column), console, cells, height - 1)]
             for column in columns
         ]
-        return join_columns(made, cells)[: max(height, 1)]
+        return join_columns(bodies, cells)[: max(height, 1)]
     shown = columns[: max(height // 2, 1)]
     hidden = len(columns) - len(shown)
     if hidden and height > 2:
@@ -144,9 +126,9 @@ def picture(story: Story, columns: Sequence[Column], console: Console, width: in
     lines: list[Text] = []
     for place, column in enumerate(shown):
         share = max(room // (len(shown) - place), 1)
-        sections = _sections(story, column)
+        sections = _sections(history, column)
         state = sections[0][1] if len(sections) == 1 else ""
-        part = [parts.header(width, column.title, state), *_body(sections, console, width, share - 1, stated=True)]
+        part = [widgets.header(width, column.title, state), *_body(sections, console, width, share - 1, stated=True)]
         lines += part[:share]
         room -= min(len(part), share)
     if hidden:
@@ -156,11 +138,11 @@ def picture(story: Story, columns: Sequence[Column], console: Console, width: in
     return lines[: max(height, 1)]
 
 
-def _sections(story: Story, column: Column) -> list[tuple[Section, str]]:
-    """The texts of a column and what is to say of each."""
-    found = []
+def _sections(history: RunHistory, column: Column) -> list[tuple[Section, str]]:
+    """The texts of a column, each with its state."""
+    sections = []
     for name in column.lanes:
-        lane = story.lanes.get(name)
+        lane = history.lanes.get(name)
         if lane is None:
             continue
         several = len(column.lanes) > 1
@@ -168,14 +150,16 @@ def _sections(story: Story, column: Column) -> list[tuple[Section, str]]:
             words = [word for word in section.heading[2:] if word]
             if several and lane.began:
                 words.insert(0, f"seed {lane.began.seed}")
-            found.append((section, " · ".join(words)))
-    return found
+            sections.append((section, " · ".join(words)))
+    return sections
 
 
 def _body(
     sections: Sequence[tuple[Section, str]], console: Console, width: int, height: int, *, stated: bool = False
 ) -> list[Text]:
-    """Texts in at most `height` lines, each with the end that fits. `stated`: the words of a lone one stand above."""
+    """Texts in at most `height` lines, each with the end that fits. `stated`: the state of a single text is in the
+    title.
+    """
     if height < 1:
         return []
     if not sections:
@@ -187,11 +171,11 @@ def _body(
     lines: list[Text] = []
     for place, (section, words) in enumerate(shown):
         share = max(room // (len(shown) - place), 1)
-        note = Text(parts.first_words(words, width), style=theme.DIM, no_wrap=True)
+        note = Text(widgets.first_words(words, width), style=theme.DIM, no_wrap=True)
         headed = several and share > 1 and bool(words)
         ended = _over(section.lane) and not several and not stated and share > 1 and bool(words)
         body = (
-            [Text(parts.first_words(_failed(section.lane), width), style=theme.ERROR)]
+            [Text(widgets.first_words(_failed(section.lane), width), style=theme.ERROR)]
             if section.lane.failed
             else (text_lines(section, _LOOK, console, share - headed - ended, width))
         )
@@ -203,16 +187,16 @@ def _body(
     return lines[:height]
 
 
-def _over(lane: LaneStory) -> bool:
+def _over(lane: LaneHistory) -> bool:
     return lane.finished is not None
 
 
-def _failed(lane: LaneStory) -> str:
+def _failed(lane: LaneHistory) -> str:
     return lane.failed.message if lane.failed else ""
 
 
 class _Texts:
-    """How many texts are done, on a terminal, gone when they all are."""
+    """A bar that counts finished texts."""
 
     def __init__(self, console: Console, total: int, clock: Callable[[], float]) -> None:
         self._console, self._clock = console, clock
@@ -221,20 +205,16 @@ class _Texts:
         self._progress: Progress | None = None
 
     def advance(self) -> None:
-        """One more text is done."""
+        """Count one more text."""
         self._done += 1
         if self._progress is None:
-            self._progress = Progress(
+            self._progress = transient_progress(
+                self._console,
                 TextColumn("comparing", markup=False),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
                 TextColumn("texts"),
                 TimeRemainingColumn(),
-                console=self._console,
-                transient=True,
-                auto_refresh=False,
-                redirect_stdout=False,
-                redirect_stderr=False,
             )
             self._progress.start()
             self._task = self._progress.add_task("", total=self._total)
@@ -244,7 +224,7 @@ class _Texts:
             self._drawn = self._clock()
 
     def hide(self) -> None:
-        """Take the bar away; the next text brings it back."""
+        """Erase the bar; the next text draws it again."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

@@ -1,4 +1,4 @@
-"""Folding events: what a story says is what the events said, whatever came before."""
+"""Folding events: what a history says is what the events said, whatever came before."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from genctl.events import (
     from_json,
     to_json,
 )
-from genctl.render.story import ROOT, LaneStory, Path, Story, fold, touched
+from genctl.render.run_history import ROOT, LaneHistory, Path, RunHistory, fold, touched
 from tests.render.streams import STORY, lane, woven
 
 
-def tell(events: list[Event]) -> Story:
-    story = Story()
+def tell(events: list[Event]) -> RunHistory:
+    history = RunHistory()
     for event in events:
-        story = fold(story, event)
-    return story
+        history = fold(history, event)
+    return history
 
 
 @st.composite
@@ -71,11 +71,11 @@ def test_live_rows_hold_exactly_what_was_written_along_their_path(
     case: tuple[list[Event], dict[str, list[list[int]]]],
 ) -> None:
     events, live = case
-    story = tell(events)
+    history = tell(events)
     for name, rows in live.items():
-        lane_story = story.lanes[name]
-        assert [list(row.path.ids) for row in lane_story.rows] == rows
-        for row in lane_story.rows:
+        lane_history = history.lanes[name]
+        assert [list(row.path.ids) for row in lane_history.rows] == rows
+        for row in lane_history.rows:
             whole = "".join(token.text for token in row.path.tokens())
             assert row.path.text() == whole
             assert row.path.chars == len(whole)
@@ -84,16 +84,16 @@ def test_live_rows_hold_exactly_what_was_written_along_their_path(
                 assert row.path.text(start) == whole[start:]
             for last in range(row.path.length + 2):
                 assert row.path.tokens(last) == row.path.tokens()[max(0, row.path.length - last) :]
-        for leaf in lane_story.ended:
+        for leaf in lane_history.ended:
             assert leaf.path.ids == leaf.hypothesis.tokens
-            assert lane_story.path_of(leaf.hypothesis) is not None
-    assert story.tokens == sum(one.written for one in story.lanes.values())
-    assert story.totals.drafted == sum(one.drafted for one in story.lanes.values())
+            assert lane_history.path_of(leaf.hypothesis) is not None
+    assert history.tokens == sum(one.written for one in history.lanes.values())
+    assert history.totals.drafted == sum(one.drafted for one in history.lanes.values())
     steps = [event for event in events if isinstance(event, Stepped)]
-    assert sum(one.steps for one in story.lanes.values()) == len(steps)
+    assert sum(one.steps for one in history.lanes.values()) == len(steps)
     written = sum(len(row.written) for event in steps for row in event.rows)
     written += sum(len(ended.written) for event in steps for ended in event.ended)
-    assert story.tokens == written
+    assert history.tokens == written
 
 
 @given(searches())
@@ -117,13 +117,13 @@ def test_an_earlier_story_is_not_changed_by_what_follows(
 
 
 def test_a_fork_shares_its_stem() -> None:
-    story = tell(
+    history = tell(
         [
             Stepped("0", 0, (Row("0", 0, (Token(1, -1.0, "a"),), -1.0, -1.0),)),
             Stepped("0", 1, tuple(Row("0", 0, (Token(one, -1.0, "b"),), -2.0, -2.0) for one in (2, 3))),
         ]
     )
-    left, right = story.lanes["0"].rows
+    left, right = history.lanes["0"].rows
     assert left.path != right.path
     assert left.path.parent is right.path.parent
 
@@ -143,10 +143,10 @@ def test_folding_a_late_step_costs_no_more_than_an_early_one() -> None:
     # Counted in values made, not in seconds: a fold that copied the text would allocate with its length.
     import tracemalloc
 
-    def cost(story: Story, step: int) -> int:
+    def cost(history: RunHistory, step: int) -> int:
         event = Stepped("0", step, (Row("0", 0, (Token(step, -1.0, "word "),), -1.0, -1.0),))
         tracemalloc.start()
-        fold(story, event)
+        fold(history, event)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return peak
@@ -160,24 +160,24 @@ def test_folding_a_late_step_costs_no_more_than_an_early_one() -> None:
 
 @pytest.mark.parametrize("parent", [1, -1, 99])
 def test_a_row_that_continues_no_row_is_refused(parent: int) -> None:
-    story = tell([Began("0", "p", "sample")])
+    history = tell([Began("0", "p", "sample")])
     with pytest.raises(InputError, match=f"continues row {parent}, but there are 1 before step 0"):
-        fold(story, Stepped("0", 0, (Row("0", parent, (), 0.0, 0.0),)))
+        fold(history, Stepped("0", 0, (Row("0", parent, (), 0.0, 0.0),)))
     with pytest.raises(InputError, match="lane '0'"):
-        fold(story, Ended("0", parent, (), Hypothesis((), 0.0, 0.0, "eos")))
+        fold(history, Ended("0", parent, (), Hypothesis((), 0.0, 0.0, "eos")))
 
 
 def test_totals_add_up_over_lanes_and_survive_forgetting_them() -> None:
     streams = woven(
         lane("0", [STORY[:4], STORY[:6]], seed=7), lane("1", [STORY[:5]], seed=8), iter([Failed("2", "input", "empty")])
     )
-    story = Story()
+    history = RunHistory()
     for event in streams:
-        story = fold(story, event)
+        history = fold(history, event)
     for name in ("0", "1", "2"):
-        story = story.without(name)
-    assert story.lanes == {}
-    totals = story.totals
+        history = history.without(name)
+    assert history.lanes == {}
+    totals = history.totals
     assert (totals.lanes, totals.finished, totals.failed, totals.sequences) == (3, 2, 1, 3)
     assert (totals.tokens, totals.prompt_tokens, totals.seed) == (15, 10, 7)
     assert totals.stops == {("eos", ""): 2, ("length", ""): 1}
@@ -192,8 +192,8 @@ def test_a_processor_is_tallied_per_token_and_its_time_once_per_step() -> None:
         Row("0", 0, (traced(0.2, 10, True),), -1.0, -1.0, 0),
         Row("0", 0, (traced(0.0, 0, False),), -1.0, -1.0, 1),
     )
-    story = tell([Stepped("0", 0, rows), Stepped("0", 1, (Row("0", 0, (traced(0.1, 5, False),), -1.0, -1.0, 0),))])
-    tally = story.tallies["top_k"]
+    history = tell([Stepped("0", 0, rows), Stepped("0", 1, (Row("0", 0, (traced(0.1, 5, False),), -1.0, -1.0, 0),))])
+    tally = history.tallies["top_k"]
     assert (tally.steps, tally.touched, tally.removed, tally.changed) == (3, 2, 15, 1)
     assert tally.moved == pytest.approx(0.3)
     assert tally.seconds == pytest.approx(0.5)
@@ -209,15 +209,15 @@ def test_loading_is_shown_until_it_is_complete() -> None:
 def test_the_lane_keeps_what_it_was_told() -> None:
     cache = CacheRead("0", 1, ({"layer": 0},))
     finished = Finished("0", (), 3)
-    story = tell([Began("0", "p", "sample"), Prefilled("0", 3), cache, finished])
-    kept = story.lanes["0"]
+    history = tell([Began("0", "p", "sample"), Prefilled("0", 3), cache, finished])
+    kept = history.lanes["0"]
     assert (kept.prompt, kept.cache, kept.finished, kept.over) == ("p", cache, finished, True)
-    assert LaneStory("1").prompt == ""
-    assert not LaneStory("1").over
+    assert LaneHistory("1").prompt == ""
+    assert not LaneHistory("1").over
 
 
 def test_hypotheses_cut_by_an_interruption_are_found_among_the_live_rows() -> None:
-    story = tell([Stepped("0", 0, (Row("0", 0, (Token(5, -1.0, "a"),), -1.0, -1.0),))])
-    found = story.lanes["0"].path_of(Hypothesis((5,), -1.0, -1.0, "interrupted"))
-    assert found is story.lanes["0"].rows[0].path
-    assert story.lanes["0"].path_of(Hypothesis((6,), -1.0, -1.0, "interrupted")) is None
+    history = tell([Stepped("0", 0, (Row("0", 0, (Token(5, -1.0, "a"),), -1.0, -1.0),))])
+    found = history.lanes["0"].path_of(Hypothesis((5,), -1.0, -1.0, "interrupted"))
+    assert found is history.lanes["0"].rows[0].path
+    assert history.lanes["0"].path_of(Hypothesis((6,), -1.0, -1.0, "interrupted")) is None

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from genctl.errors import InputError
 from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
-from genctl.render.tree import SearchTree, Trees
-from genctl.render.tree_text import quoted, tree_dot, tree_json, tree_lines
+from genctl.render.search_tree import SearchTree, SearchTrees
+from genctl.render.tree_formats import quoted, tree_dot, tree_json, tree_lines
 from tests.render.beams import random_searches, search
 from tests.render.streams import check_screen, lane
 
 
 def tree(events: Any) -> SearchTree:
-    trees = Trees()
+    trees = SearchTrees()
     for event in events:
         trees.feed(event)
     (found,) = trees.take_all()
@@ -138,7 +138,7 @@ def test_independent_rows_make_a_tree_as_well() -> None:
 
 
 def test_a_lane_that_failed_has_no_tree() -> None:
-    trees = Trees()
+    trees = SearchTrees()
     for event in (Began("0", "p", "beam"), Failed("0", "input", "no")):
         trees.feed(event)
     assert list(trees.take_all()) == []

@@ -1,4 +1,4 @@
-"""The cache while it fills: a line and a bar for each layer, redrawn as passes are told of."""
+"""The live view of a cache: a line and a bar for each layer."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.text import Text
 
 from genctl.events import CacheRead, Ended, Event, Loading, Prefilled, Row, RowStates, Stepped
-from genctl.render import cache as tables
-from genctl.render import parts, theme
-from genctl.render.cache import Layer, fitted, grouped, share, size
-from genctl.render.lines import last_cells
-from genctl.render.loading_bar import FRAME_S, LoadingBar
+from genctl.render import cache_report as tables
+from genctl.render import theme, widgets
+from genctl.render.cache_report import Layer, grouped, share, size
+from genctl.render.live_region import LiveRegion
+from genctl.render.loading_bar import LoadingBar
+from genctl.render.text_width import last_cells
 
 FEW = 4  # lines that are no layers: heading, heads of columns, sums, text
 
 
 class CacheView:
-    """Draws what the cache holds on `out` while a run goes on, if `live`; loading is told of on `err`.
+    """Draws the cache on `out` during a run, if `live`; loading is shown on `err`.
 
-    Redrawn when an event comes and 50 ms have passed; `hide` takes the picture away. `quiet`: no loading bar. `weights`
-    in bytes. `clock` gives seconds.
+    Redrawn at most every 50 ms; `hide` erases it. `quiet`: no loading bar. `weights` in bytes. `clock` gives seconds.
     """
 
     def __init__(
@@ -51,8 +50,7 @@ class CacheView:
         self._quiet = quiet
         self._clock = clock
         self._bar = LoadingBar(err, clock)
-        self._picture: Live | None = None
-        self._drawn = float("-inf")
+        self._region = LiveRegion(out, clock)
 
     def feed(self, event: Event) -> None:
         """Take in one event and show what it changes."""
@@ -73,27 +71,19 @@ class CacheView:
             for lane in set(event.lanes or (event.lane,)) & self._passes.keys():
                 self._passes[lane] += 1
                 self.step = min(max(self.step, self._passes[lane]), self.steps)
-            now = self._clock()
-            if now - self._drawn >= FRAME_S:
+            if self._region.is_due(self._clock()):
                 self._draw()
-                self._drawn = (
-                    self._clock()
-                )  # after the drawing, so that a slow terminal never takes more than its share
 
     def _write(self, event: Stepped) -> None:
-        """Follow the text of the best row."""
+        """Keep the text of the best row."""
         rows, _ = self._texts.step(event)
         if rows:
             self.text = rows[0]
 
     def hide(self) -> None:
-        """Take away the picture and every bar."""
+        """Erase the live region and every bar."""
         self._bar.close()
-        if self._picture is not None:
-            picture, self._picture = self._picture, None
-            picture.update(Text(""))
-            picture.stop()
-            self._drawn = float("-inf")
+        self._region.hide()
 
     def __enter__(self) -> CacheView:
         return self
@@ -109,17 +99,7 @@ class CacheView:
         lines = picture(
             self.read, self.step, self.steps, self.weights, self.text, self.out.width, max(self.out.height - 1, 1)
         )
-        if self._picture is None:
-            self._picture = Live(
-                console=self.out,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-                vertical_overflow="crop",
-            )
-            self._picture.start()
-        self._picture.update(Group(*lines), refresh=True)
+        self._region.draw(lines)
 
 
 def _longer(text: str, row: Row | Ended) -> str:
@@ -129,19 +109,19 @@ def _longer(text: str, row: Row | Ended) -> str:
 def picture(read: CacheRead, step: int, steps: int, weights: int, text: str, width: int, height: int) -> list[Text]:
     """The cache after a pass in at most `height` lines of at most `width` cells."""
     total = sum(layer["bytes"] for layer in read.layers)
-    lines = [parts.header(width, f"step {step} of {steps}", "prefill" if step == 0 else "")]
+    lines = [widgets.header(width, f"step {step} of {steps}", "prefill" if step == 0 else "")]
     groups = grouped(read.layers, max(height - FEW, 1))
     hidden = max(len(groups) - max(height - FEW, 1), 0)
     shown = groups[: len(groups) - hidden - (hidden > 0)] if hidden else groups
     reach = 0 if read.given is None else read.given.past_length + len(read.given.input_ids[0])
     rows = [_cells(group.layer, group.label, group.bytes, reach, max(steps - step, 0)) for group in shown]
-    made = tables.table(["layer", "kind", "shape", "bytes", "held"], [cells for cells, _ in rows], right={3, 4})
-    used = max(line.cell_len for line in made)
+    table = tables.table(["layer", "kind", "shape", "bytes", "held"], [cells for cells, _ in rows], right={3, 4})
+    used = max(line.cell_len for line in table)
     room = min(width - used - 2, 40)
-    for line, (_, filled) in zip(made[1:], rows, strict=True):
+    for line, (_, filled) in zip(table[1:], rows, strict=True):
         if room >= 4:
-            line.append(" " * (used - line.cell_len + 2)).append_text(parts.bar(filled, room))
-    lines += made
+            line.append(" " * (used - line.cell_len + 2)).append_text(widgets.bar(filled, room))
+    lines += table
     if hidden:
         lines.append(Text(f"… and {len(groups) - len(shown)} more lines", style=theme.DIM))
     words = f"total {total:,} bytes ({size(total)})"
@@ -151,11 +131,11 @@ def picture(read: CacheRead, step: int, steps: int, weights: int, text: str, wid
     if count > 1:
         words += f" · {count} rows"
     lines += [Text(words), Text(last_cells(text, width), style=theme.DIM)]
-    return [fitted(line, width) for line in lines][:height]
+    return [widgets.fit(line, width) for line in lines][:height]
 
 
 def _cells(layer: Layer, label: str, bytes_: int, reach: int, left: int) -> tuple[list[str], float]:
-    """A layer's cells, and how full it is: of what it can hold, or of what it will."""
+    """A layer's cells, and how full it is, as a share of what it can hold."""
     shape: Sequence[Any] = layer["shape"]
     held, most = 1, 1
     words = "all"

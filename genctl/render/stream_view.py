@@ -1,4 +1,4 @@
-"""Text that is written as soon as it is certain and never taken back, for a pipe or anything else that cannot move."""
+"""Write text as soon as it is certain, for pipes and other outputs that cannot be redrawn."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ from collections.abc import Callable
 from types import TracebackType
 
 from genctl.events import Event
-from genctl.render.stems import certain
-from genctl.render.story import LaneStory, Story, fold
+from genctl.render.common_prefix import certain
+from genctl.render.run_history import LaneHistory, RunHistory, fold
 
 
 class StreamView:
-    """Writes what is certain of each lane's first sequence; the lanes come one after another, in the order they began.
+    """Writes the certain part of each lane's first sequence; the lanes follow one another in the order they began.
 
-    What is written of a search is the part on which all live rows agree, and every finished sequence that could still
-    be returned first. Further sequences follow when their lane is done, each on a line of its own. Lanes that failed
-    are passed over.
+    The certain part of a search is common to all live rows and to every finished sequence that could still be returned
+    first. Further sequences follow when their lane is done, each on its own line. Failed lanes are skipped.
 
-    `write` is given pieces of text, line ends included. `echo` puts the prompt first, and `between` after it.
-    `feed` raises InputError for an event that cannot follow the ones before it, and whatever `write` raises.
+    `write` receives pieces of text, line ends included. `echo` writes the prompt first, followed by `between`. `feed`
+    raises InputError for an event that cannot follow the ones before it, and whatever `write` raises.
     """
 
     def __init__(self, write: Callable[[str], None], *, echo: bool = False, between: str = "") -> None:
         self._out = write
         self.echo = echo
         self.between = between
-        self._story = Story()
+        self._story = RunHistory()
         self._lane: str | None = None  # whose text has begun
         self._shown: list[str] = []  # its pieces, without the prompt
         self._chars = 0  # their characters
@@ -33,7 +32,7 @@ class StreamView:
 
     @property
     def unfinished(self) -> int:
-        """Lanes that began and of which no end is known yet."""
+        """Lanes that began and did not end yet."""
         return len(self._story.lanes)
 
     def feed(self, event: Event) -> None:
@@ -61,7 +60,7 @@ class StreamView:
         if not isinstance(error, OSError):  # else the stream is gone
             self.close()
 
-    def _grow(self, lane: LaneStory) -> None:
+    def _grow(self, lane: LaneHistory) -> None:
         path = certain(lane)
         if path.chars > self._chars:
             piece = path.text(self._chars)
@@ -70,15 +69,15 @@ class StreamView:
             self._chars = path.chars
             self._write(piece)
 
-    def _open(self, lane: LaneStory) -> None:
+    def _open(self, lane: LaneHistory) -> None:
         if self._lane != lane.lane:
             self._lane = lane.lane
             self._write(self._prompt(lane))
 
-    def _prompt(self, lane: LaneStory) -> str:
+    def _prompt(self, lane: LaneHistory) -> str:
         return f"{lane.prompt}{self.between}" if self.echo else ""
 
-    def _finish(self, lane: LaneStory) -> None:
+    def _finish(self, lane: LaneHistory) -> None:
         texts = []
         for hypothesis in lane.finished.hypotheses if lane.finished else ():
             path = None if hypothesis.text else lane.path_of(hypothesis)
@@ -88,7 +87,7 @@ class StreamView:
             shown = "".join(self._shown)
             if texts[0].startswith(shown):
                 self._write(f"{texts[0][len(shown) :]}\n")
-            else:  # the events contradict themselves: what is out stays, and the result is there in full
+            else:  # inconsistent events: the result follows in full
                 self._write(f"\n{self._prompt(lane)}{texts[0]}\n")
         elif self._lane == lane.lane:
             self.close()  # it failed on the way

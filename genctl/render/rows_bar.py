@@ -1,4 +1,4 @@
-"""The line that says how far a batch has come: rows, tokens per second, time left. Only on a terminal."""
+"""The progress bar of a batch: rows, tokens per second, time left. Only on a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from rich.text import Text
 
 from genctl.events import Event, Stepped
 from genctl.render import theme
-from genctl.render.reflow import Drawn
+from genctl.render.live_region import transient_progress
+from genctl.render.reflow import DrawnLines
 
 FRAME_S = 0.1
 BAR = 20  # columns
@@ -19,10 +20,10 @@ SPEED_S = 20.0  # the speed shown is that of the last so many seconds
 
 
 class RowsBar:
-    """Draws how many of `total` rows are done (None: nobody knows how many there are).
+    """Draws how many of `total` rows are done (None: unknown).
 
-    `done` rows were there before this run. Nothing at all is drawn where the console may not be animated. There is no
-    thread: it is drawn when something happens, at most ten times a second.
+    `done` rows were finished before this run. Nothing is drawn if the console is not interactive. Redrawn on events, at
+    most ten times a second; there is no thread.
     """
 
     def __init__(
@@ -38,11 +39,11 @@ class RowsBar:
         self._window: list[tuple[float, int]] = [(self._began, 0)]  # when so many tokens were written
         self._drawn = float("-inf")
         self._progress: Progress | None = None
-        self._row = Drawn(console)
+        self._row = DrawnLines(console)
         self._closed = False
 
     def feed(self, event: Event) -> None:
-        """Count what a step has written."""
+        """Count the tokens of a step."""
         if isinstance(event, Stepped):
             written = [row.written for row in event.rows] + [row.written for row in event.ended]
             competing = bool(event.rows) and event.rows[0].slot is None
@@ -50,13 +51,13 @@ class RowsBar:
             self._draw()
 
     def row(self, *, failed: bool = False) -> None:
-        """A row more is done."""
+        """Count one more row."""
         self._done += 1
         self._failed += int(failed)
         self._draw()
 
     def hide(self) -> None:
-        """Take the line away; it comes back with the next event."""
+        """Erase the bar; the next event draws it again."""
         if self._progress is not None:
             progress, self._progress = self._progress, None
             self._row.clear()
@@ -64,12 +65,12 @@ class RowsBar:
             self._drawn = float("-inf")
 
     def close(self) -> None:
-        """Take the line away for good."""
+        """Erase the bar for good."""
         self.hide()
         self._closed = True
 
     def line(self) -> str:
-        """What is said beside the bar."""
+        """The words beside the bar."""
         total = f"/{self._total:,}" if self._total is not None else ""
         words = [f"{self._done:,}{total} rows"]
         if self._failed:
@@ -79,9 +80,9 @@ class RowsBar:
         if now > since and self._tokens > tokens:
             rate = (self._tokens - tokens) / (now - since)
             words.append(f"{rate:,.0f} tok/s" if rate >= 10 else f"{rate:.1f} tok/s")
-        made = self._done - self._before
-        if self._total is not None and made:
-            left = max(self._total - self._done, 0) * (now - self._began) / made
+        done = self._done - self._before
+        if self._total is not None and done:
+            left = max(self._total - self._done, 0) * (now - self._began) / done
             words.append(f"{_duration(left)} left")
         return " · ".join(words)
 
@@ -95,15 +96,7 @@ class RowsBar:
         if self._row.outdated:
             self.hide()
         if self._progress is None:
-            self._progress = Progress(
-                BarColumn(bar_width=BAR),
-                _Line(self.line),
-                console=self._console,
-                transient=True,
-                auto_refresh=False,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
+            self._progress = transient_progress(self._console, BarColumn(bar_width=BAR), _Line(self.line))
             self._progress.add_task("", total=self._total)
             self._progress.start()
         self._progress.update(self._progress.task_ids[0], completed=self._done)

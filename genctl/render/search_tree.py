@@ -1,4 +1,4 @@
-"""The search tree: every row that ever lived, stems shared, with where branches died and which ones won."""
+"""The search tree: every row that was ever live, with common prefixes shared, and how each branch ended."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Loading, Row, Stepped, Token, advance
 
-# inner: something continues it · returned, finished: a sequence ends here · died: nothing continues it ·
-# left: it lived when the search ended · live: it still does
+# inner: has children · returned, finished: a sequence ends here · died: no row continued it ·
+# left: live when the search ended · live: still live
 State: TypeAlias = Literal["inner", "returned", "finished", "died", "left", "live"]
 
 
@@ -54,7 +54,7 @@ class SearchTree:
         return self.began.prompt if self.began else ""
 
     def step(self, event: Stepped) -> None:
-        """Grow by one step. Raises InputError if a row continues one that there is not."""
+        """Add one step. Raises InputError if a row continues one that does not exist."""
         rows, _ = advance(self.rows, event, lambda node, row: self._grow(node, row, event.step))
         continued = {row.parent for row in event.children}
         for place, node in enumerate(self.rows):
@@ -63,7 +63,7 @@ class SearchTree:
         self.rows = rows
 
     def finish(self, event: Finished) -> None:
-        """Mark what is returned and what was left when the search ended."""
+        """Mark the returned sequences and the rows that were live when the search ended."""
         for node in self.rows:
             if not node.children and node.hypothesis is None:
                 node.state = "left"
@@ -71,8 +71,8 @@ class SearchTree:
         waiting = [node for node in self.nodes if node.hypothesis is not None]
         for place, hypothesis in enumerate(event.hypotheses, start=1):
             for node in waiting:
-                told = node.hypothesis
-                if told is not None and (told.tokens, told.slot) == (hypothesis.tokens, hypothesis.slot):
+                ended = node.hypothesis
+                if ended is not None and (ended.tokens, ended.slot) == (hypothesis.tokens, hypothesis.slot):
                     node.state, node.place, node.hypothesis = "returned", place, hypothesis
                     waiting.remove(node)
                     break
@@ -106,8 +106,8 @@ class SearchTree:
         return sizes, places
 
 
-class Trees:
-    """Feed it events; it keeps the tree of every lane until it is taken."""
+class SearchTrees:
+    """Builds the tree of every lane from its events, until it is taken."""
 
     def __init__(self) -> None:
         self._trees: dict[str, SearchTree] = {}
@@ -128,16 +128,16 @@ class Trees:
             tree.finish(event)
 
     def take(self, lane: str) -> SearchTree | None:
-        """The tree of a lane, forgotten from here on; None if the lane is unknown or failed."""
+        """Remove and return the tree of a lane; None if the lane is unknown or failed."""
         return self._trees.pop(lane, None)
 
     def take_all(self) -> Iterator[SearchTree]:
-        """What is left, in the order in which the lanes began."""
+        """Remove and yield all trees in the order in which the lanes began."""
         for lane in list(self._trees):
             yield self._trees.pop(lane)
 
 
 def plain(value: Any) -> Any:
-    """A number as JSON can hold it: null where it is not finite."""
+    """A number for JSON: null if it is not finite."""
     finite = not isinstance(value, float) or value - value == 0
     return value if finite else None

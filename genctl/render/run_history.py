@@ -1,7 +1,7 @@
-"""What has happened so far: one pure function folds each event into a `Story`, and whoever draws reads only that.
+"""What the views draw: the pure function `fold` adds one event to a `RunHistory`.
 
-Everything is a value. A row's text is a path of linked tokens, so rows that fork from one another share their stem, and
-folding a step costs what the step holds, never what came before it.
+Everything is immutable. A row's text is a path of linked tokens: rows that fork share their prefix, and the cost of
+folding a step depends on that step alone.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from genctl.events import (
     advance,
 )
 
-MOVED_AT_LEAST = 1e-9  # total variation below this is rounding, not a processor's doing
+MOVED_AT_LEAST = 1e-9  # a smaller total variation is rounding
 
 
 class Path:
-    """The newest token of a row and the path that it continues. Rows that share a beginning share its nodes."""
+    """The newest token of a row and the path before it. Rows with a common prefix share its nodes."""
 
     __slots__ = ("chars", "length", "parent", "token")
 
@@ -61,10 +61,9 @@ class Path:
 
     def tokens(self, last: int | None = None) -> list[Token]:
         """The tokens in reading order, or only the `last` of them. Costs what it returns."""
-        wanted = self.length if last is None else min(last, self.length)
-        # the shorter of the two ends it
-        found = [node.token for node, _ in zip(self.back(), range(wanted)) if node.token]  # noqa: B905 (see above)
-        return found[::-1]
+        count = self.length if last is None else min(last, self.length)
+        tokens = [node.token for node, _ in zip(self.back(), range(count), strict=False) if node.token]
+        return tokens[::-1]
 
     def text(self, start: int = 0) -> str:
         """The characters from `start` on. Costs what it returns, plus one token."""
@@ -83,16 +82,16 @@ class Path:
         return tuple(token.id for token in self.tokens())
 
     def __eq__(self, other: object) -> bool:
-        # Written as a loop: a path is thousands of nodes deep and a generated comparison would recurse.
+        # A loop, because a generated comparison would recurse through thousands of nodes.
         if not isinstance(other, Path):
             return NotImplemented
-        one, two = self, other
-        while one is not two:
-            if one.length != two.length or one.token != two.token:
+        a, b = self, other
+        while a is not b:
+            if a.length != b.length or a.token != b.token:
                 return False
-            if one.parent is None or two.parent is None:
+            if a.parent is None or b.parent is None:
                 return True
-            one, two = one.parent, two.parent
+            a, b = a.parent, b.parent
         return True
 
     def __hash__(self) -> int:
@@ -106,8 +105,8 @@ ROOT = Path()
 
 
 @dataclass(frozen=True, slots=True)
-class StoryRow:
-    """A live row: where it has come to and what it is worth."""
+class LiveRow:
+    """A live row: its path and its sums."""
 
     path: Path = ROOT
     logprob: float = 0.0
@@ -118,7 +117,7 @@ class StoryRow:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A row that ended, and where its path ends."""
+    """A row that ended, and its path."""
 
     hypothesis: Hypothesis
     path: Path
@@ -133,28 +132,28 @@ class Endings:
     before: Endings | None = field(default=None, repr=False)
 
     def __iter__(self) -> Iterator[Leaf]:
-        found: Endings | None = self
-        while found is not None:
-            yield found.leaf
-            found = found.before
+        node: Endings | None = self
+        while node is not None:
+            yield node.leaf
+            node = node.before
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Endings):
             return NotImplemented
-        return self.count == other.count and all(one == two for one, two in zip(self, other, strict=True))
+        return self.count == other.count and all(a == b for a, b in zip(self, other, strict=True))
 
     def __hash__(self) -> int:
         return hash((self.count, self.leaf))
 
 
 @dataclass(frozen=True, slots=True)
-class LaneStory:
+class LaneHistory:
     """One prompt with one strategy, so far."""
 
     lane: str
     began: Began | None = None
     prefilled: Prefilled | None = None
-    rows: tuple[StoryRow, ...] = (StoryRow(),)
+    rows: tuple[LiveRow, ...] = (LiveRow(),)
     endings: Endings | None = None
     finished: Finished | None = None
     failed: Failed | None = None
@@ -171,48 +170,48 @@ class LaneStory:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the lane finished or failed."""
         return self.finished is not None or self.failed is not None
 
     @property
     def ended(self) -> tuple[Leaf, ...]:
-        """The rows that ended, in the order in which they did."""
+        """The rows that ended, in that order."""
         return tuple(self.endings or ())[::-1]
 
     def path_of(self, hypothesis: Hypothesis) -> Path | None:
-        """The path of a finished hypothesis, or None if the events never told it."""
-        found = self._path_among_endings(hypothesis)
-        if found is not None:
-            return found
-        for row in self.rows:  # rows that were cut short by an interruption never ended
+        """The path of a finished hypothesis, or None if no event contained it."""
+        path = self._path_among_endings(hypothesis)
+        if path is not None:
+            return path
+        for row in self.rows:  # an interrupted row has no `Ended` event
             if row.path.length == len(hypothesis.tokens) and row.path.ids == hypothesis.tokens:
                 return row.path
         return None
 
     def _path_among_endings(self, hypothesis: Hypothesis) -> Path | None:
-        found = None
+        path = None
         for leaf in self.endings or ():
             if leaf.hypothesis.tokens == hypothesis.tokens:
                 if leaf.hypothesis.slot == hypothesis.slot:
                     return leaf.path
-                found = leaf.path
-        return found
+                path = leaf.path
+        return path
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorTally:
-    """What one processor did over a run."""
+    """The effect of one processor over a run."""
 
     processor: str
-    steps: int = 0  # tokens at which it was looked at
-    touched: int = 0  # those at which it removed or moved anything
+    steps: int = 0  # tokens
+    touched: int = 0  # tokens whose scores it changed
     removed: int = 0
     moved: float = 0.0  # sum of the total variations
     changed: int = 0
     seconds: float = 0.0
 
     def add(self, trace: Trace) -> ProcessorTally:
-        """The tally with one more trace, its time left out: that is shared by all rows of a call."""
+        """The tally with one more trace. Its time is not added: all rows of a call share it."""
         return ProcessorTally(
             self.processor,
             self.steps + 1,
@@ -226,7 +225,7 @@ class ProcessorTally:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """A run in numbers, over all lanes that are over."""
+    """Sums over all lanes that finished or failed."""
 
     lanes: int = 0  # lanes that began, or failed before they could
     finished: int = 0
@@ -244,37 +243,37 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """A run so far. `lanes` is in the order in which they were first heard of."""
+class RunHistory:
+    """A run so far. `lanes` are in the order of their first events."""
 
-    lanes: Mapping[str, LaneStory] = field(default_factory=dict)
+    lanes: Mapping[str, LaneHistory] = field(default_factory=dict)
     totals: Totals = Totals()
     tallies: Mapping[str, ProcessorTally] = field(default_factory=dict)
     tokens: int = 0  # tokens written so far in all rows of all lanes
     loading: Loading | None = None
 
-    def without(self, lane: str) -> Story:
-        """The story with this lane's details forgotten; its share of the totals stays."""
-        return replace(self, lanes={name: story for name, story in self.lanes.items() if name != lane})
+    def without(self, lane: str) -> RunHistory:
+        """The history without this lane's details; the totals still count it."""
+        return replace(self, lanes={name: history for name, history in self.lanes.items() if name != lane})
 
 
 def touched(trace: Trace) -> bool:
-    """Whether a processor did anything to a row's scores."""
+    """Whether a processor changed a row's scores."""
     return trace.removed > 0 or trace.moved > MOVED_AT_LEAST
 
 
-def fold(story: Story, event: Event) -> Story:
-    """The story after one more event. Raises InputError if the event cannot follow (a damaged recording)."""
+def fold(history: RunHistory, event: Event) -> RunHistory:
+    """The history after one more event. Raises InputError if the event cannot follow (a damaged recording)."""
     if isinstance(event, Stepped):
-        return _step(story, event)
+        return _step(history, event)
     if isinstance(event, Loading):
-        return replace(story, loading=None if event.done >= event.total > 0 else event)
-    totals = story.totals
-    lane = story.lanes.get(event.lane)
+        return replace(history, loading=None if event.done >= event.total > 0 else event)
+    totals = history.totals
+    lane = history.lanes.get(event.lane)
     if isinstance(event, Began) or lane is None:
         totals = replace(totals, lanes=totals.lanes + 1)
-        lane = LaneStory(event.lane)
-    tallies, written = story.tallies, 0
+        lane = LaneHistory(event.lane)
+    tallies, written = history.tallies, 0
     if isinstance(event, Began):
         lane = replace(lane, began=event)
         totals = replace(totals, seed=event.seed if totals.seed is None else totals.seed)
@@ -293,21 +292,21 @@ def fold(story: Story, event: Event) -> Story:
         lane = replace(lane, failed=event)
     else:
         lane = replace(lane, cache=event)
-    return Story({**story.lanes, event.lane: lane}, totals, tallies, story.tokens + written, story.loading)
+    return RunHistory({**history.lanes, event.lane: lane}, totals, tallies, history.tokens + written, history.loading)
 
 
-def _step(story: Story, event: Stepped) -> Story:
-    totals = story.totals
-    lane = story.lanes.get(event.lane)
+def _step(history: RunHistory, event: Stepped) -> RunHistory:
+    totals = history.totals
+    lane = history.lanes.get(event.lane)
     if lane is None:
         totals = replace(totals, lanes=totals.lanes + 1)
-        lane = LaneStory(event.lane)
+        lane = LaneHistory(event.lane)
     rows, endings = _grown(lane, event)
     pieces = [row.written for row in event.children]
     written = sum(map(len, pieces))
     if event.drafted or event.accepted:
         totals = replace(totals, drafted=totals.drafted + event.drafted, accepted=totals.accepted + event.accepted)
-    grown = LaneStory(
+    grown = LaneHistory(
         lane.lane,
         lane.began,
         lane.prefilled,
@@ -321,11 +320,11 @@ def _step(story: Story, event: Stepped) -> Story:
         lane.drafted + event.drafted,
         lane.accepted + event.accepted,
     )
-    tallies = _tally(story.tallies, pieces)
-    return Story({**story.lanes, event.lane: grown}, totals, tallies, story.tokens + written, story.loading)
+    tallies = _tally(history.tallies, pieces)
+    return RunHistory({**history.lanes, event.lane: grown}, totals, tallies, history.tokens + written, history.loading)
 
 
-def _grown(lane: LaneStory, event: Stepped) -> tuple[tuple[StoryRow, ...], Endings | None]:
+def _grown(lane: LaneHistory, event: Stepped) -> tuple[tuple[LiveRow, ...], Endings | None]:
     live, ended = advance(lane.rows, event, _row)
     endings = lane.endings
     for place, row in enumerate(ended):
@@ -333,14 +332,14 @@ def _grown(lane: LaneStory, event: Stepped) -> tuple[tuple[StoryRow, ...], Endin
     return tuple(live), endings
 
 
-def _row(parent: StoryRow, row: Row | Ended) -> StoryRow:
+def _row(parent: LiveRow, row: Row | Ended) -> LiveRow:
     path = parent.path.grow(row.written)
     if isinstance(row, Ended):
-        return StoryRow(path, row.hypothesis.logprob, row.hypothesis.total, row.hypothesis.slot)
-    return StoryRow(path, row.logprob, row.total, row.slot, row.note)
+        return LiveRow(path, row.hypothesis.logprob, row.hypothesis.total, row.hypothesis.slot)
+    return LiveRow(path, row.logprob, row.total, row.slot, row.note)
 
 
-def _finish(totals: Totals, lane: LaneStory, event: Finished) -> Totals:
+def _finish(totals: Totals, lane: LaneHistory, event: Finished) -> Totals:
     stops = dict(totals.stops)
     for hypothesis in event.hypotheses:
         stop = (hypothesis.reason, hypothesis.cause)

@@ -1,7 +1,7 @@
-"""Small things that can be drawn. Each is a function of values that returns something Rich can render.
+"""Small pure functions that return text for Rich: bars, headers, score lines.
 
-Model output is data: `visible` shows control characters instead of letting the terminal obey them, and text is always
-put into `rich.text.Text`, so that nothing in it is taken for markup.
+Model output is untrusted: `visible` replaces control characters by signs, and text is always a `rich.text.Text`, so
+that nothing in it is parsed as markup.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEADINGS = f"{'step':>5}  {'token':<{TOKEN}}  {'probability':<{BAR + 7}}  {'log
 
 
 def visible(text: str) -> str:
-    """The text with every character that a terminal would obey shown as a sign; newlines and tabs stay."""
+    """The text with every control character replaced by a sign; newlines and tabs stay."""
     return _HOSTILE.sub(_sign, text)
 
 
@@ -39,7 +39,7 @@ def _sign(match: re.Match[str]) -> str:
 
 
 def token_text(token_id: int, text: str) -> str:
-    """A token on one line: spaces as ·, other white space escaped, and its id where it has no characters of its own."""
+    """A token on one line: spaces as ·, other white space escaped; its id if it has no text."""
     if not text:
         return f"‹id {token_id}›"
     shown = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
@@ -47,7 +47,7 @@ def token_text(token_id: int, text: str) -> str:
 
 
 def first_words(text: str, width: int) -> str:
-    """The beginning of a text on one line, at most `width` cells, with … where it goes on."""
+    """The beginning of a text on one line of at most `width` cells, with … if it is cut."""
     flat = visible(" ".join(text[: 4 * width].split()))
     if cell_len(flat) <= width:
         return flat
@@ -55,7 +55,7 @@ def first_words(text: str, width: int) -> str:
 
 
 def bar(probability: float, width: int = BAR) -> Text:
-    """A bar of `width` cells, filled to the eighth of a cell. Anything above zero shows at least the thinnest mark."""
+    """A bar of `width` cells with a resolution of 1/8 cell. Anything above zero shows at least the thinnest mark."""
     share = min(max(probability, 0.0), 1.0) if not math.isnan(probability) else 0.0
     eighths = max(round(share * width * 8), 1 if share > 0 else 0)
     full, part = divmod(eighths, 8)
@@ -71,7 +71,7 @@ def percent(probability: float) -> str:
 
 
 def header(width: int, *words: str) -> Text:
-    """A rule across the page that says what follows. Where that is too much, the longest of the words are cut."""
+    """A rule with a title. If the words are too long, the longest ones are cut."""
     room = max(width - 6, 8)
     shown = [first_words(word, room) for word in words if word]
     while shown and cell_len(" · ".join(shown)) > room:
@@ -92,9 +92,9 @@ def score_heading() -> Text:
 
 
 def score_line(step: int, token: Token) -> Text:
-    """One written token: its text, its probability (bar and number), log-probability in nats, rank and entropy in nats.
+    """One token: text, probability (bar and number), log-probability in nats, rank, entropy in nats.
 
-    74 cells wide. What was not recorded shows as –.
+    74 cells wide; – for what was not recorded.
     """
     probability = math.exp(min(token.logprob, 0.0))
     style = theme.colour(probability)
@@ -109,13 +109,13 @@ def score_line(step: int, token: Token) -> Text:
 
 
 def _own_name(token: Token) -> str:
-    """What the alternatives call a token that wrote no text, such as EOS; nothing for half a character."""
+    """The name of a token without text, such as EOS, from its alternatives; "" for half a character."""
     text = next((text for token_id, text, _ in token.top if token_id == token.id), "")
     return "" if "\ufffd" in text else text
 
 
 def alternative_lines(token: Token, width: int, top: int) -> list[Text]:
-    """What else the model thought of, best first, `▸` before the one that was written; entries stay whole."""
+    """The most probable tokens, best first, `▸` before the chosen one; no entry is broken across lines."""
     indent = 7
     lines: list[Text] = []
     for place, (token_id, text, logprob) in enumerate(token.top[:top], start=1):
@@ -139,3 +139,11 @@ def cells(text: str, width: int) -> str:
     if cell_len(text) > width:
         return set_cell_size(text, width - 1) + "…"
     return set_cell_size(text, width)
+
+
+def fit(line: Text, width: int | None) -> Text:
+    """The line itself, cut with … at `width` cells; None leaves it whole."""
+    line.no_wrap = True
+    if width is not None:
+        line.truncate(width, overflow="ellipsis")
+    return line

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from genctl.events import Began, CacheRead, Ended, Event, Failed, Finished, Loading, Prefilled, Row, Stepped, Token
-from genctl.render.live import RunView
+from genctl.render.run_view import RunView
 from tests.render.streams import STORY, Clock, Terminal, check_screen, console, hypothesis, lane, token, woven, written
 
 HEADING = "── "

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on, and what stays on the screen after it."""
+"""The view of a run on a terminal: text while it is generated, and the final output."""
 
 from __future__ import annotations
 
@@ -8,31 +8,28 @@ from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Loading, Prefilled, Stepped, Token
-from genctl.render import parts, theme
+from genctl.render import theme, widgets
 from genctl.render.explain import explain_summary
+from genctl.render.live_layout import Look, names, place_words, sections_of, step_lines, tail
+from genctl.render.live_region import LiveRegion
 from genctl.render.loading_bar import LoadingBar
-from genctl.render.reflow import Drawn
-from genctl.render.story import LaneStory, Path, Story, fold
+from genctl.render.run_history import LaneHistory, Path, RunHistory, fold
 from genctl.render.summary import failure, lane_summary, put, stop_words, summary
-from genctl.render.tail import Look, names, place_words, sections_of, step_lines, tail
-
-FRAME_S = 0.05
 
 
 class RunView:
     """Draws a run from its events: results on `out`, everything else on `err`.
 
-    A lone text streams as it comes. Where several are written at once, finished ones settle above in input order and
-    only a tail below them repaints, at most every 50 ms; where `out` may not be animated, the first unfinished one
-    streams and the others follow when it is their turn. After `close` everything stands in full, in input order.
+    A single text is streamed. With several, finished texts are printed in input order and only the live region below
+    them is redrawn, at most every 50 ms; if `out` is not interactive, the first unfinished text is streamed and the
+    others follow in turn. After `close` everything is printed in full, in input order.
 
     `live`: show text before it is finished. `echo`: the prompt before its continuation. `scores`, `explain`: lines for
     each token under the text, with `top` alternatives. `labels`: a heading above each text. `quiet`: no progress bar
-    and no summary; failures are always told. `clock` gives seconds.
+    and no summary; failures are always shown. `clock` gives seconds.
 
     `feed` raises InputError for an event that cannot follow the ones before it, and whatever writing to the streams
     raises.
@@ -55,19 +52,17 @@ class RunView:
     ) -> None:
         self.out = out
         self.err = err
-        self.story = Story()
+        self.history = RunHistory()
         self.look = Look(echo=echo, scores=scores, explain=explain, top=top, labels=labels)
         self._live = live
         self._quiet = quiet
         self._verbose = verbose
         self._clock = clock
         self._bar = LoadingBar(err, clock)
-        self._picture: Live | None = None  # the tail that repaints
-        self._lines = Drawn(out)  # its lines
-        self._drawn = float("-inf")
-        self._streaming: str | None = None  # the lane whose text is being written as it comes
+        self._region = LiveRegion(out, clock)
+        self._streaming: str | None = None  # the lane whose text is streamed
         self._shown: list[str] = []  # its pieces
-        self._forked = False  # it turned out to be several rows; the rest waits until one has won
+        self._forked = False  # the streamed lane has several rows now; the rest follows when it finishes
         self._line_open = False
         self._blocks = 0
         self._closed = False
@@ -82,15 +77,15 @@ class RunView:
             self._last = now = self._clock()
             self._first = now if self._first is None else self._first
             self._started = now if self._started is None else self._started
-            self.story = fold(self.story, event)
+            self.history = fold(self.history, event)
             if event.lane == self._streaming:
                 self._stream(event)
             elif self._streaming is None and self._live:
                 self._show(now)
             return
-        self.story = fold(self.story, event)
+        self.history = fold(self.history, event)
         if isinstance(event, Loading):
-            if not (self._quiet or self._line_open or self._picture):
+            if not (self._quiet or self._line_open or self._region.visible):
                 self._bar.show(event)
             return
         self._bar.close()
@@ -103,28 +98,28 @@ class RunView:
             self._settle()
 
     def pause(self) -> None:
-        """Take away what moves, cursor and all as they were; the next event brings it back."""
+        """Erase the live region and the bar; the next event draws them again."""
         self._bar.close()
-        self._hide()
+        self._region.hide()
 
     def close(self) -> None:
-        """Settle everything, unfinished texts as far as they came; then tables and summary. Safe to call twice."""
+        """Print everything, unfinished texts included; then tables and summary. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
         self._bar.close()
-        self._hide()
+        self._region.hide()
         self._settle()
         unfinished, left = 0, 0
-        for lane in self.story.lanes.values():
+        for lane in self.history.lanes.values():
             if lane.over:
                 self._settle_lane(lane)
             else:
                 unfinished += 1
                 left += self._settle_unfinished(lane)
         self._end_line()
-        if self.look.explain and self.story.tallies:
-            self.err.print(explain_summary(self.story), soft_wrap=False)
+        if self.look.explain and self.history.tallies:
+            self.err.print(explain_summary(self.history), soft_wrap=False)
         if not self._quiet:
             self._sum_up(unfinished, left)
 
@@ -134,34 +129,33 @@ class RunView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, OSError):  # a stream is gone: give the terminal back, write nothing more
+        if isinstance(error, OSError):  # a stream is closed: restore the terminal, write nothing more
             with contextlib.suppress(OSError):
                 self._bar.close()
-                self._hide()
+                self._region.hide()
             self._closed = True
         else:
             self.close()
 
-    # -- text as it comes --------------------------------------------------------------------------------------------
+    # -- streamed text -----------------------------------------------------------------------------------------------
 
     def _show(self, now: float) -> None:
         self._bar.close()
-        lanes = list(self.story.lanes.values())
+        lanes = list(self.history.lanes.values())
         if self._may_stream(lanes):
             self._begin_stream(lanes[0])
-        elif self.out.is_interactive and now - self._drawn >= FRAME_S:
+        elif self.out.is_interactive and self._region.is_due(now):
             self._redraw(lanes)
-            self._drawn = self._clock()  # after the drawing, so that a slow terminal never takes more than its share
 
-    def _may_stream(self, lanes: list[LaneStory]) -> bool:
+    def _may_stream(self, lanes: list[LaneHistory]) -> bool:
         head = lanes[0]
         texts = len(head.rows) + (head.endings.count if head.endings else 0)
         if not head.steps or texts != 1:
             return False
         return not self.out.is_interactive or not (len(lanes) > 1 or self.look.steps)
 
-    def _begin_stream(self, lane: LaneStory) -> None:
-        self._hide()
+    def _begin_stream(self, lane: LaneHistory) -> None:
+        self._region.hide()
         self._streaming, self._shown, self._forked = lane.lane, [], False
         self._begin_block(lane, *names(lane))
         self._add(sections_of(lane, self.look)[0].path.text())
@@ -181,53 +175,31 @@ class RunView:
 
     def _write(self, text: str) -> None:
         # Straight to the stream: rendering would cost more than the token and break lines that terminals wrap.
-        # Text that goes where everything else is said is shown as there: a log will be read on a terminal.
+        # Text on the same stream as the messages is made visible too: a log is read on a terminal.
         as_it_is = not self.out.is_terminal and self.out is not self.err
-        self.out.file.write(text if as_it_is else parts.visible(text))
+        self.out.file.write(text if as_it_is else widgets.visible(text))
         self._line_open = not text.endswith("\n") if text else self._line_open
 
-    # -- the tail that repaints --------------------------------------------------------------------------------------
+    # -- the live region ---------------------------------------------------------------------------------------------
 
-    def _redraw(self, lanes: list[LaneStory]) -> None:
+    def _redraw(self, lanes: list[LaneHistory]) -> None:
         lines = tail([lane for lane in lanes if lane.steps or lane.over], self.look, self.out)
-        if not lines:
-            return
-        if self._lines.outdated:
-            self._hide()
-        if self._picture is None:
-            self._picture = Live(
-                console=self.out,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-                vertical_overflow="crop",
-            )
-            self._picture.start()
-        self._picture.update(Group(*lines), refresh=True)
-        self._lines.note([line.cell_len for line in lines])
+        if lines:
+            self._region.draw(lines)
 
-    def _hide(self) -> None:
-        if self._picture is not None:
-            picture, self._picture = self._picture, None
-            self._lines.clear()
-            picture.update(Text(""))
-            picture.stop()
-            self._drawn = float("-inf")
-
-    # -- what stays --------------------------------------------------------------------------------------------------
+    # -- finished text -----------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Write out the lanes that are over, up to the first that is not."""
-        for lane in list(self.story.lanes.values()):
+        """Print the lanes that are over, up to the first that is not."""
+        for lane in list(self.history.lanes.values()):
             if not lane.over:
                 break
-            self._hide()
+            self._region.hide()
             self._settle_lane(lane)
-            self.story = self.story.without(lane.lane)
+            self.history = self.history.without(lane.lane)
         self.out.file.flush()
 
-    def _settle_lane(self, lane: LaneStory) -> None:
+    def _settle_lane(self, lane: LaneHistory) -> None:
         streaming = self._streaming == lane.lane
         if lane.finished:
             hypotheses = lane.finished.hypotheses
@@ -247,10 +219,10 @@ class RunView:
         elif self._verbose and self.look.labels and not self._quiet:
             put(self.err, lane_summary(lane))
 
-    def _heading(self, lane: LaneStory, hypothesis: Hypothesis, place: int, of: int) -> tuple[str, ...]:
+    def _heading(self, lane: LaneHistory, hypothesis: Hypothesis, place: int, of: int) -> tuple[str, ...]:
         return (*names(lane), place_words(place, of), stop_words(hypothesis.reason, hypothesis.cause))
 
-    def _settle_unfinished(self, lane: LaneStory) -> int:
+    def _settle_unfinished(self, lane: LaneHistory) -> int:
         sections = sections_of(lane, self.look) if lane.steps else []
         for section in sections:
             if self._streaming == lane.lane:
@@ -262,11 +234,11 @@ class RunView:
         return sum(section.path.length for section in sections)
 
     def _complete(self, text: str, path: Path | None) -> None:
-        """Bring a streamed text to its end: usually nothing is missing, sometimes a character that stayed open."""
+        """Complete a streamed text: usually nothing is missing, sometimes an incomplete character."""
         shown = "".join(self._shown)
         if text.startswith(shown):
             self._write(text[len(shown) :])
-        elif not shown.startswith(text):  # another row has won than the one that was shown
+        elif not shown.startswith(text):  # another row was returned than the one shown
             self._end_line()
             self._write(text)
         if not (text or shown or self._line_open):
@@ -274,7 +246,7 @@ class RunView:
         self._end_line()
         self._steps(path)
 
-    def _block(self, lane: LaneStory, text: str, path: Path | None, heading: tuple[str, ...]) -> None:
+    def _block(self, lane: LaneHistory, text: str, path: Path | None, heading: tuple[str, ...]) -> None:
         self._begin_block(lane, *heading)
         self._write(text)
         if not (text or self._line_open):
@@ -282,16 +254,16 @@ class RunView:
         self._end_line()
         self._steps(path)
 
-    def _begin_block(self, lane: LaneStory, *heading: str) -> None:
+    def _begin_block(self, lane: LaneHistory, *heading: str) -> None:
         self._end_line()
         if self.look.labels:
             if self._blocks:
                 self._write("\n")
-            self.out.print(parts.header(self.out.width, *heading))
+            self.out.print(widgets.header(self.out.width, *heading))
         self._blocks += 1
         if self.look.echo and lane.prompt:
             if self.out.is_terminal:
-                self.out.print(Text(parts.visible(lane.prompt), style=theme.PROMPT), end="")
+                self.out.print(Text(widgets.visible(lane.prompt), style=theme.PROMPT), end="")
                 self._line_open = not lane.prompt.endswith("\n")
             else:
                 self._write(lane.prompt)
@@ -309,7 +281,7 @@ class RunView:
         self.out.print(Group(*step_lines(path, self.look, self.out.width)))
 
     def _sum_up(self, unfinished: int, left: int) -> None:
-        totals = self.story.totals
+        totals = self.history.totals
         if not totals.finished and not unfinished:
             return
         started, read = self._started or 0.0, self._read or self._started or 0.0

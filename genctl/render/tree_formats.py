@@ -1,4 +1,4 @@
-"""A search tree as people and programs read it: lines with box characters, DOT for Graphviz, JSON."""
+"""A search tree as text with box characters, as DOT for Graphviz, and as JSON."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from rich.style import Style
 from rich.text import Text
 
-from genctl.render import parts, theme
-from genctl.render.formula import number
-from genctl.render.lines import one_line, wrap
+from genctl.render import theme, widgets
+from genctl.render.score_formula import number
+from genctl.render.search_tree import Node, SearchTree, plain
 from genctl.render.summary import stop_words
-from genctl.render.tree import Node, SearchTree, plain
+from genctl.render.text_width import one_line, wrap
 
 SCHEMA = "genctl/tree/1"
 _LEAST = 16  # cells for text, however deep a branch is nested
@@ -33,15 +33,15 @@ def tree_lines(tree: SearchTree, width: int | None = None) -> list[Text]:
 
 
 def _label(tree: SearchTree) -> str:
-    return one_line(tree.prompt) or f"prompt {parts.visible(tree.lane)}"
+    return one_line(tree.prompt) or f"prompt {widgets.visible(tree.lane)}"
 
 
 def _legend(tree: SearchTree) -> str:
     states = [node.state for node in tree.nodes[1:]]
     counts = [("★", "returned"), ("○", "finished"), ("✗", "died"), ("…", "left")]
     words = {"finished": "finished, not returned", "left": "left when the search ended"}
-    told = [f"{mark} {states.count(state)} {words.get(state, state)}" for mark, state in counts if state in states]
-    return " · ".join([f"{len(tree.nodes) - 1} tokens tried", *told])
+    phrases = [f"{mark} {states.count(state)} {words.get(state, state)}" for mark, state in counts if state in states]
+    return " · ".join([f"{len(tree.nodes) - 1} tokens tried", *phrases])
 
 
 class _Drawing:
@@ -49,16 +49,16 @@ class _Drawing:
         self.tree = tree
         self.width = width
         self.sizes, self.places = tree.weights()
-        self.made: list[Text] = []
+        self.output: list[Text] = []
 
     def lines(self) -> list[Text]:
         root = self.tree.root
         if root.children:
             self._fork(root, "", sole=len(root.children) == 1)
-        return self.made
+        return self.output
 
     def _fork(self, node: Node, rest: str, *, sole: bool = False) -> None:
-        """What continues a node: side branches first, and then, in the same column, the main one to its end."""
+        """The children of a node: side branches first, then the main one in the same column."""
         while node.children:
             main = min(node.children, key=lambda child: (self.places[child], -self.sizes[child], child.number))
             for side in sorted(node.children, key=_best_first):
@@ -91,11 +91,11 @@ class _Drawing:
         if not text and (end.hypothesis is None or len(segment) > 1):
             text = "".join(f"‹id {node.token.id}›" for node in segment if node.token)
         how = ending(end)
-        said = f"{text}  {how}" if text and how else text or how
-        for place, line in enumerate(_wrapped(said, self.width, len(first))):
-            made = Text(first if place == 0 else rest, style=theme.DIM)
-            made.append(line.rstrip(), style=style or Style())
-            self.made.append(made)
+        label = f"{text}  {how}" if text and how else text or how
+        for place, line in enumerate(_wrapped(label, self.width, len(first))):
+            drawn = Text(first if place == 0 else rest, style=theme.DIM)
+            drawn.append(line.rstrip(), style=style or Style())
+            self.output.append(drawn)
 
 
 def _best_first(node: Node) -> tuple[float, int]:
@@ -107,11 +107,11 @@ def _wrapped(text: str, width: int | None, used: int) -> list[str]:
 
 
 def ending(node: Node) -> str:
-    """How a branch came to its end; nothing where it goes on."""
-    one = node.hypothesis
-    if one is not None:
+    """How a branch ended; "" if it continues."""
+    hypothesis = node.hypothesis
+    if hypothesis is not None:
         mark = f"★ {node.place}" if node.state == "returned" else "○"
-        return f"{mark} · score {number(one.score)} · {stop_words(one.reason, one.cause)}"
+        return f"{mark} · score {number(hypothesis.score)} · {stop_words(hypothesis.reason, hypothesis.cause)}"
     total = "" if node.total is None else f", total {number(node.total)}"
     if node.state == "died":
         return f"✗ died at step {(node.died or 0) + 1}{total}"
@@ -137,7 +137,7 @@ def tree_dot(tree: SearchTree) -> str:
 
 
 def _dot_look(node: Node) -> str:
-    shown = "" if node.token is None else parts.token_text(node.token.id, node.token.text)
+    shown = "" if node.token is None else widgets.token_text(node.token.id, node.token.text)
     how = ending(node)
     look = f"label={quoted(f'{shown}{chr(10)}{how}' if how else shown)}"
     if node.state == "returned":
@@ -152,8 +152,8 @@ def _dot_edge(node: Node) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string of the DOT language that shows this text and nothing else, line breaks included."""
-    shown = parts.visible(text).replace("\\", "\\\\").replace("&", "&amp;").replace('"', '\\"')
+    """The text as a quoted string of the DOT language, line breaks included."""
+    shown = widgets.visible(text).replace("\\", "\\\\").replace("&", "&amp;").replace('"', '\\"')
     return '"' + shown.replace("\t", "⇥").replace("\n", "\\n") + '"'
 
 
@@ -173,20 +173,24 @@ def tree_json(tree: SearchTree) -> dict[str, Any]:
 
 def _json_nodes(tree: SearchTree) -> Iterator[dict[str, Any]]:
     for node in tree.nodes:
-        made: dict[str, Any] = {"node": node.number, "parent": node.parent.number if node.parent else None}
-        made["state"] = "root" if node.parent is None else node.state
+        fields: dict[str, Any] = {"node": node.number, "parent": node.parent.number if node.parent else None}
+        fields["state"] = "root" if node.parent is None else node.state
         if node.token is not None:
-            made |= {"step": node.step, "id": node.token.id, "text": node.token.text}
-            made["logprob"] = plain(node.token.logprob)
+            fields |= {"step": node.step, "id": node.token.id, "text": node.token.text}
+            fields["logprob"] = plain(node.token.logprob)
         if node.total is not None:
-            made["total"] = plain(node.total)
+            fields["total"] = plain(node.total)
         if node.note:
-            made["note"] = node.note
+            fields["note"] = node.note
         if node.died is not None:
-            made["died"] = node.died
+            fields["died"] = node.died
         if node.hypothesis is not None:
-            one = node.hypothesis
-            made |= {"finish_reason": one.reason, "score": plain(one.score), "new_tokens": len(one.tokens)}
+            hypothesis = node.hypothesis
+            fields |= {
+                "finish_reason": hypothesis.reason,
+                "score": plain(hypothesis.score),
+                "new_tokens": len(hypothesis.tokens),
+            }
         if node.place is not None:
-            made["sequence"] = node.place - 1
-        yield made
+            fields["sequence"] = node.place - 1
+        yield fields

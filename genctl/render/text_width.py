@@ -1,4 +1,4 @@
-"""Text cut to the width of a terminal: whole characters only, and lines that stay as they are when text is added."""
+"""Cut and wrap text to a number of terminal cells, between whole characters."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import unicodedata
 
 from rich.cells import cell_len, chop_cells
 
-from genctl.render import parts
+from genctl.render import widgets
 
 _WORD = re.compile(r"\S+\s*|\s+")
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """The lines of a text, broken between words where there is room. Joined, with newlines at hard breaks, it is whole.
+    """Break a text into lines, between words where possible. No character is lost.
 
-    Adding text changes only the last line and what follows it; spaces at the end of a line may reach beyond `width`.
+    Appending text changes only the last line and what follows; trailing spaces may reach beyond `width`.
     """
     lines = []
     for part in text.split("\n"):
@@ -36,27 +36,27 @@ def wrap(text: str, width: int) -> list[str]:
 
 def one_line(text: str) -> str:
     """The text with controls, newlines and tabs shown as signs."""
-    return parts.visible(text.replace("\n", "↵").replace("\t", "⇥"))
+    return widgets.visible(text.replace("\n", "↵").replace("\t", "⇥"))
 
 
 def last_cells(text: str, width: int) -> str:
-    """The end of a text on one line in at most `width` cells, with … where its beginning is left out."""
+    """The end of a text on one line of at most `width` cells, with … if the beginning is cut."""
     flat = one_line(text[-4 * max(width, 1) :])
     if cell_len(flat) <= width and len(text) <= 4 * max(width, 1):
         return flat
-    kept: list[str] = []
+    characters: list[str] = []
     room = width - 1
     for character in reversed(flat):
         room -= cell_len(character)
         if room < 0:
             break
-        kept.append(character)
-    while kept and unicodedata.combining(kept[-1]):  # its letter is gone
-        kept.pop()
-    return "…" + "".join(reversed(kept)) if width > 0 else ""
+        characters.append(character)
+    while characters and unicodedata.combining(characters[-1]):  # its base letter is cut off
+        characters.pop()
+    return "…" + "".join(reversed(characters)) if width > 0 else ""
 
 
 def first_cells(text: str, width: int) -> str:
-    """The beginning of a text on one line in at most `width` cells, with … where it goes on."""
+    """The beginning of a text on one line of at most `width` cells, with … if it is cut."""
     flat = one_line(text[: 4 * max(width, 1)])
-    return flat if cell_len(flat) <= width and len(text) <= 4 * max(width, 1) else parts.cells(flat + "…", width)
+    return flat if cell_len(flat) <= width and len(text) <= 4 * max(width, 1) else widgets.cells(flat + "…", width)

@@ -1,4 +1,4 @@
-"""What a comparison came to: texts side by side, where they part, and tables of numbers. Values in, lines out."""
+"""The result of a comparison: texts side by side, where they diverge, and tables of numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from genctl.events import Token
-from genctl.render import parts, theme
+from genctl.render import theme, widgets
 
 SIDE_BY_SIDE = 100  # columns of a terminal from which texts stand side by side
 NARROWEST = 24  # cells of a column
@@ -23,7 +23,7 @@ MARK = "▸"  # stands before the token with which a text leaves the one that it
 
 @dataclass(frozen=True)
 class Passage:
-    """One text of a run. `leaves` is the character at which it leaves the text it is compared to, with that token."""
+    """One text of a run. `leaves` is the character at which it diverges from its reference, with that token."""
 
     text: str
     state: str  # why it ended
@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Parting:
-    """Where the text of one run leaves that of another."""
+    """Where the text of one run diverges from that of another."""
 
     run: str
     against: str
@@ -62,32 +62,32 @@ def side_by_side(width: int, count: int) -> int:
 
 
 def passage_text(passage: Passage) -> Text:
-    """The text with a mark where it leaves the other one; the token behind the mark has the colour of its chance."""
+    """The text with a mark where it diverges; the token after the mark is coloured by its probability."""
     if passage.leaves is None:
-        return Text(parts.visible(passage.text))
+        return Text(widgets.visible(passage.text))
     at = min(passage.leaves, len(passage.text))
     token = passage.token
-    said = passage.text[at : at + len(token.text)] if token else ""
-    made = Text(parts.visible(passage.text[:at]))
-    made.append(MARK, style=theme.WINNER)
+    written = passage.text[at : at + len(token.text)] if token else ""
+    line = Text(widgets.visible(passage.text[:at]))
+    line.append(MARK, style=theme.WINNER)
     style = theme.colour(math.exp(min(token.logprob, 0.0))) + theme.CHOSEN if token else theme.PLAIN
-    made.append(parts.visible(said), style=style)
-    made.append(parts.visible(passage.text[at + len(said) :]))
-    return made
+    line.append(widgets.visible(written), style=style)
+    line.append(widgets.visible(passage.text[at + len(written) :]))
+    return line
 
 
 def blocks_lines(blocks: Sequence[Block], console: Console, width: int | None) -> list[Text]:
-    """All texts of one prompt in full: in columns where there is room, else one under the other.
+    """All texts of one prompt in full: in columns if there is room, else stacked.
 
-    Without a `width` nothing is broken into lines.
+    Without a `width`, lines are not broken.
     """
     cells = 0 if width is None else side_by_side(width, len(blocks))
-    made = [_block_lines(block, console, cells or width or UNBROKEN, headed=bool(cells)) for block in blocks]
+    bodies = [_block_lines(block, console, cells or width or UNBROKEN, headed=bool(cells)) for block in blocks]
     if cells:
-        return join_columns(made, cells)
+        return join_columns(bodies, cells)
     lines: list[Text] = []
-    for block, body in zip(blocks, made, strict=True):
-        lines.append(parts.header(width or PLAIN_WIDTH, *_heading(block)))
+    for block, body in zip(blocks, bodies, strict=True):
+        lines.append(widgets.header(width or PLAIN_WIDTH, *_heading(block)))
         lines += body
     return lines
 
@@ -101,21 +101,21 @@ def _heading(block: Block) -> tuple[str, ...]:
 def _block_lines(block: Block, console: Console, width: int, *, headed: bool) -> list[Text]:
     lines = [column_title(block.run, width)] if headed else []
     if block.failure:
-        lines += wrapped(Text(parts.visible(f"failed: {block.failure}"), style=theme.ERROR), console, width)
+        lines += wrapped(Text(widgets.visible(f"failed: {block.failure}"), style=theme.ERROR), console, width)
     for passage in block.passages:
         words = " · ".join(word for word in (passage.label, passage.state) if word)
         several = len(block.passages) > 1
         if several and words:
-            lines.append(Text(parts.first_words(words, width), style=theme.DIM, no_wrap=True))
+            lines.append(Text(widgets.first_words(words, width), style=theme.DIM, no_wrap=True))
         lines += wrapped(passage_text(passage), console, width)
         if headed and not several and words:
-            lines.append(Text(parts.first_words(words, width), style=theme.DIM, no_wrap=True))
+            lines.append(Text(widgets.first_words(words, width), style=theme.DIM, no_wrap=True))
     return lines
 
 
 def column_title(title: str, width: int) -> Text:
-    """The head of a column: a name and a rule under which its text stands."""
-    name = parts.first_words(title, width)
+    """The title of a column and a rule."""
+    name = widgets.first_words(title, width)
     line = Text(name, style=theme.HEADING, no_wrap=True)
     line.append(" " + "─" * max(width - cell_len(name) - 1, 0) if width > cell_len(name) else "", style=theme.DIM)
     return line
@@ -148,16 +148,16 @@ def join_columns(columns: Sequence[Sequence[Text]], cells: int) -> list[Text]:
 
 
 def partings_lines(partings: Sequence[Parting], width: int | None) -> list[Text]:
-    """One sentence for each text that leaves another: at which token, and how probable both ways were."""
+    """One sentence for each divergence: the token, and the probability of both continuations."""
     lines = []
-    for one in partings:
+    for parting in partings:
         line = Text(f"{MARK} ", style=theme.WINNER)
-        line.append(parts.visible(one.run), style=theme.HEADING)
-        line.append(f" leaves {parts.visible(one.against)} at token {one.position + 1}: ")
-        _way(line, one.token)
+        line.append(widgets.visible(parting.run), style=theme.HEADING)
+        line.append(f" leaves {widgets.visible(parting.against)} at token {parting.position + 1}: ")
+        _way(line, parting.token)
         line.append(" instead of ")
-        _way(line, one.other)
-        if not one.comparable:
+        _way(line, parting.other)
+        if not parting.comparable:
             line.append(" (each by its own model)", style=theme.DIM)
         lines.append(line)
     if width is None:
@@ -175,17 +175,17 @@ def _way(line: Text, token: Token | None) -> None:
     if token is None:
         line.append("the end")
         return
-    shown = f"“{parts.token_text(token.id, token.text)}”" if token.text else f"‹id {token.id}›"
+    shown = f"“{widgets.token_text(token.id, token.text)}”" if token.text else f"‹id {token.id}›"
     probability = math.exp(min(token.logprob, 0.0))
     line.append(f"{shown} ", style=theme.CHOSEN)
-    line.append(parts.percent(probability).strip(), style=theme.colour(probability))
+    line.append(widgets.percent(probability).strip(), style=theme.colour(probability))
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number in a cell: – where it is not known, scientific where it is too large to read."""
+    """A number in a cell: – if unknown, scientific if too large to read."""
     if value is None:
         return "–"
     if not math.isfinite(value):
@@ -201,9 +201,9 @@ def signed(value: float | None, digits: int = 2) -> str:
 
 
 def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[Text]:
-    """A table whose first column names the row; columns for which there is no room go into a further table below."""
+    """A table whose first column names the row; columns that do not fit go into a further table below."""
     columns = [[headings[place], *(row[place] for row in rows)] for place in range(len(headings))]
-    cells = [max(map(cell_len, map(parts.visible, column))) for column in columns]
+    cells = [max(map(cell_len, map(widgets.visible, column))) for column in columns]
     room = 10**9 if width is None else width
     cells[0] = min(cells[0], max(room // 3, 8))
     lines: list[Text] = []
@@ -218,10 +218,10 @@ def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: i
         for row in range(len(rows) + 1):
             line = Text(style=theme.DIM if row == 0 else theme.PLAIN, no_wrap=True)
             line.append(
-                parts.cells(parts.visible(columns[0][row]), cells[0]), style=theme.HEADING if row else theme.DIM
+                widgets.cells(widgets.visible(columns[0][row]), cells[0]), style=theme.HEADING if row else theme.DIM
             )
             for column in range(place, end):
-                shown = parts.visible(columns[column][row])
+                shown = widgets.visible(columns[column][row])
                 line.append("  " + " " * (cells[column] - cell_len(shown)) + shown)
             line.rstrip()
             lines.append(line)

@@ -1,6 +1,6 @@
-"""The part of the screen on which beams evolve: the shared stem, a line for each live row, what died, what finished.
+"""A beam search on the screen: the common prefix, a line for each live row, the rows that died, what finished.
 
-Never taller than the terminal: of the stem the oldest lines go, of rows and finished hypotheses the worst.
+Never taller than the terminal: the oldest lines of the prefix and the worst rows are left out.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from genctl.events import Stepped
-from genctl.render import theme
-from genctl.render.formula import number, penalty_of, score
-from genctl.render.lines import first_cells, last_cells, wrap
-from genctl.render.stems import meet
-from genctl.render.story import LaneStory, Leaf, Path, StoryRow
+from genctl.render import theme, widgets
+from genctl.render.common_prefix import meet
+from genctl.render.run_history import LaneHistory, Leaf, LiveRow, Path
+from genctl.render.score_formula import number, penalty_of, score
+from genctl.render.text_width import first_cells, last_cells, wrap
 
 FINISHED = 3  # lines kept for finished hypotheses, where the rows leave that many
 
@@ -25,11 +25,11 @@ FINISHED = 3  # lines kept for finished hypotheses, where the rows leave that ma
 class Turn:
     """The last step of a lane, and the rows that it started from."""
 
-    before: tuple[StoryRow, ...]
+    before: tuple[LiveRow, ...]
     event: Stepped
 
     def forks(self) -> list[str]:
-        """For each row now: where it comes from, `┬ ├ └` where several continue the same row, else `─`."""
+        """A mark for each row: `┬ ├ └` where several rows continue the same parent, else `─`."""
         children = Counter(row.parent for row in self.event.rows)
         seen: Counter[int] = Counter()
         marks = []
@@ -42,33 +42,33 @@ class Turn:
         return marks
 
     def died(self) -> list[int]:
-        """The rows before that nothing continues, neither a live row nor a finished one."""
-        continued = {row.parent for row in self.event.rows} | {one.parent for one in self.event.ended}
+        """The parents that no live and no finished row continues."""
+        continued = {row.parent for row in self.event.rows} | {ended.parent for ended in self.event.ended}
         return [place for place in range(len(self.before)) if place not in continued]
 
 
 def picture(
-    lane: LaneStory,
+    lane: LaneHistory,
     turn: Turn | None,
     opening: str,
     shown: Path,
     width: int,
     height: int,
     *,
-    kept: int,
+    beams: int,
     hidden: int = 0,
 ) -> list[Text]:
-    """The lane as it stands, in at most `height` lines of at most `width` cells.
+    """The state of a lane in at most `height` lines of at most `width` cells.
 
-    `opening` is the last line of certain text, which more will be added to, and `shown` the path that it ends at;
-    `kept` is how many finished hypotheses the search keeps, and `hidden` how many further prompts are under way.
+    `opening` is the last, incomplete line of the certain text, and `shown` the path at which it ends; `beams` is how
+    many finished hypotheses the search keeps; `hidden` counts the other prompts in progress.
     """
     stem = meet(row.path for row in lane.rows) if lane.rows else shown
     start = max(shown.chars, stem.chars)
     rows = _rows(lane, turn, start, width)
     died = _died(turn, start, width)
     foot = [Text(f"… and {hidden} more under way", style=theme.DIM, no_wrap=True)] if hidden else []
-    ended = _finished(lane, stem, width, kept)
+    ended = _finished(lane, stem, width, beams)
     room = max(height - 1 - len(foot), 1)  # a line of stem
     rows = _cut(rows, max(room - min(len(ended), FINISHED) - len(died), min(room, 2)), "beams")
     room -= len(rows)
@@ -81,16 +81,16 @@ def picture(
 
 def _stem(opening: str, more: str, width: int, height: int) -> list[Text]:
     certain = len(opening)
-    found = []
+    lines = []
     for line in wrap(opening + more.replace("\n", "↵").replace("\t", "⇥"), width):
-        made = Text(line.rstrip(), no_wrap=True)
-        made.stylize(theme.DIM, min(max(certain, 0), len(made)))
+        text = Text(line.rstrip(), no_wrap=True)
+        text.stylize(theme.DIM, min(max(certain, 0), len(text)))
         certain -= len(line)
-        found.append(made)
-    return found[-max(height, 1) :]
+        lines.append(text)
+    return lines[-max(height, 1) :]
 
 
-def _rows(lane: LaneStory, turn: Turn | None, start: int, width: int) -> list[Text]:
+def _rows(lane: LaneHistory, turn: Turn | None, start: int, width: int) -> list[Text]:
     if not lane.rows:
         return []
     penalty = penalty_of(lane)
@@ -105,7 +105,7 @@ def _rows(lane: LaneStory, turn: Turn | None, start: int, width: int) -> list[Te
             line.append(f"[{row.note}] ", style=theme.DIM)
         line.append(last_cells(row.path.text(start), width - line.cell_len))
         lines.append(line)
-    return _plain(lines, width)
+    return [widgets.fit(line, width) for line in lines]
 
 
 def _died(turn: Turn | None, start: int, width: int) -> list[Text]:
@@ -115,27 +115,27 @@ def _died(turn: Turn | None, start: int, width: int) -> list[Text]:
     line = Text(f"{'✗':>4} {'died':>5} ", style=theme.DIM)
     for place in gone:
         line.append(f" {place + 1} “{last_cells(turn.before[place].path.text(start), 16)}”")
-    return _plain([line], width)
+    return [widgets.fit(line, width)]
 
 
-def _finished(lane: LaneStory, stem: Path, width: int, kept: int) -> list[Text]:
+def _finished(lane: LaneHistory, stem: Path, width: int, beams: int) -> list[Text]:
     leaves = by_score(lane.endings or ())
     lines = []
-    for place, leaf in enumerate(leaves[:kept], start=1):
-        one = leaf.hypothesis
-        line = Text(f"{'✓':>4} {place:>5} {number(one.total):>9} {number(one.score):>9}  ")
-        line.append(f"{one.reason} after {len(one.tokens)}  ", style=theme.DIM)
+    for place, leaf in enumerate(leaves[:beams], start=1):
+        hypothesis = leaf.hypothesis
+        line = Text(f"{'✓':>4} {place:>5} {number(hypothesis.total):>9} {number(hypothesis.score):>9}  ")
+        line.append(f"{hypothesis.reason} after {len(hypothesis.tokens)}  ", style=theme.DIM)
         apart = meet((leaf.path, stem)).chars  # where it left what the rows share
-        text = first_cells((one.text or leaf.path.text())[apart:], width - line.cell_len - 1)
+        text = first_cells((hypothesis.text or leaf.path.text())[apart:], width - line.cell_len - 1)
         line.append(f"{'…' if apart else ''}{text}")
         lines.append(line)
-    if len(leaves) > kept:
-        lines.append(Text(f"{'':>10} … and {len(leaves) - kept} pushed out", style=theme.DIM))
-    return _plain(lines, width)
+    if len(leaves) > beams:
+        lines.append(Text(f"{'':>10} … and {len(leaves) - beams} pushed out", style=theme.DIM))
+    return [widgets.fit(line, width) for line in lines]
 
 
 def by_score(leaves: Iterable[Leaf]) -> list[Leaf]:
-    """Finished rows, given newest first: the best score first, equals in the order in which they ended."""
+    """Finished rows, given newest first: best score first, ties in the order in which they ended."""
     return sorted(list(leaves)[::-1], key=lambda leaf: -leaf.hypothesis.score)
 
 
@@ -148,25 +148,17 @@ def _cut(lines: list[Text], height: int, what: str) -> list[Text]:
     return [*lines[: height - 1], left]
 
 
-def _plain(lines: list[Text], width: int) -> list[Text]:
-    for line in lines:
-        line.no_wrap = True
-        line.truncate(width, overflow="ellipsis")
-    return lines
-
-
 def lead(texts: Sequence[str]) -> int:
-    """Characters with which all texts begin, back to the end of a word."""
+    """Characters that all texts begin with, back to the end of a word."""
     if len(texts) < 2:
         return 0
     low, high = min(texts), max(texts)
-    # only what both have can be the same
-    same = next((place for place, (a, b) in enumerate(zip(low, high)) if a != b), len(low))  # noqa: B905 (see above)
+    same = next((place for place, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
     return low.rfind(" ", 0, same) + 1 if same else 0
 
 
 def excerpt(text: str, skip: int, width: int) -> str:
-    """A text in `width` cells: from its beginning if it fits, else from where it differs, `skip` characters in."""
+    """A text in `width` cells: the whole text if it fits, else from character `skip` on."""
     whole = first_cells(text, width)
     if not whole.endswith("…") or text.endswith("…") or not skip:
         return whole
