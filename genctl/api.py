@@ -71,15 +71,15 @@ class Model:
         Raises GenctlError for the first prompt that could not be decoded, after all others are done.
         """
         collector = Collector()
-        found: dict[str, Result] = {}
+        results: dict[str, Result] = {}
         for event in self.stream(prompts, top_logprobs=top_logprobs, scores=scores, **settings):
             result = collector.feed(event)
             if result is not None:
-                found[result.lane] = result
-        for result in found.values():
+                results[result.lane] = result
+        for result in results.values():
             if result.error is not None:
                 raise GenctlError(f"prompt {result.lane}: {result.error.message}")
-        return [found[str(place)] for place in range(len(found))]
+        return [results[str(place)] for place in range(len(results))]
 
     def _requests(self, prompts: Sequence[Prompt], resolved: Any, seed: int) -> Iterator[Request]:
         from genctl.batch.seeds import row_seed

@@ -258,8 +258,8 @@ class RowStates(Generic[S]):
 
     def rows(self, lane: str) -> list[S]:
         """The states of a lane's live rows, in their order."""
-        found = self._lanes.get(lane)
-        return [self._begin(lane)] if found is None else found
+        rows = self._lanes.get(lane)
+        return [self._begin(lane)] if rows is None else rows
 
 
 def with_tokens(event: Stepped, written: Sequence[tuple[Token, ...]], ended: tuple[Ended, ...]) -> Stepped:

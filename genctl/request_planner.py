@@ -15,11 +15,11 @@ from genctl.unmet import Wishes, wishes
 
 if TYPE_CHECKING:
     from genctl.decode.guidance import Unconditional
-    from genctl.decode.healing import Healed
     from genctl.decode.runtime import ModelRuntime
     from genctl.decode.stopping.build import NamedCriterion
+    from genctl.decode.token_healing import Healed
     from genctl.decode.types import Lane, Processor, Strategy
-    from genctl.models.hub import Loaded
+    from genctl.models.hub import LoadedModel
     from genctl.requests import Report, Request
 
 DEFAULT_NEW_TOKENS = 256
@@ -51,14 +51,20 @@ class Planner:
     """Makes lanes for one checkpoint."""
 
     def __init__(
-        self, loaded: Loaded, forward: ModelRuntime, runtime: Runtime, *, allow_plugins: bool, flags: dict[str, Any]
+        self,
+        loaded: LoadedModel,
+        forward: ModelRuntime,
+        runtime: Runtime,
+        *,
+        allow_plugins: bool,
+        flags: dict[str, Any],
     ) -> None:
         self.loaded = loaded
         self.forward = forward
         self.runtime = runtime
         self.allow_plugins = allow_plugins
         self.flags = flags  # how further checkpoints (assistants, amateurs) are loaded
-        self.companions: dict[str, tuple[Loaded, ModelRuntime]] = {}
+        self.auxiliary_models: dict[str, tuple[LoadedModel, ModelRuntime]] = {}
         self.latest: tuple[Generation, tuple[Strategy, rerank.RerankPlan | None]] | None = None
         defaults = loaded.model.generation_config
         self.eos = _ids(defaults.eos_token_id)
@@ -84,18 +90,18 @@ class Planner:
 
         return decode(self.loaded.tokenizer, ids) if self.loaded.tokenizer is not None else ""
 
-    def companion(self, name: str) -> tuple[Loaded, ModelRuntime]:
+    def companion(self, name: str) -> tuple[LoadedModel, ModelRuntime]:
         """A second checkpoint (an assistant, an amateur) on the same device, loaded once."""
         from genctl.models import hub
         from genctl.native.runtime_factory import runtime_of
 
-        if name not in self.companions:
+        if name not in self.auxiliary_models:
             # a companion's steps come in bursts between the model's own: it is packed, never compiled
             runtime = replace(self.runtime, model=name, revision=None, compile=False)
             # two vocabularies can only be told apart by their tokenizers
             loaded = hub.load(runtime, **self.flags, need_tokenizer=self.loaded.tokenizer is not None)
-            self.companions[name] = loaded, runtime_of(loaded.model)
-        return self.companions[name]
+            self.auxiliary_models[name] = loaded, runtime_of(loaded.model)
+        return self.auxiliary_models[name]
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -181,13 +187,13 @@ class Planner:
         return self.latest[1]
 
     def _made_strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
-        from genctl.strategies.auxiliary_models import Companion, accompanied
+        from genctl.strategies.auxiliary_models import AuxiliaryModel, auxiliary_strategy
         from genctl.strategies.factory import choose
         from genctl.strategies.sample import Sample
 
-        def companion(name: str) -> Companion:
+        def companion(name: str) -> AuxiliaryModel:
             loaded, forward = self.companion(name)
-            return Companion(forward, loaded.tokenizer)
+            return AuxiliaryModel(forward, loaded.tokenizer)
 
         ranking = rerank.plan(generation)
         tokenizer = self.loaded.tokenizer
@@ -195,12 +201,12 @@ class Planner:
             raise UsageError("mbr_samples: compares texts, and this checkpoint has no tokenizer to write any")
         pad = self.pad if generation.pad_token_id is None else generation.pad_token_id
         alone = generation if ranking is None else replace(generation, num_return_sequences=1)
-        made = accompanied(alone, self.forward, tokenizer, companion) or choose(alone, tokenizer, pad)
+        strategy = auxiliary_strategy(alone, self.forward, tokenizer, companion) or choose(alone, tokenizer, pad)
         if ranking is None:
-            return made, None
-        if not isinstance(made, Sample):
+            return strategy, None
+        if not isinstance(strategy, Sample):
             name = "best_of" if generation.best_of else "mbr_samples"
-            raise UsageError(f"{name} chooses among plain samples and contradicts {made.kind}")
+            raise UsageError(f"{name} chooses among plain samples and contradicts {strategy.kind}")
         return Sample(True, ranking.samples, sampler=generation.sampler), ranking
 
     def _wishes(self, generation: Generation, strategy: Strategy) -> Wishes | None:
@@ -208,11 +214,11 @@ class Planner:
         if not (generation.force_words or generation.force_words_ids):
             return None
         from genctl.strategies.constrained import ConstrainedBeam
-        from genctl.strategies.constraints import Promises
+        from genctl.strategies.constraints import Constraints
 
         if not isinstance(strategy, ConstrainedBeam):
             return None
-        return Wishes(Promises(strategy.words), wishes(generation, self.text), self.text)
+        return Wishes(Constraints(strategy.words), wishes(generation, self.text), self.text)
 
     def _check_special(self, generation: Generation) -> None:
         """Raises UsageError for a special id that the model does not have: it could never be written or read."""
@@ -229,7 +235,7 @@ class Planner:
             raise ModelError("token_healing mends the end of a prompt that goes on; an encoder-decoder reads it whole")
         if self.loaded.tokenizer is None:
             raise ModelError(f"token_healing needs a tokenizer, and {self.loaded.name} has none")
-        from genctl.decode.healing import heal
+        from genctl.decode.token_healing import heal
 
         stops = generation.stop_strings or ()
         return heal(
@@ -348,12 +354,12 @@ class Planner:
             explicit=request.resolved.stopping,
             allow_plugins=self.allow_plugins,
         )
-        made = build(material)
+        criteria = build(material)
         seconds = request.resolved.runtime.row_timeout
         if seconds is None:
-            return made
+            return criteria
         # whatever a preset lists: it belongs to the run, as the batch size does
-        return (*made, NamedCriterion("row_timeout", Deadline(began + seconds, f"row_timeout {seconds:g} s")))
+        return (*criteria, NamedCriterion("row_timeout", Deadline(began + seconds, f"row_timeout {seconds:g} s")))
 
 
 @dataclass(frozen=True)

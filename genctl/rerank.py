@@ -40,20 +40,20 @@ def plan(generation: Generation) -> RerankPlan | None:
 def conflicts(generation: Generation) -> list[str]:
     """Why the knobs of `plan` cannot be followed, a sentence each."""
     g = generation
-    found = []
+    messages = []
     for name, count in (("best_of", g.best_of), ("mbr_samples", g.mbr_samples)):
         if count is None:
             continue
         if not g.do_sample or g.temperature == 0.0:
             why = "do_sample is false" if not g.do_sample else "temperature is 0"
-            found.append(f"{name} = {count} chooses among samples, but {why}")
+            messages.append(f"{name} = {count} chooses among samples, but {why}")
         if g.num_beams > 1:
-            found.append(f"{name} = {count} chooses among independent samples, but num_beams = {g.num_beams}")
+            messages.append(f"{name} = {count} chooses among independent samples, but num_beams = {g.num_beams}")
         if g.num_return_sequences > count:
-            found.append(f"num_return_sequences = {g.num_return_sequences} cannot exceed {name} = {count}")
+            messages.append(f"num_return_sequences = {g.num_return_sequences} cannot exceed {name} = {count}")
     if g.best_of is not None and g.mbr_samples is not None:
-        found.append("best_of and mbr_samples both say which samples are returned; leave out one of them")
-    return found
+        messages.append("best_of and mbr_samples both say which samples are returned; leave out one of them")
+    return messages
 
 
 def rerank(
@@ -67,20 +67,22 @@ def rerank(
     decides between equals. Equal ones stay in the order in which they were drawn.
     """
     if plan.kind == "best_of":
-        scores = [one.logprob / max(len(one.tokens), 1) ** plan.length_penalty for one in hypotheses]
+        scores = [
+            hypothesis.logprob / max(len(hypothesis.tokens), 1) ** plan.length_penalty for hypothesis in hypotheses
+        ]
     else:
         scores = expected_chrf(texts)
     ranked = sorted(zip(scores, hypotheses, strict=True), key=lambda pair: (-pair[0], -pair[1].logprob))
-    return tuple(dataclasses.replace(one, score=score) for score, one in ranked[: plan.returned])
+    return tuple(dataclasses.replace(hypothesis, score=score) for score, hypothesis in ranked[: plan.returned])
 
 
 def reranked(stream: Iterable[events.Event], plans: Mapping[str, RerankPlan]) -> Iterator[events.Event]:
     """The same events; what a lane in `plans` returns is reranked. `plans` may grow meanwhile."""
     for event in stream:
-        found = plans.get(event.lane) if isinstance(event, events.Finished) else None
-        if isinstance(event, events.Finished) and found is not None:
-            texts = [one.text for one in event.hypotheses]
-            yield dataclasses.replace(event, hypotheses=rerank(event.hypotheses, texts, found))
+        plan = plans.get(event.lane) if isinstance(event, events.Finished) else None
+        if isinstance(event, events.Finished) and plan is not None:
+            texts = [hypothesis.text for hypothesis in event.hypotheses]
+            yield dataclasses.replace(event, hypotheses=rerank(event.hypotheses, texts, plan))
         else:
             yield event
 
@@ -112,8 +114,10 @@ def chrf(text: str, reference: str) -> float:
 
 def _ngrams(text: str) -> list[Counter[str]]:
     """For n = 1 to 6 the n-grams of a text without white space."""
-    kept = "".join(text.split())
-    return [Counter(kept[start : start + n] for start in range(len(kept) - n + 1)) for n in range(1, ORDER + 1)]
+    characters = "".join(text.split())
+    return [
+        Counter(characters[start : start + n] for start in range(len(characters) - n + 1)) for n in range(1, ORDER + 1)
+    ]
 
 
 def _matches(ours: list[Counter[str]], theirs: list[Counter[str]]) -> list[int]:
@@ -124,14 +128,14 @@ def _matches(ours: list[Counter[str]], theirs: list[Counter[str]]) -> list[int]:
 
 
 def _f_score(matches: list[int], ours: list[Counter[str]], theirs: list[Counter[str]]) -> float:
-    length, wanted = ours[0].total(), theirs[0].total()  # characters: n - 1 fewer n-grams
-    if not length and not wanted:
+    length, reference = ours[0].total(), theirs[0].total()  # characters: n - 1 fewer n-grams
+    if not length and not reference:
         return 1.0
-    orders = min(ORDER, length, wanted)
+    orders = min(ORDER, length, reference)
     if not orders:
         return 0.0
     precision = sum(matches[n] / (length - n) for n in range(orders)) / orders
-    recall = sum(matches[n] / (wanted - n) for n in range(orders)) / orders
+    recall = sum(matches[n] / (reference - n) for n in range(orders)) / orders
     if precision + recall == 0.0:
         return 0.0
     return (1 + BETA**2) * precision * recall / (BETA**2 * precision + recall)

@@ -100,10 +100,10 @@ class Result:
     @property
     def remarks(self) -> dict[str, int]:
         """What each of its records says beyond the usual."""
-        found = {"truncated": self.truncated} if self.truncated else {}
+        remarks = {"truncated": self.truncated} if self.truncated else {}
         if self.fewer:
-            found |= {"returned": len(self.sequences), "num_return_sequences": self.num_return_sequences}
-        return found
+            remarks |= {"returned": len(self.sequences), "num_return_sequences": self.num_return_sequences}
+        return remarks
 
     @property
     def text(self) -> str:

@@ -19,9 +19,9 @@ from genctl.requests import Report, Request
 
 if TYPE_CHECKING:
     from genctl.decode.grammar.processor import Grammar
-    from genctl.decode.saved import PromptIdentity
+    from genctl.decode.saved_prompt import PromptIdentity
     from genctl.decode.types import Lane, Prefix
-    from genctl.models.hub import Loaded
+    from genctl.models.hub import LoadedModel
     from genctl.request_planner import Planned
 
 
@@ -31,7 +31,9 @@ TYPICAL = 2048  # tokens that a row is taken to have at most, where a batch is s
 class Session:
     """A loaded checkpoint, ready to decode."""
 
-    def __init__(self, loaded: Loaded, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None
+    ) -> None:
         from genctl.native.runtime_factory import runtime_of
         from genctl.request_planner import Planner
 
@@ -68,8 +70,8 @@ class Session:
 
         settled: list[tuple[list[Layer], Resolved]] = []
 
-        def before_weights(found: dict[str, Any]) -> None:
-            merged = [model_layer(found, runtime.model), *layers]
+        def before_weights(settings: dict[str, Any]) -> None:
+            merged = [model_layer(settings, runtime.model), *layers]
             settled.append((merged, resolve(merged)))
             check_settings(settled[0][1].generation)
 
@@ -90,7 +92,7 @@ class Session:
         """What a prompt saved by this session belongs to."""
         from importlib.metadata import version
 
-        from genctl.decode.saved import PromptIdentity
+        from genctl.decode.saved_prompt import PromptIdentity
         from genctl.native.model import NativeModel
 
         model = self.loaded.model
@@ -101,22 +103,22 @@ class Session:
     def _saved(self, path: str | None) -> Prefix | None:
         if path is None:
             return None
-        from genctl.decode import saved
+        from genctl.decode import saved_prompt
 
         if not self.forward.supports_cache or not self.forward.savable:
             raise ModelError(
                 f"{self.loaded.name} keeps no cache that can be saved, so --prompt-cache {path} cannot be used"
             )
-        return saved.load(Path(path), self.identity, self.forward.new_cache(whole=True), self.forward.device)
+        return saved_prompt.load(Path(path), self.identity, self.forward.new_cache(whole=True), self.forward.device)
 
     def saved_prompt(self, request: Request) -> tuple[bytes, int]:
         """A request's prompt, read once, as the content of a prompt-cache file; and how many tokens it has."""
-        from genctl.decode import saved
+        from genctl.decode import saved_prompt
 
         lane = self.planner.plan(request, Report()).lane
         source = None if lane.source is None else self.forward.encode(lane.source)
         prefix = self.forward.prefill(lane.tokens, source, hidden=True, whole=True)
-        return saved.packed(prefix, self.identity), len(lane.source or lane.tokens)
+        return saved_prompt.packed(prefix, self.identity), len(lane.source or lane.tokens)
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
         """The layers, with the checkpoint's generation_config beneath them."""
@@ -147,9 +149,9 @@ class Session:
 
     def width(self, resolved: Resolved, default: int) -> int:
         """How many prompts are decoded at once: as asked, or with batch_size "auto" as many as memory holds."""
-        asked = resolved.runtime.batch_size
-        if asked != "auto":
-            return default if asked is None else int(asked)
+        batch_size = resolved.runtime.batch_size
+        if batch_size != "auto":
+            return default if batch_size is None else int(batch_size)
         from genctl.decode.memory import fitting
 
         lane = self._trial(resolved).lane
@@ -180,8 +182,8 @@ class Session:
         `interrupted` is asked once per step, `watch` adds CacheRead (`decode.loop.decode`).
         """
         from genctl.decode.grammar.processor import grammar_of
-        from genctl.decode.healing import Healed, unhealed
         from genctl.decode.loop import decode
+        from genctl.decode.token_healing import Healed, unhealed
         from genctl.models.text import caption, detokenizer
         from genctl.stop_text import StopTrimmer, trimmed
         from genctl.unmet import Wishes, noted
@@ -195,32 +197,32 @@ class Session:
         wishes: dict[str, Wishes] = {}
         name = self.loaded.name
 
-        def keep(made: Planned) -> None:
-            lane = made.lane.name
-            if made.guard.needed:
-                guards[lane] = made.guard
-            if made.healed is not None:
-                healed[lane] = made.healed
-            if made.rerank is not None:
-                ranked[lane] = made.rerank
-            if (grammar := grammar_of(made.lane.processors)) is not None:
-                grammars[lane] = grammar, len(made.lane.tokens)
-            if made.wishes is not None:
-                wishes[lane] = made.wishes
+        def keep(planned: Planned) -> None:
+            lane = planned.lane.name
+            if planned.guard.needed:
+                guards[lane] = planned.guard
+            if planned.healed is not None:
+                healed[lane] = planned.healed
+            if planned.rerank is not None:
+                ranked[lane] = planned.rerank
+            if (grammar := grammar_of(planned.lane.processors)) is not None:
+                grammars[lane] = grammar, len(planned.lane.tokens)
+            if planned.wishes is not None:
+                wishes[lane] = planned.wishes
 
         def lanes() -> Iterator[Lane]:
             for request in requests:
                 try:
-                    made = self.planner.plan(request, report or Report())
+                    planned = self.planner.plan(request, report or Report())
                 except GenctlError as error:
                     asides.append(events.Began(request.id, request.prompt or "", "", name, request.seed))
                     asides.append(events.Failed(request.id, error.code, error.message))
                     continue
-                keep(made)
-                begins[made.lane.name] = events.Began(
-                    request.id, made.prompt.text, made.kind, name, request.seed, made.settings
+                keep(planned)
+                begins[planned.lane.name] = events.Began(
+                    request.id, planned.prompt.text, planned.kind, name, request.seed, planned.settings
                 )
-                yield made.lane
+                yield planned.lane
 
         def told() -> Iterator[events.Event]:
             for event in decode(
@@ -257,10 +259,10 @@ def _incomplete(event: events.Finished, grammar: Grammar, before: int) -> events
     """The same event, saying of which texts the budget or the time cut off the end."""
     knob = grammar.source.knob
     found = (
-        dataclasses.replace(one, incomplete=knob)
-        if one.reason in ("length", "time") and grammar.cut(one.tokens, before)
-        else one
-        for one in event.hypotheses
+        dataclasses.replace(hypothesis, incomplete=knob)
+        if hypothesis.reason in ("length", "time") and grammar.cut(hypothesis.tokens, before)
+        else hypothesis
+        for hypothesis in event.hypotheses
     )
     return dataclasses.replace(event, hypotheses=tuple(found))
 
@@ -281,5 +283,5 @@ def planned(
     """The job as it would be resolved, from the checkpoint's settings alone: its weights are not read."""
     from genctl.models import hub
 
-    found = hub.generation_config(runtime, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-    return resolve([model_layer(found, runtime.model), *layers])
+    settings = hub.generation_config(runtime, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    return resolve([model_layer(settings, runtime.model), *layers])

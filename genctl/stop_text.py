@@ -77,13 +77,13 @@ class _Row:
 
     def grow(self, row: events.Row | events.Ended) -> _Row:
         """Take in a row's new tokens: `written` has them with only that text which no stop can take away any more."""
-        made, same = [], True
+        tokens, same = [], True
         for token in row.written:
             text = self._release(token)
             if text != token.text:
                 token, same = dataclasses.replace(token, text=text), False
-            made.append(token)
-        self.written = row.written if same else tuple(made)
+            tokens.append(token)
+        self.written = row.written if same else tuple(tokens)
         return self
 
     def _release(self, token: events.Token) -> str:
@@ -100,13 +100,13 @@ class _Row:
         self.released += len(text)
         return text
 
-    def end(self, one: events.Ended) -> events.Ended:
+    def end(self, row: events.Ended) -> events.Ended:
         """The row as it ended: its last token carries what was still held back."""
-        text = self.guard.text(one.hypothesis)
+        text = self.guard.text(row.hypothesis)
         written, rest = self.written, text[self.released :]
         if written and rest:
             written = (*written[:-1], dataclasses.replace(written[-1], text=written[-1].text + rest))
-        return dataclasses.replace(one, written=written, hypothesis=dataclasses.replace(one.hypothesis, text=text))
+        return dataclasses.replace(row, written=written, hypothesis=dataclasses.replace(row.hypothesis, text=text))
 
 
 def trimmed(stream: Iterable[events.Event], guards: Mapping[str, StopTrimmer]) -> Iterator[events.Event]:
@@ -123,6 +123,8 @@ def trimmed(stream: Iterable[events.Event], guards: Mapping[str, StopTrimmer]) -
         else:
             states.forget(event)
             if isinstance(event, events.Finished):
-                cleaned = (dataclasses.replace(one, text=guard.text(one)) for one in event.hypotheses)
+                cleaned = (
+                    dataclasses.replace(hypothesis, text=guard.text(hypothesis)) for hypothesis in event.hypotheses
+                )
                 event = dataclasses.replace(event, hypotheses=tuple(cleaned))
             yield event

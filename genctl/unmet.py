@@ -11,7 +11,7 @@ from genctl import events
 from genctl.params import Generation
 
 if TYPE_CHECKING:
-    from genctl.strategies.constraints import Promises
+    from genctl.strategies.constraints import Constraints
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class Wish:
 
     def there(self, text: str, times: int) -> bool:
         """Whether a text holds it so often."""
-        return sum(text.count(one) for one in self.texts) >= times
+        return sum(text.count(candidate) for candidate in self.texts) >= times
 
 
 @dataclass(frozen=True)
 class Wishes:
     """The promises of one lane."""
 
-    promises: Promises
+    promises: Constraints
     wishes: tuple[Wish, ...]
     text: Callable[[Sequence[int]], str]  # of ids
 
@@ -42,12 +42,12 @@ class Wishes:
         """
         lacking = self.promises.open_in(hypothesis.tokens)
         cut = hypothesis.reason == "stop" and self.text(hypothesis.tokens) != hypothesis.text
-        found = []
+        unmet = []
         for place, wish in enumerate(self.wishes):
             seen = wish.there(hypothesis.text, self.wishes[: place + 1].count(wish))
             if (place in lacking and not (wish.literal and seen)) or (cut and wish.texts and not seen):
-                found.append(wish.name)
-        return dataclasses.replace(hypothesis, unmet=tuple(found)) if found else hypothesis
+                unmet.append(wish.name)
+        return dataclasses.replace(hypothesis, unmet=tuple(unmet)) if unmet else hypothesis
 
 
 def wishes(generation: Generation, text: Callable[[Sequence[int]], str]) -> tuple[Wish, ...]:
@@ -55,18 +55,18 @@ def wishes(generation: Generation, text: Callable[[Sequence[int]], str]) -> tupl
 
     `text` decodes ids; where it gives nothing they are named themselves.
     """
-    found = []
+    result = []
     for given in generation.force_words_ids or []:
         phrases = [[token for token in given if isinstance(token, int)]]
         if any(isinstance(item, list) for item in given):
             phrases = [item for item in given if isinstance(item, list)]
         texts = [text(ids).strip() for ids in phrases]
         name = " | ".join(word or str(ids) for word, ids in zip(texts, phrases, strict=True))
-        found.append(Wish(name, tuple(texts) if all(texts) else (), False))
+        result.append(Wish(name, tuple(texts) if all(texts) else (), False))
     for word in generation.force_words or []:
         words = [word] if isinstance(word, str) else word
-        found.append(Wish(" | ".join(words), tuple(one.strip() or one for one in words), True))
-    return tuple(found)
+        result.append(Wish(" | ".join(words), tuple(one.strip() or one for one in words), True))
+    return tuple(result)
 
 
 def noted(stream: Iterable[events.Event], lanes: Mapping[str, Wishes]) -> Iterator[events.Event]:
@@ -78,5 +78,5 @@ def noted(stream: Iterable[events.Event], lanes: Mapping[str, Wishes]) -> Iterat
         elif isinstance(event, events.Finished):
             yield dataclasses.replace(event, hypotheses=tuple(map(wish.unmet, event.hypotheses)))
         elif isinstance(event, events.Stepped):
-            ended = [dataclasses.replace(one, hypothesis=wish.unmet(one.hypothesis)) for one in event.ended]
+            ended = [dataclasses.replace(row, hypothesis=wish.unmet(row.hypothesis)) for row in event.ended]
             yield dataclasses.replace(event, ended=tuple(ended)) if ended else event

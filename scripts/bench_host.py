@@ -26,9 +26,9 @@ from transformers.generation.utils import GenerationMixin
 
 import genctl
 from genctl import events, rerank
-from genctl.decode.healing import Healed, unhealed
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import ProcessorContext, build
+from genctl.decode.token_healing import Healed, unhealed
 from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.models.text import Detokenizer, caption

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl.cli.partial_results import Unfinished
-from genctl.decode.healing import Healed, unhealed
 from genctl.decode.stopping import NamedCriterion, trim
 from genctl.decode.token_bytes import spelling
+from genctl.decode.token_healing import Healed, unhealed
 from genctl.errors import InputError
 from genctl.events import (
     Began,

@@ -104,7 +104,7 @@ def open_writer(
     if format == "text":
         return ScoreTextWriter(sink, on_error)
     if format == "tsv":
-        return ScoreTsvWriter(sink)
+        return writers.TsvWriter(sink, COLUMNS)
     return writers.open_writer(format, sink, on_error=on_error)
 
 
@@ -116,24 +116,8 @@ class ScoreTextWriter(writers.TextWriter):
             super().write(record)
             return
         shown = record.get("target", record["text"])
-        cells = [_number(record["ppl"]), _number(record["nll"]), str(record["tokens"]), writers._cell(shown)]
+        cells = [_number(record["ppl"]), _number(record["nll"]), str(record["tokens"]), writers.tsv_cell(shown)]
         self._sink.write(("\t".join(cells) + "\n").encode())
-
-
-class ScoreTsvWriter(writers.TsvWriter):
-    """A header, then one line per record with always the same columns; see `COLUMNS`."""
-
-    def __init__(self, sink: writers.Binary) -> None:
-        super().__init__(sink)
-        self._header = "\t".join(COLUMNS) + "\n"
-
-    def write(self, record: writers.Record) -> None:
-        fields = dict(record)
-        if error := record.get("error"):
-            fields["error"] = f"{error['code']}: {error['message']}"
-        line = "\t".join(writers._cell(fields.get(column)) for column in COLUMNS)
-        piece, self._header = f"{self._header}{line}\n".encode(), ""
-        self._sink.write(piece)
 
 
 def _number(value: float | None) -> str:

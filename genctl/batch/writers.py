@@ -23,7 +23,7 @@ COLUMNS = ("id", "sequence", "finish_reason", "logprob", "score", "new_tokens", 
 
 _UNSEEN = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _JSON_UNSEEN = re.compile(f"[{_UNSEEN}]")
-_TSV_UNSEEN = re.compile(f"[\\x00-\\x1f\\\\{_UNSEEN}]")
+TSV_UNSEEN = re.compile(f"[\\x00-\\x1f\\\\{_UNSEEN}]")
 _TSV_NAMES = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\\": "\\\\"}
 
 
@@ -57,7 +57,7 @@ def open_writer(
     if format == "text":
         return TextWriter(sink, on_error, shown)
     if format == "tsv":
-        return TsvWriter(sink, header=not begun)
+        return TsvWriter(sink, COLUMNS, header=not begun)
     return JsonlWriter(sink) if format == "jsonl" else JsonWriter(sink)
 
 
@@ -113,18 +113,19 @@ class JsonWriter:
 
 
 class TsvWriter:
-    """A header, then one line per record with always the same columns; see `COLUMNS`."""
+    """A header, then one line per record, always with the same columns; missing values are empty."""
 
-    def __init__(self, sink: Binary, *, header: bool = True) -> None:
+    def __init__(self, sink: Binary, columns: Sequence[str], *, header: bool = True) -> None:
         self._sink = sink
-        self._header = "\t".join(COLUMNS) + "\n" if header else ""
+        self._columns = columns
+        self._header = "\t".join(columns) + "\n" if header else ""
 
     def write(self, record: Record) -> None:
-        fields = dict(record)
+        fields = {**record.get("metrics", {}), **record}
         fields["new_tokens"] = record.get("usage", {}).get("new_tokens")
         if error := record.get("error"):
             fields["error"] = f"{error['code']}: {error['message']}"
-        line = "\t".join(_cell(fields.get(column)) for column in COLUMNS)
+        line = "\t".join(tsv_cell(fields.get(column)) for column in self._columns)
         piece, self._header = f"{self._header}{line}\n".encode(), ""
         self._sink.write(piece)
 
@@ -145,8 +146,9 @@ def escaped(line: str) -> str:
     return _JSON_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
-def _cell(value: Any) -> str:
-    return "" if value is None else _TSV_UNSEEN.sub(_tsv_escape, str(value))
+def tsv_cell(value: Any) -> str:
+    """A value as one cell, with controls and tabs written as escapes."""
+    return "" if value is None else TSV_UNSEEN.sub(_tsv_escape, str(value))
 
 
 def _tsv_escape(found: re.Match[str]) -> str:

@@ -207,7 +207,7 @@ class CompareJob:
                 session.check(self.resolved[place])
                 self.hidden[place] = session.reads_hidden(self.resolved[place])
         if asked.verbose:
-            for note in session.loaded.told:
+            for note in session.loaded.verbose_notes:
                 self.say(f"note: {note}")
             for place in members:
                 for note in self.resolved[place].notes:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
+from genctl.batch.writers import TsvWriter
 from genctl.comparing import formats, references
 from genctl.comparing.expectations import Outcome
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
@@ -76,7 +77,7 @@ class ComparisonOutput:
         if asked.format in ("json", "jsonl"):
             self.writer = writers.open_writer(asked.format, sink, on_error=lambda record: None)  # type: ignore[arg-type]
         elif asked.format == "tsv":
-            self.writer = formats.ComparisonTsvWriter(sink)
+            self.writer = TsvWriter(sink, formats.COLUMNS)
         self.silent = asked.expect is not None and asked.format == "text"
         self.closed = False
         self._found: tuple[ComparedPrompt, dict[str, list[Measured]]] | None = None

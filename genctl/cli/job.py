@@ -36,7 +36,7 @@ from genctl.results import Collector, Result
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.inspecting.batches import BatchDivergence
+    from genctl.inspecting.batch_divergence import BatchDivergence
     from genctl.render.rows_bar import RowsBar
     from genctl.render.run_view import RunView
     from genctl.requests import Report, Request
@@ -154,7 +154,7 @@ class Job:
         if asked.strategy:
             strategy.check(asked.strategy, kind)
         if asked.verbose:
-            for note in (*base.notes, *session.loaded.told):
+            for note in (*base.notes, *session.loaded.verbose_notes):
                 self.say(f"note: {note}")
         self.reuse = notes.Reuse(base.runtime.prompt_cache)
         for note in () if asked.quiet else notes.cache_notes(session, base):
@@ -174,7 +174,7 @@ class Job:
         if not self.asked.resume:
             return
         session = self.session
-        loaded = [session.loaded, *(one for one, _ in session.planner.companions.values())]
+        loaded = [session.loaded, *(one for one, _ in session.planner.auxiliary_models.values())]
         identity = resume.identity(
             self.asked,
             self.base,
@@ -238,13 +238,13 @@ class Job:
                 on_shortage=self._shortage,
                 ahead=AHEAD * self.width if at_hand and self.width > 1 else 0,
             )
-        from genctl.inspecting.batches import checked
+        from genctl.inspecting.batch_divergence import checked
 
         return checked(self.session, requests, report, width=self.width, told=self._differs, interrupted=self.interrupt)
 
     def _compared(self, requests: Iterator[Request]) -> Iterator[Request]:
         """The same requests; the first prompt goes through both runtimes before it is decoded."""
-        from genctl.inspecting.runtimes import compare
+        from genctl.inspecting.runtime_check import compare
 
         for number, request in enumerate(requests):
             if number == 0 and not self.checked:

@@ -15,6 +15,7 @@ from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
 from genctl.errors import InputError
 from genctl.identity import brief, is_outdated
+from genctl.sequences import shared_length
 
 SCHEMA = "genctl-compare/1"
 TOLERANCE = 1e-3  # on log-probabilities, nats
@@ -218,7 +219,7 @@ def _errors(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 def _tokens(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     old, new = before["token_ids"], after["token_ids"]
-    at = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    at = shared_length(old, new)
     lines = _texts(before["text"], after["text"])
     was, now = _token(before, at), _token(after, at)
     lines.append(f"first different token: number {at + 1}")
@@ -260,10 +261,7 @@ def _percent(logprob: float | None) -> str:
 
 def _texts(before: str, after: str) -> list[str]:
     """Both texts on a line each, what they share at the beginning cut where it is long."""
-    common = next(
-        (n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
-    )
-    start = max(common - 60, 0)
+    start = max(shared_length(before, after) - 60, 0)
 
     def shown(text: str) -> str:
         part = text[start : start + _SHOWN]

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from genctl import events
 from genctl.results import Sequence as Written
+from genctl.sequences import shared_length
 
 Values: TypeAlias = dict[str, float | None]
 
@@ -131,15 +132,12 @@ def divergence(ours: Written, theirs: Written, against: str, *, same_tokens: boo
     if same_tokens:
         if ours.hypothesis.tokens == theirs.hypothesis.tokens:
             return None
-        pairs = enumerate(zip(ours.hypothesis.tokens, theirs.hypothesis.tokens, strict=False))
-        shorter = min(len(ours.hypothesis.tokens), len(theirs.hypothesis.tokens))
-        at = next((place for place, (one, other) in pairs if one != other), shorter)
+        at = shared_length(ours.hypothesis.tokens, theirs.hypothesis.tokens)
         character = sum(len(token.text) for token in ours.tokens[:at])
         return Divergence(against, at, character, _at(ours, at), _at(theirs, at))
-    one, two = ours.hypothesis.text, theirs.hypothesis.text
-    if one == two:
+    if ours.hypothesis.text == theirs.hypothesis.text:
         return None
-    common = next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+    common = shared_length(ours.hypothesis.text, theirs.hypothesis.text)
     at, character = _holding(ours, common)
     return Divergence(against, at, character, _at(ours, at), _at(theirs, _holding(theirs, common)[0]))
 

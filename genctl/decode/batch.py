@@ -9,14 +9,14 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode import cache as caches
-from genctl.decode import shared
+from genctl.decode import shared_prompt
 from genctl.decode.cache import Cache
+from genctl.decode.cache_observer import CacheObserver
 from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.lane import LaneState, Said
+from genctl.decode.out_of_memory import shortages
 from genctl.decode.runtime import ModelRuntime, Output
-from genctl.decode.shortage import shortages
 from genctl.decode.transfer import to_device
-from genctl.decode.watch import Watcher
 from genctl.errors import GenctlError
 
 ROOM = 512  # columns a cache is given at once beyond what it holds, at most
@@ -25,7 +25,7 @@ ROOM = 512  # columns a cache is given at once beyond what it holds, at most
 class Batch:
     """The rows of several lanes. Between steps rows are reordered, lanes leave and others join."""
 
-    def __init__(self, model: ModelRuntime, watcher: Watcher | None = None) -> None:
+    def __init__(self, model: ModelRuntime, watcher: CacheObserver | None = None) -> None:
         self.model = model
         self.watcher = watcher
         self.states: list[LaneState] = []
@@ -128,7 +128,7 @@ class Batch:
         if joining:
             together = self._together(before)
             if parts and not together:
-                parts = [shared.unshared(parts[0])]
+                parts = [shared_prompt.unshared(parts[0])]
             lengths = {state: state.read for state in joining}
             parts += [self._fork(state, room, together) for state in joining]
             self.cache = caches.merge(parts, room=room)
@@ -141,9 +141,9 @@ class Batch:
         prefix, states = self.states[0].prefix, self.states
         return (
             sum(state.rows for state in states) > 1
-            and (not before or shared.is_shared(self.cache))
+            and (not before or shared_prompt.is_shared(self.cache))
             and all(one.prefix is prefix and one.own is None and not one.lane.strategy.drafts for one in states)
-            and shared.shareable(prefix.cache)
+            and shared_prompt.shareable(prefix.cache)
             and self.model.shares(prefix)
         )
 
@@ -155,7 +155,7 @@ class Batch:
             return caches.select(part, torch.arange(state.rows, device=device), room=room)
         part = caches.self_part(state.prefix.cache)
         if together:
-            return shared.share(part, state.rows, room)
+            return shared_prompt.share(part, state.rows, room)
         rows = torch.zeros(state.rows, dtype=torch.long, device=device)
         alone = state.rows == 1 and len(self.states) == 1  # else what is needed is made by the merge
         part = (caches.continued if alone else caches.select)(part, rows, room=room)

@@ -53,9 +53,9 @@ def new_cache(config: Any, *, encoder_decoder: bool = False, room: int = 0, whol
 
     `whole` keeps every column of windows too, so that any number of tokens can be taken back (see `narrowed`).
     """
-    from genctl.decode import foreign
+    from genctl.decode import transformers_layers
 
-    return foreign.new_cache(config, encoder_decoder=encoder_decoder, room=room, whole=whole)
+    return transformers_layers.new_cache(config, encoder_decoder=encoder_decoder, room=room, whole=whole)
 
 
 def kept_as(cache: Cache, form: str, room: int = 0) -> Cache:
@@ -147,18 +147,18 @@ def mergeable(cache: Cache) -> bool:
     layers = [layer for layer in self_part(cache).layers if not isinstance(layer, GrowingLayer)]
     if not layers:
         return True
-    from genctl.decode import foreign
+    from genctl.decode import transformers_layers
 
-    return all(map(foreign.mergeable, layers))
+    return all(map(transformers_layers.mergeable, layers))
 
 
 def has_columns(layer: Any) -> bool:
     """Whether a layer keeps keys and values, not a state of one size."""
     if isinstance(layer, GrowingLayer):
         return True
-    from genctl.decode import foreign
+    from genctl.decode import transformers_layers
 
-    return foreign.has_columns(layer)
+    return transformers_layers.has_columns(layer)
 
 
 def self_part(cache: Cache) -> Cache:
@@ -234,9 +234,9 @@ def croppable(cache: Cache) -> bool:
     layers = [layer for layer in self_part(cache).layers if not isinstance(layer, GrowingLayer)]
     if not layers:
         return True
-    from genctl.decode import foreign
+    from genctl.decode import transformers_layers
 
-    return all(map(foreign.croppable, layers))
+    return all(map(transformers_layers.croppable, layers))
 
 
 def with_layers(cache: Cache, layers: list[Any]) -> Cache:
@@ -250,15 +250,15 @@ def select_layer(layer: Any, rows: Tensor, room: int, drop: int) -> Any:
     """One layer's part of `select`."""
     if isinstance(layer, GrowingLayer):
         return layer.select(rows, room=room, drop=drop) if layer.is_initialized else copy.copy(layer)
-    from genctl.decode import foreign
+    from genctl.decode import transformers_layers
 
-    return foreign.select(layer, rows, drop)
+    return transformers_layers.select(layer, rows, drop)
 
 
 def _merge_layers(layers: Sequence[Any], room: int) -> Any:
     first = layers[0]
     if isinstance(first, GrowingLayer):
         return first.merge(layers[1:], room) if first.is_initialized else copy.copy(first)
-    from genctl.decode import foreign
+    from genctl.decode import transformers_layers
 
-    return foreign.merge(layers)
+    return transformers_layers.merge(layers)

@@ -91,16 +91,6 @@ class GrowingLayer:
         """Select rows in place."""
         self._take(self.select(beam_idx))
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row, in place."""
-        if self.length:
-            rows = torch.arange(self.buffers[0].shape[0], device=self.buffers[0].device)
-            self._take(self.select(rows.repeat_interleave(repeats)))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows, in place."""
-        self._take(self.select(indices))
-
     def offload(self) -> None:
         """Move the columns to the CPU."""
         self._move("cpu")

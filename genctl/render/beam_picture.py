@@ -17,6 +17,7 @@ from genctl.render.common_prefix import meet
 from genctl.render.run_history import LaneHistory, Leaf, LiveRow, Path
 from genctl.render.score_formula import number, penalty_of, score
 from genctl.render.text_width import first_cells, last_cells, wrap
+from genctl.sequences import shared_length
 
 FINISHED = 3  # lines kept for finished hypotheses, where the rows leave that many
 
@@ -153,7 +154,7 @@ def lead(texts: Sequence[str]) -> int:
     if len(texts) < 2:
         return 0
     low, high = min(texts), max(texts)
-    same = next((place for place, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
+    same = shared_length(low, high)
     return low.rfind(" ", 0, same) + 1 if same else 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -229,9 +229,3 @@ def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: i
         if len(columns) == 1:
             break
     return lines
-
-
-def wins_lines(runs: Sequence[str], cells: Mapping[tuple[str, str], str], width: int | None) -> list[Text]:
-    """How often the run of a line is ahead of the run of a column; `cells` has won/tied/lost for each pair."""
-    rows = [[run, *(cells.get((run, other), "·") for other in runs)] for run in runs]
-    return table_lines(["won / tied / lost against", *runs], rows, width)

@@ -14,7 +14,7 @@ from genctl.errors import InputError, ModelError
 from genctl.models import text as texts
 
 if TYPE_CHECKING:
-    from genctl.models.hub import Loaded
+    from genctl.models.hub import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Encoded:
 class TextReader:
     """Turns texts into ids for one checkpoint. Raises ModelError for a checkpoint that cannot be asked this way."""
 
-    def __init__(self, loaded: Loaded, *, eos: int | None, start: int | None, add_eos: bool) -> None:
+    def __init__(self, loaded: LoadedModel, *, eos: int | None, start: int | None, add_eos: bool) -> None:
         if loaded.tokenizer is None:
             raise ModelError(f"{loaded.name} has no tokenizer, so there is no text to score")
         self.tokenizer: Any = loaded.tokenizer

@@ -9,7 +9,7 @@ import pytest
 
 import genctl as library
 from genctl import events
-from genctl.strategies.constraints import Promises
+from genctl.strategies.constraints import Constraints
 from genctl.unmet import Wish, Wishes
 from tests.cli.tool import genctl
 
@@ -123,7 +123,7 @@ def test_a_word_that_a_stop_cuts_away_is_missing_from_the_text() -> None:
 
 
 def test_a_word_that_other_tokens_spell_is_there() -> None:
-    wishes = Wishes(Promises([((5, 6),), ((7,),)]), (Wish("cat", ("cat",), True), Wish("[7]", ("t",), False)), str)
+    wishes = Wishes(Constraints([((5, 6),), ((7,),)]), (Wish("cat", ("cat",), True), Wish("[7]", ("t",), False)), str)
     assert wishes.unmet(events.Hypothesis((1, 2), 0.0, 0.0, "eos", text="a cat")).unmet == ("[7]",)
     assert wishes.unmet(events.Hypothesis((1, 2), 0.0, 0.0, "eos", text="a cow")).unmet == ("cat", "[7]")
 

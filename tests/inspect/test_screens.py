@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from genctl.events import Began, CacheRead, Event, Finished, Given, Hypothesis, Prefilled, Row, Stepped, Token
-from genctl.inspecting.measured import Measurement
+from genctl.inspecting.measurement import Measurement
 from genctl.render import cache_diff, cache_inputs, cache_norms, cache_report, theme
 from genctl.render.cache_view import CacheView, picture
 from tests.cli.test_process import GENCTL, ROOT

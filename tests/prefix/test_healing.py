@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from genctl import events
-from genctl.decode.healing import Healed, heal, unhealed
 from genctl.decode.prefix import RequiredPrefix
+from genctl.decode.token_healing import Healed, heal, unhealed
 from genctl.models.text import Detokenizer, caption
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample

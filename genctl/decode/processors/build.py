@@ -17,10 +17,10 @@ from typing import Any
 
 from genctl.decode import prefix
 from genctl.decode.grammar import processor as grammar
-from genctl.decode.processors import filters, plugins, repetition, samplers, standard, words
+from genctl.decode.processors import filters, plugins, repetition, samplers, standard, token_sequences
 from genctl.decode.processors.context import NamedProcessor, ProcessorContext, one_line
 from genctl.decode.processors.mirostat import Mirostat
-from genctl.decode.processors.values import checked
+from genctl.decode.processors.type_checks import checked
 from genctl.decode.types import Processor
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Generation, knobs
@@ -58,7 +58,7 @@ def _dry(m: ProcessorContext) -> Processor | None:
     if not g.dry_multiplier:
         return None
     knob = "dry_sequence_breakers"
-    found = {ids for text in g.dry_sequence_breakers for ids in words.containing(m.tokenizer, text, knob)}
+    found = {ids for text in g.dry_sequence_breakers for ids in token_sequences.containing(m.tokenizer, text, knob)}
     breakers, phrases = repetition.as_ids(found)
     return repetition.dry(g.dry_multiplier, g.dry_base, g.dry_allowed_length, breakers, phrases)
 

@@ -16,11 +16,11 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from genctl.decode.processors import filters, plain, words
+from genctl.decode.processors import filters, plain, token_sequences
 from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.processors.filters import Filter
 from genctl.decode.processors.synthid import SynthID
-from genctl.decode.processors.values import describe, fits
+from genctl.decode.processors.type_checks import describe, fits
 from genctl.decode.types import Processor
 from genctl.errors import UsageError
 
@@ -62,7 +62,7 @@ def sequence_bias(m: ProcessorContext) -> Processor | None:
 def logit_bias(m: ProcessorContext) -> Processor | None:
     if not m.generation.logit_bias:
         return None
-    return _biased(m, "logit_bias", words.bias_of(m.tokenizer, m.generation.logit_bias, m.vocab_size))
+    return _biased(m, "logit_bias", token_sequences.bias_of(m.tokenizer, m.generation.logit_bias, m.vocab_size))
 
 
 def _biased(m: ProcessorContext, knob: str, biases: dict[tuple[int, ...], float]) -> Processor:
@@ -110,7 +110,9 @@ def bad_words_ids(m: ProcessorContext) -> Processor | None:
 def bad_words(m: ProcessorContext) -> Processor | None:
     if not m.generation.bad_words:
         return None
-    spelled = [list(ids) for word in m.generation.bad_words for ids in words.variants(m.tokenizer, word, "bad_words")]
+    spelled = [
+        list(ids) for word in m.generation.bad_words for ids in token_sequences.variants(m.tokenizer, word, "bad_words")
+    ]
     return _banned(m, "bad_words", spelled)
 
 

@@ -1,7 +1,7 @@
-"""How long the keys and values in a cache are, position by position: where attention sinks can be seen.
+"""The norms of keys and values in a cache, position by position: they show attention sinks.
 
-The norm of one position is the L2 norm over head_dim, averaged over heads and rows. The first token, at which attention
-goes when it is not needed elsewhere (Xiao et al. 2023, arXiv:2309.17453), stands out: its keys and values are much
+The norm of one position is the L2 norm over head_dim, averaged over heads and rows. The first token, which receives
+attention that is not needed elsewhere (Xiao et al. 2023, arXiv:2309.17453), stands out: its keys and values are much
 shorter than all others (Gu et al. 2024, arXiv:2410.10781, section 3).
 """
 
@@ -13,22 +13,22 @@ from torch import Tensor
 
 from genctl.decode import cache as caches
 from genctl.decode.cache import Cache
+from genctl.decode.cache_observer import CacheObserver
 from genctl.decode.layers import GrowingLayer
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.watch import Watcher
 
 
-def watched(forward: ModelRuntime) -> Cache | None:
-    """The cache as the newest pass left it, while a watched run is under way; else None. It is not a copy."""
-    watcher = forward.watch
-    return watcher.passed.cache if isinstance(watcher, Watcher) and watcher.passed is not None else None
+def observed_cache(forward: ModelRuntime) -> Cache | None:
+    """The cache after the newest pass of an observed run; else None. It is not a copy."""
+    observer = forward.watch
+    return observer.passed.cache if isinstance(observer, CacheObserver) and observer.passed is not None else None
 
 
 def norms(cache: Cache, *, cross: bool = False) -> tuple[int, list[dict[str, Any]]]:
-    """How many positions there are, and for each layer `{"layer", "keys", "values"}`, a number for each position.
+    """The number of positions, and for each layer `{"layer", "keys", "values"}`, a number for each position.
 
-    None stands where a window has let a position go. Layers that keep a state instead of positions are left out.
-    `cross` reads an encoder-decoder's other part, whose positions are the source's.
+    None marks positions that a window dropped. Layers with a state instead of positions are left out. `cross` reads an
+    encoder-decoder's cross-attention, whose positions are the source's.
     """
     part = caches.self_part(cache)
     if cross:

@@ -1,6 +1,6 @@
-"""transformers' caches, and the kinds of layers that genctl has none of its own for: recurrent states, empty ones.
+"""transformers' caches, and the layers that genctl does not replace by its own: recurrent states, empty ones.
 
-genctl's layers are registered as transformers' here, so that its caches take them for what they are.
+genctl's layers are registered as transformers' here, so that its caches accept them.
 """
 
 from __future__ import annotations
@@ -63,18 +63,8 @@ def _own(layer: Any, room: int, whole: bool) -> Any:
 
 
 def is_recurrent(layer: Any) -> bool:
-    """Whether a layer keeps a state of one size."""
+    """Whether a layer keeps a state of constant size."""
     return isinstance(layer, LinearAttentionCacheLayerMixin)
-
-
-def is_dummy(layer: Any) -> bool:
-    """Whether a layer keeps nothing: it reads another one's."""
-    return isinstance(layer, DummyLayer)
-
-
-def is_window(layer: Any) -> bool:
-    """Whether a layer of transformers' looks back a window only."""
-    return isinstance(layer, DynamicSlidingWindowLayer)
 
 
 def has_columns(layer: Any) -> bool:
@@ -83,7 +73,7 @@ def has_columns(layer: Any) -> bool:
 
 
 def mergeable(layer: Any) -> bool:
-    """Whether rows of several lanes may live in a layer: one whose contents are all known here.
+    """Whether rows of several lanes may share a layer: only layers with known contents.
 
     An architecture may define layers of its own, which hold more.
     """
@@ -91,14 +81,14 @@ def mergeable(layer: Any) -> bool:
 
 
 def croppable(layer: Any) -> bool:
-    """Whether tokens can be taken back: recurrent states cannot forget, and other layers only if they say how."""
+    """Whether tokens can be removed: not from recurrent states, and from unknown layers only if they define `crop`."""
     if isinstance(layer, LinearAttentionCacheLayerMixin) and any(layer.is_recurrent_states_initialized.values()):
         return False
     return type(layer) in _KINDS or "crop" in vars(type(layer))
 
 
 def hold(layer: Any, keys: Tensor, values: Tensor, length: int) -> None:
-    """Let a layer of transformers' hold these columns, the newest of `length`."""
+    """Fill a layer of transformers with these columns, the newest of `length`."""
     DynamicLayer.lazy_initialization(layer, keys, values)
     layer.keys, layer.values = keys, values
     if hasattr(layer, "cumulative_length"):

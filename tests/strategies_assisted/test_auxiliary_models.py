@@ -11,7 +11,7 @@ from genctl.errors import ModelError, UsageError
 from genctl.params import Generation
 from genctl.strategies.amateur import Amateur
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.auxiliary_models import Companion, accompanied
+from genctl.strategies.auxiliary_models import AuxiliaryModel, auxiliary_strategy
 from genctl.strategies.dola import Dola
 from genctl.strategies.draft_models import ModelDrafter, PromptLookup
 from genctl.strategies.early_exit import EarlyExitDrafter
@@ -24,12 +24,12 @@ from tests.tiny import tiny, tokenizer
 SMALL = runtimes.forward(tiny("llama", seed=5))
 
 
-def load(name: str) -> Companion:
-    return Companion(SMALL, {"small": tokenizer(), "letters": letters(), "silent": None}[name])
+def load(name: str) -> AuxiliaryModel:
+    return AuxiliaryModel(SMALL, {"small": tokenizer(), "letters": letters(), "silent": None}[name])
 
 
 def chosen(**knobs: Any) -> Strategy | None:
-    return accompanied(Generation(**knobs), runtimes.forward(tiny("llama")), tokenizer(), load)
+    return auxiliary_strategy(Generation(**knobs), runtimes.forward(tiny("llama")), tokenizer(), load)
 
 
 def test_the_knobs_arrive_in_the_strategy() -> None:
@@ -77,7 +77,7 @@ def test_checkpoints_that_do_not_go_together_are_refused() -> None:
 
 
 def test_two_checkpoints_without_tokenizers_are_taken_at_their_word() -> None:
-    strategy = accompanied(Generation(assistant_model="silent"), SMALL, None, load)
+    strategy = auxiliary_strategy(Generation(assistant_model="silent"), SMALL, None, load)
     assert strategy == Assisted(ModelDrafter(SMALL))
     case = Case("llama")
     assert case.ours([case.lane(PROMPTS[0], strategy)]) == case.ours([case.lane(PROMPTS[0])])

@@ -1,10 +1,10 @@
-"""A prompt that was read once, on disk: its keys and values, so that later runs need not read it again.
+"""A prefilled prompt on disk: its keys and values, so that later runs need not compute them again.
 
 One safetensors file. Tensors: `tokens` int64 [T]; `hidden` f32 [1, T, H]; for each layer `self.I.keys` and
-`self.I.values` `[1, heads, T, head_dim]` (windows whole, so that any beginning of the prompt can be reused), or
+`self.I.values` `[1, heads, T, head_dim]` (windows whole, so that any prefix of the prompt can be reused), or
 `self.I.conv.J` and `self.I.recurrent.J`; of an encoder-decoder also `source.tokens`, `source.states` and `cross.I.*`.
-Metadata: one JSON object (`genctl`) with what the file was made from and a digest of that and of every tensor, because
-safetensors itself notices a truncated file but not a changed number.
+Metadata: one JSON object (`genctl`) with the identity of the file and a digest of it and of every tensor, because
+safetensors detects a truncated file but not a changed number.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ SCHEMA = "genctl-prompt-cache/1"
 
 @dataclass(frozen=True)
 class PromptIdentity:
-    """What a saved prompt belongs to: it serves nothing else."""
+    """What a saved prompt belongs to: it is refused for anything else."""
 
-    checkpoint: str  # `Loaded.fingerprint`
+    checkpoint: str  # `LoadedModel.fingerprint`
     model: str  # as it was named; only told, never compared
     dtype: str
     transformers: str
     layout: str = ""  # how keys and values are kept, where the runtimes differ (`NativeModel.cache_layout`)
 
     def fields(self) -> dict[str, str]:
-        """As a file says it."""
+        """The metadata of a file."""
         return {name: value for name, value in asdict(self).items() if value or name != "layout"}
 
 
 def packed(prefix: Prefix, identity: PromptIdentity) -> bytes:
-    """The file of a prefix that was made `whole`. Raises ModelError if the model keeps no cache."""
+    """The file of a prefix that was prefilled with `whole`. Raises ModelError if the model keeps no cache."""
     from safetensors.torch import save as serialize
 
     if prefix.cache is None:
@@ -64,7 +64,7 @@ def packed(prefix: Prefix, identity: PromptIdentity) -> bytes:
 
 
 def load(path: Path, identity: PromptIdentity, empty: Cache, device: Any) -> Prefix:
-    """The prefix that `packed` has written, in an `empty` cache of the model, made whole.
+    """The prefix that `packed` wrote, in an `empty` cache of the model, prefilled with `whole`.
 
     Raises InputError if the file is damaged, or of another checkpoint or dtype.
     """
@@ -152,9 +152,9 @@ def _fill(part: str, cache: Cache, tensors: dict[str, Tensor]) -> None:
         if isinstance(layer, caches.GrowingLayer):
             layer.hold(keys, values)
         elif caches.has_columns(layer):
-            from genctl.decode import foreign
+            from genctl.decode import transformers_layers
 
-            foreign.hold(layer, keys, values, int(tensors["tokens"].shape[0]))
+            transformers_layers.hold(layer, keys, values, int(tensors["tokens"].shape[0]))
 
 
 def _digest(told: dict[str, Any], tensors: dict[str, Tensor]) -> str:

@@ -1,7 +1,8 @@
-"""States that a model keeps in a form of its own, as layers of a cache: they fork, reorder and end with their rows.
+"""States that a model does not keep in a standard cache, as layers of a cache: they fork, reorder and end with their
+rows.
 
 Three forms occur in transformers: tensors in the model's modules (RecurrentGemma), a list of hidden states that each
-pass returns (XLNet), and a cache class that is no `Cache` (Reformer).
+pass returns (XLNet), and a cache class that is not a `Cache` (Reformer).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ READ_HISTORY = frozenset({"xlnet", "cpmant"})
 
 
 class ReturnedStates:
-    """The states that a pass returned, as the one layer of a cache. Rows can be selected; nothing can be taken back."""
+    """The states that a pass returned, as the only layer of a cache. Rows can be selected; no token can be removed."""
 
     is_initialized = True
     is_sliding = False
@@ -42,31 +43,31 @@ class ReturnedStates:
             self.states.reorder_cache(beam_idx)
 
     def get_seq_length(self) -> int:
-        """No columns are counted."""
+        """0: columns are not counted."""
         return 0
 
 
 def returned_states() -> Cache:
-    """An empty cache for what a pass returns."""
+    """An empty cache for returned states."""
     return Cache(layers=[ReturnedStates()])
 
 
 class ModuleStates:
-    """The recurrent states that RecurrentGemma keeps in its modules, moved into the cache after every pass."""
+    """The recurrent states in RecurrentGemma's modules, moved into the cache after every pass."""
 
     def __init__(self, model: Any) -> None:
         blocks = enumerate(layer.temporal_block for layer in model.model.layers)
         self.blocks = [(number, block) for number, block in blocks if hasattr(block, "rg_lru")]
 
     def put(self, cache: Cache | None) -> None:
-        """Give the modules what the cache holds; nothing where it is empty."""
+        """Copy the cache's states into the modules; None clears them."""
         for number, block in self.blocks:
             layer = None if cache is None else cache.layers[number]
             block.conv1d_state = None if layer is None else layer.conv_states[0]
             block.rg_lru.recurrent_states = None if layer is None else layer.recurrent_states[0]
 
     def take(self, cache: Cache | None) -> None:
-        """Take from the modules what the pass left there."""
+        """Move the modules' states into the cache."""
         for number, block in self.blocks:
             if cache is not None:
                 layer = cache.layers[number]
@@ -79,5 +80,5 @@ class ModuleStates:
 
 
 def module_states(model: Any) -> ModuleStates | None:
-    """How states are moved for a model that keeps them in its modules; None for any other."""
+    """How states are moved for a model that keeps them in its modules; None for others."""
     return ModuleStates(model) if model.config.model_type == "recurrent_gemma" else None

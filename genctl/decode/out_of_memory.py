@@ -1,4 +1,4 @@
-"""Where memory runs out: how an exception says so, and giving back what nobody holds."""
+"""Recognise out-of-memory errors, and free unused memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class OutOfMemory(Exception):
-    """A step or a prompt did not fit. `torn`: a search was stopped in its choice, so that it cannot be asked again."""
+    """A step or a prompt did not fit. `torn`: a search was interrupted in its choice and cannot be resumed."""
 
     def __init__(self, why: str, *, torn: bool = False) -> None:
         super().__init__(why)
@@ -18,7 +18,7 @@ class OutOfMemory(Exception):
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out, on the CPU or on an accelerator."""
+    """Whether an exception means that memory ran out, on the CPU or on an accelerator."""
     if isinstance(error, (OutOfMemory, MemoryError, torch.OutOfMemoryError)):
         return True
     words = str(error)
@@ -27,7 +27,7 @@ def is_shortage(error: BaseException) -> bool:
 
 @contextmanager
 def shortages(*, torn: bool = False) -> Iterator[None]:
-    """Within, an exception of any kind that says that memory ran out becomes OutOfMemory."""
+    """Within, any exception that means that memory ran out becomes OutOfMemory."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -38,7 +38,7 @@ def shortages(*, torn: bool = False) -> Iterator[None]:
 
 
 def release() -> None:
-    """Give back what nobody holds any more."""
+    """Free unused memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

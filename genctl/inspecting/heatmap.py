@@ -1,4 +1,4 @@
-"""The norms of keys and values after the newest pass, with the tokens that they belong to."""
+"""The norms of keys and values after the newest pass, with their tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from genctl.errors import ModelError
 from genctl.requests import Report, Request
 from genctl.session import Session
 
-Look: TypeAlias = tuple[int, list[dict[str, Any]], list[dict[str, Any]]]  # positions, self-attention, cross-attention
+CacheNorms: TypeAlias = tuple[
+    int, list[dict[str, Any]], list[dict[str, Any]]
+]  # positions, self-attention, cross-attention
 
 
 def check(session: Session) -> None:
@@ -19,32 +21,32 @@ def check(session: Session) -> None:
     name, forward = session.loaded.name, session.forward
     if not forward.supports_cache:
         raise ModelError(f"{name} keeps no cache, so --heatmap has nothing to look into")
-    made = caches.self_part(forward.new_cache())
-    if not any(map(caches.has_columns, made.layers)):
+    cache = caches.self_part(forward.new_cache())
+    if not any(map(caches.has_columns, cache.layers)):
         raise ModelError(f"--heatmap shows keys and values, and {name} keeps none: its layers have recurrent states")
 
 
-def look(session: Session) -> Look | None:
-    """The norms as they are now, while a watched run waits to be read on."""
-    from genctl.decode.norms import norms, watched
+def current_norms(session: Session) -> CacheNorms | None:
+    """The norms at this moment of an observed run."""
+    from genctl.decode.cache_norms import norms, observed_cache
 
-    cache = watched(session.forward)
+    cache = observed_cache(session.forward)
     if cache is None:
         return None
     total, layers = norms(cache)
     return total, layers, norms(cache, cross=True)[1]
 
 
-def heatmap(session: Session, request: Request, found: Look, tokens: Sequence[int]) -> dict[str, Any]:
-    """The norms as they are reported. `tokens`: those of the first row; a prompt that was reused is put before them."""
-    total, layers, cross = found
+def heatmap(session: Session, request: Request, norms: CacheNorms, tokens: Sequence[int]) -> dict[str, Any]:
+    """The report of the norms. `tokens` are those of the first row; a reused prompt is put before them."""
+    total, layers, cross = norms
     lane = session.planner.plan(request, Report()).lane
     ids = [*lane.tokens, *tokens[len(lane.tokens) :]][:total]
-    made = {**_part(session, ids, total), "layers": layers}
+    report = {**_part(session, ids, total), "layers": layers}
     if cross:
         source = list(lane.source or ())
-        made["cross"] = {**_part(session, source, len(source)), "layers": cross}
-    return made
+        report["cross"] = {**_part(session, source, len(source)), "layers": cross}
+    return report
 
 
 def _part(session: Session, ids: Sequence[int], total: int) -> dict[str, Any]:

@@ -41,7 +41,7 @@ _UNITS: dict[str, int] = {"": 1, "b": 1, "bytes": 1} | {
 
 @dataclass(frozen=True)
 class Size:
-    """How much is kept: `rows` in all, `length` columns of each, `source` columns of what an encoder has read.
+    """The size of a run: `rows` in all, `length` columns of each, `source` columns of an encoder.
 
     With `grouped` the rows of a prompt share one row of cross-attention, in a batch of several prompts too.
     """
@@ -68,7 +68,7 @@ class Part:
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> Part:
-        """From what `describe` says of a cache with one row."""
+        """From an entry of `describe` for a cache with one row."""
         columns = 1 if entry["kind"] == STATE else entry["shape"][2]
         return cls(
             entry["layer"],
@@ -82,11 +82,11 @@ class Part:
         )
 
     def rows(self, size: Size) -> int:
-        """Rows that are stored. Those of the only prompt share one row of cross-attention."""
+        """Stored rows. The rows of a single prompt share one row of cross-attention."""
         return size.batch if self.kind == CROSS and (size.grouped or size.batch == 1) else size.rows
 
     def columns(self, size: Size) -> int:
-        """Columns that are stored; 1 for a state, which has none."""
+        """Stored columns; 1 for a state, which has none."""
         if self.kind == STATE:
             return 1
         if self.kind == CROSS:
@@ -94,11 +94,11 @@ class Part:
         return size.length if self.window is None else min(size.length, self.window - 1)
 
     def bytes(self, size: Size) -> int:
-        """Everything that is kept for the part, scales of quantised numbers included."""
+        """All bytes of the part, scales of quantised numbers included."""
         return self.rows(size) * self.columns(size) * self.cell
 
     def reserved(self, size: Size) -> int:
-        """The most bytes of the buffers that keep it, room for later tokens included."""
+        """The most bytes of its buffers, room for later tokens included."""
         if self.kind in (STATE, CROSS, STATIC):
             return self.bytes(size)
         from genctl.decode.batch import ROOM
@@ -111,8 +111,8 @@ class Part:
         return self.rows(size) * columns * self.cell
 
     def entry(self, size: Size, device: str) -> dict[str, Any]:
-        """As `describe` tells of a real one."""
-        made: dict[str, Any] = {
+        """As an entry of `describe`."""
+        entry: dict[str, Any] = {
             "layer": self.layer,
             "kind": self.kind,
             "shape": self._shape(self.shape, size),
@@ -121,14 +121,14 @@ class Part:
             "bytes": self.bytes(size),
         }
         if self.value_shape is not None:
-            made["value_shape"] = self._shape(self.value_shape, size)
+            entry["value_shape"] = self._shape(self.value_shape, size)
         if self.kind == STATIC:
-            made["filled"] = size.length
+            entry["filled"] = size.length
         if self.window is not None:
-            made["window"] = self.window
+            entry["window"] = self.window
         if self.states:
-            made["states"] = {name: [self.rows(size), *shape[1:]] for name, shape in self.states}
-        return made
+            entry["states"] = {name: [self.rows(size), *shape[1:]] for name, shape in self.states}
+        return entry
 
     def _shape(self, shape: tuple[int, ...], size: Size) -> list[int]:
         if self.kind == STATE:
@@ -137,7 +137,7 @@ class Part:
 
 
 def total(parts: Sequence[Part], size: Size) -> int:
-    """Bytes of all parts. Never less for more rows or columns."""
+    """Bytes of all parts. Monotonic in rows and columns."""
     return sum(part.bytes(size) for part in parts)
 
 
@@ -152,13 +152,13 @@ def plan(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """The report of a plan, with the keys of a measured one, and `plan`: what was asked, and what fits.
+    """The report of an estimate, with the keys of a measured one, and `plan`: the request, and what fits.
 
-    `batch` prompts, each with the rows that the strategy keeps; `length` columns of each row, the prompt's included
-    (default: the model's context); `source_length` tokens of an encoder (default: its context, or `length`); `memory`
-    in bytes. `reserved_bytes` is the most that the buffers take, room for later tokens included: what a run reserves
-    at its end where at most 512 tokens are new, and where more are, never less. Raises UsageError for what contradicts
-    itself or the model, ModelError for a model that cannot be planned.
+    `batch` prompts, each with the rows of the strategy; `length` columns of each row, the prompt's included (default:
+    the model's context); `source_length` tokens of an encoder (default: its context, or `length`); `memory` in bytes.
+    `reserved_bytes` is the most that the buffers take, room for later tokens included: exact at the end of a run with
+    at most 512 new tokens, else an upper bound. Raises UsageError for conflicting options, ModelError for a model that
+    cannot be estimated.
     """
     per_prompt = rows_of(generation)
     from genctl.inspecting import skeleton as skeletons
@@ -170,21 +170,21 @@ def plan(
     size = _size(skeleton, batch, per_prompt, context, length, source_length)
     size = replace(size, grouped=skeleton.native is not None)
     weights = skeletons.weights_bytes(skeleton, runtime)
-    kept = total(parts, size)
-    made: dict[str, Any] = {
+    bytes_total = total(parts, size)
+    report: dict[str, Any] = {
         "schema": SCHEMA,
         "model": skeleton.name,
         "cache": form,
         "layers": [part.entry(size, skeleton.device) for part in parts],
-        "total_bytes": kept,
+        "total_bytes": bytes_total,
         "reserved_bytes": sum(part.reserved(size) for part in parts),
         "weights_bytes": weights,
-        "bytes_per_token": _divided(kept - total(parts, _long(size, size.length - 1)), size.rows),
-        "bytes_per_row": _divided(kept, size.rows),
-        "share_of_weights": kept / weights if weights else None,
+        "bytes_per_token": _divided(bytes_total - total(parts, _long(size, size.length - 1)), size.rows),
+        "bytes_per_row": _divided(bytes_total, size.rows),
+        "share_of_weights": bytes_total / weights if weights else None,
         "steps": [],
     }
-    made["plan"] = {
+    report["plan"] = {
         "batch": batch,
         "num_beams": generation.num_beams,
         "rows": size.rows,
@@ -196,11 +196,11 @@ def plan(
         **_fits(parts, size, per_prompt, weights, memory, context),
         "notes": [*skeleton.notes, *_overlooked(skeleton, generation), *_notes(generation, parts, size, form)],
     }
-    return made
+    return report
 
 
 def rows_of(generation: Generation) -> int:
-    """Rows that the strategy keeps for each prompt. Raises UsageError for knobs that contradict each other."""
+    """Rows that the strategy keeps for each prompt. Raises UsageError for conflicting knobs."""
     beams, returned = generation.num_beams, generation.num_return_sequences
     if beams > 1:
         if returned > beams:
@@ -219,9 +219,9 @@ def rows_of(generation: Generation) -> int:
 
 
 def context_of(config: Any, *, decoder: bool = True) -> int | None:
-    """Most positions that a model of this config was made for, or None. `decoder`: which part of an encoder-decoder.
+    """The context of a model with this config, or None. `decoder`: which part of an encoder-decoder.
 
-    As `request_planner.Planner.context` has it.
+    As in `request_planner.Planner.context`.
     """
     if config.model_type in UNBOUNDED:
         return None
@@ -240,16 +240,16 @@ def memory_bytes(text: str) -> int:
     match = _MEMORY.fullmatch(text.strip())
     if match is None or match[2].lower() not in _UNITS:
         raise UsageError(f"--memory {text!r:.60}: neither bytes nor like 24GiB (KiB, MiB, GiB, TiB; KB, MB, GB, TB)")
-    found = int(Fraction(match[1]) * _UNITS[match[2].lower()])
-    if found < 1:
+    amount = int(Fraction(match[1]) * _UNITS[match[2].lower()])
+    if amount < 1:
         raise UsageError(f"--memory {text!r:.60} is no memory at all")
-    return found
+    return amount
 
 
 def largest(fits: Callable[[int], bool], most: int | None = None) -> int | None:
-    """The largest whole number from 0 to `most` that fits, where all below one that fits do; None: they all do.
+    """The largest whole number from 0 to `most` that fits, for a monotonic `fits`; None if all fit.
 
-    Without `most` numbers up to 2^62 are tried. 0 is not tried: it is the answer where 1 does not fit.
+    Without `most` numbers up to 2^62 are tried. 0 is not tried: it is the result if 1 does not fit.
     """
     low, high = 0, 1
     bound = 1 << 62 if most is None else most
@@ -293,7 +293,7 @@ def _long(size: Size, length: int) -> Size:
 def _fits(
     parts: Sequence[Part], size: Size, per_prompt: int, weights: int, memory: int | None, context: int | None
 ) -> dict[str, Any]:
-    """What fits beside the weights. `length_bound` says what bounds the length: "memory", "context" or None."""
+    """What fits beside the weights. `length_bound` is the limit of the length: "memory", "context" or None."""
     if memory is None:
         return {"longest_length": None, "length_bound": None, "largest_batch": None, "fits": None}
     room = memory - weights
@@ -308,35 +308,37 @@ def _fits(
 
 
 def _overlooked(skeleton: Skeleton, generation: Generation) -> list[str]:
-    """Rows that a run would have by the checkpoint's own settings, where `generation` has them at their default."""
-    said = []
+    """Rows that a run would have by the checkpoint's own settings, if `generation` has the default."""
+    notes = []
     for name in ("num_beams", "num_return_sequences"):
         theirs, ours = skeleton.generation.get(name), getattr(generation, name)
         if type(theirs) is int and theirs > 1 and ours == 1:
-            said.append(f"generation_config.json says {name} = {theirs}, which a run follows; this plan has {name} = 1")
-    return said
+            notes.append(
+                f"generation_config.json says {name} = {theirs}, which a run follows; this plan has {name} = 1"
+            )
+    return notes
 
 
 def _notes(generation: Generation, parts: Sequence[Part], size: Size, form: str) -> list[str]:
-    """What a run with these settings would keep besides, or need not keep."""
-    said = []
+    """What a run with these settings keeps that the estimate does not count, or need not keep."""
+    notes = []
     if not parts and form != "off":
-        said.append("this architecture keeps no cache: everything is read again at every step")
+        notes.append("this architecture keeps no cache: everything is read again at every step")
     shares = size.rows > size.batch and size.length > SHARED and any(part.kind == "full" for part in parts)
     if shares and size.source == 0:
-        said.append(
+        notes.append(
             f"the native runtime keeps a prompt of {SHARED} tokens or more once for all its rows: a run may need less"
         )
     if form == "offloaded":
-        said.append("with --cache offloaded the layers that grow lie in the CPU's memory while others compute")
+        notes.append("with --cache offloaded the layers that grow lie in the CPU's memory while others compute")
     others = [name for name in ("assistant_model", "amateur_model") if getattr(generation, name)]
     if others:
-        said.append(f"the weights and the cache of {' and '.join(others)} are not counted")
+        notes.append(f"the weights and the cache of {' and '.join(others)} are not counted")
     if generation.guidance_scale not in (None, 1.0):
-        said.append("guidance_scale keeps a second cache for the negative prompt, which is not counted")
+        notes.append("guidance_scale keeps a second cache for the negative prompt, which is not counted")
     if generation.assistant_model or generation.prompt_lookup_num_tokens or generation.assistant_early_exit:
-        said.append("a draft is kept, with what it pushes out of windows, until it is checked; this is not counted")
-    return said
+        notes.append("a draft is kept, with what it pushes out of windows, until it is checked; this is not counted")
+    return notes
 
 
 def _divided(amount: int, count: int) -> int | float:

@@ -1,4 +1,4 @@
-"""A model just read becomes one that computes: its numbers are looked at, its layers repacked, its device reached."""
+"""Prepare a model that was read: check its numbers, repack its layers, check its device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCANNED = 2 << 30  # bytes of weights up to which every number is looked at
 
 
 def check_options(runtime: Runtime) -> None:
-    """Refuse contradictions that need no torch to see. Raises UsageError."""
+    """Refuse conflicting options before torch is imported. Raises UsageError."""
     if runtime.compile:
         if runtime.quantize is not None:
             raise UsageError(
@@ -32,17 +32,17 @@ def check_options(runtime: Runtime) -> None:
             raise UsageError(f"--compile and --device-map {runtime.device_map}: only a model that lies on one device")
     if runtime.quantize is None:
         return
-    asked = f"--quantize {runtime.quantize}"
+    flag = f"--quantize {runtime.quantize}"
     if not runtime.pack:
-        raise UsageError(f"{asked} and --no-pack contradict each other: {runtime.quantize} weights are packed ones")
+        raise UsageError(f"{flag} and --no-pack contradict each other: {runtime.quantize} weights are packed ones")
     if runtime.device_map is not None:
-        raise UsageError(f"{asked} and --device-map {runtime.device_map}: only a model that lies whole on the CPU")
+        raise UsageError(f"{flag} and --device-map {runtime.device_map}: only a model that lies whole on the CPU")
     if runtime.dtype == "float16":
-        raise UsageError(f"{asked} computes in float32 or bfloat16, not in --dtype float16")
+        raise UsageError(f"{flag} computes in float32 or bfloat16, not in --dtype float16")
 
 
 def check_device(runtime: Runtime, device: torch.device | None) -> None:
-    """Refuse a device that cannot compute what is asked. Raises UsageError."""
+    """Refuse a device that does not support the options. Raises UsageError."""
     if runtime.compile and device is not None:
         if device.type not in ("cpu", "cuda"):
             chosen = "" if runtime.device == "auto" else f" (--device {runtime.device})"
@@ -60,16 +60,16 @@ def check_device(runtime: Runtime, device: torch.device | None) -> None:
 
 
 def cpp_compiler() -> str | None:
-    """The C++ compiler that torch.compile would call on the CPU; None where it is not there."""
+    """The C++ compiler that torch.compile would call on the CPU; None if it is missing."""
     usual = "clang++" if sys.platform == "darwin" else "cl" if sys.platform == "win32" else "g++"
     return shutil.which(os.environ.get("CXX") or usual)
 
 
 def dtype_on(device: str, stored: str, bfloat16: bool) -> str:
-    """What `--dtype auto` makes of a checkpoint in `stored` numbers on a kind of device.
+    """The dtype of `--dtype auto` for a checkpoint stored as `stored` on a kind of device.
 
-    A GPU computes float32 at a fraction of its speed: there it becomes bfloat16, or float16 where the GPU has no
-    `bfloat16`. All other numbers stay what they are, and so does everything elsewhere.
+    A GPU computes float32 at a fraction of its speed: float32 becomes bfloat16 there, or float16 if the GPU has no
+    `bfloat16`. Other dtypes, and other devices, change nothing.
     """
     if device != "cuda" or stored != "float32":
         return stored
@@ -77,17 +77,19 @@ def dtype_on(device: str, stored: str, bfloat16: bool) -> str:
 
 
 def dtype_note(stored: str, chosen: str) -> str:
-    """What to tell with --verbose where `dtype_on` chose another type."""
+    """The note for --verbose if `dtype_on` chose another type."""
     return f"{stored} weights are read as {chosen} on this GPU; --dtype {stored} keeps them"
 
 
-def settle(model: nn.Module, runtime: Runtime, device: torch.device | None, config: dict[str, Any]) -> list[str]:
-    """Look at the numbers, and repack the layers if the model computes on the CPU; what to tell with --verbose.
+def prepare_for_device(
+    model: nn.Module, runtime: Runtime, device: torch.device | None, config: dict[str, Any]
+) -> list[str]:
+    """Check the numbers, and repack the layers if the model computes on the CPU; notes for --verbose.
 
-    Raises ModelError for NaN and infinite weights. Above 2 GB they are not looked at; logits still are, at every step.
+    Raises ModelError for NaN and infinite weights. Above 2 GB weights are not checked; logits still are, at every step.
     """
     size = sum(weight.nbytes for weight in model.parameters() if weight.device.type != "meta")
-    look = looker(size)
+    look = finite_check(size)
     packs = runtime.pack and not runtime.compile  # packed layers are opaque to a compiler, and it fuses by itself
     if device is None or device.type != "cpu" or not packs:
         if look is not None:
@@ -104,22 +106,22 @@ def settle(model: nn.Module, runtime: Runtime, device: torch.device | None, conf
     if not report.packed and not set(report.left) - {"small"}:  # nothing to gain, nothing to tell
         return []
     how = f"weights in {runtime.quantize}" if runtime.quantize is not None else "weights packed for this CPU"
-    told = f"{report.packed} linear layers with {how}{_left(report)}"
+    note = f"{report.packed} linear layers with {how}{_left(report)}"
     if runtime.quantize is not None:
-        told += f"; all weights {weights_bytes(model) / 1e6:,.1f} MB, {size / 1e6:,.1f} MB as read"
-    return [told]
+        note += f"; all weights {weights_bytes(model) / 1e6:,.1f} MB, {size / 1e6:,.1f} MB as read"
+    return [note]
 
 
-def looker(size: int) -> Callable[[str, Tensor], None] | None:
-    """What looks at each tensor of a model with `size` bytes of weights, and raises ModelError; None for large ones."""
-    return _look if size <= _SCANNED else None
+def finite_check(size: int) -> Callable[[str, Tensor], None] | None:
+    """A check of each tensor that raises ModelError; None for models with more than `_SCANNED` bytes of weights."""
+    return _check_finite if size <= _SCANNED else None
 
 
 def _left(report: Any) -> str:
     return "".join(f", {count} left ({why})" for why, count in sorted(report.left.items()))
 
 
-def _look(name: str, weight: Tensor) -> None:
+def _check_finite(name: str, weight: Tensor) -> None:
     import torch
 
     if weight.device.type == "meta" or not weight.is_floating_point() or not weight.numel():

@@ -1,11 +1,11 @@
-"""A prompt whose keys and values are kept once for all rows that continue it, and a source for all that attend to it.
+"""A prompt whose keys and values are stored once for all its rows, and a source for all rows that attend to it.
 
 Beams of one prompt, samples of it, and strategies compared on it share the prompt's columns: these are neither copied
 nor reordered, and attention reads them once for all rows. It is computed in two parts, over the prompt with all rows as
 queries and over each row's own columns, which are merged by their log-sum-exps (the merge of FlashAttention, Dao et al.
 2022; shared prefixes as in Hydragen, Juravsky et al. 2024).
 
-What an encoder said of several sources is kept once for each too: the rows of a source are queries on its one row.
+Encoder states of several sources are stored once for each too: the rows of a source are queries on its one row.
 
 R rows, G query heads for each of H key heads, P prompt columns, S own columns, D head dimension.
 """
@@ -27,7 +27,7 @@ LEAST = 64  # columns of a prompt that are worth sharing
 
 
 class SharedLayer(GrowingLayer):
-    """A full-attention layer of which the first columns are the same for all rows, and stored once."""
+    """A full-attention layer whose first columns are the same for all rows, and stored once."""
 
     def __init__(self, prompt: GrowingLayer, rows: int, room: int) -> None:
         super().__init__(room)
@@ -38,7 +38,7 @@ class SharedLayer(GrowingLayer):
         self.buffers = tuple(part.new_empty(rows, part.shape[1], room, part.shape[3]) for part in (keys, values))
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append columns; returns each row's own, `[R, H, S, D]`: `attention` knows of the others."""
+        """Append columns; returns each row's own, `[R, H, S, D]`: `attend` adds the shared ones."""
         self._append((key_states, value_states))
         keys, values = self._columns()
         return keys, values
@@ -48,21 +48,21 @@ class SharedLayer(GrowingLayer):
         return self.columns + self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Columns that a query meets, and how many came before them."""
+        """Columns that a query attends to, and the offset of the first one."""
         return self.columns + self.length + query_length, 0
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the newest columns. Raises ValueError if they are the prompt's."""
+        """Drop the newest columns. Raises ValueError if they are the prompt's."""
         if abs(tokens_to_remove) > self.length:
             raise ValueError("a shared prompt cannot be cropped")
         super().crop(tokens_to_remove)
 
     def reorder(self, rows: Tensor, since: int) -> None:
-        """Row i becomes row `rows[i]`, in place; the shared columns have no rows to move."""
+        """Row i becomes row `rows[i]`, in place; the shared columns are not moved."""
         super().reorder(rows, max(since - self.columns, 0))
 
     def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> GrowingLayer:
-        """A layer with the rows of all; the prompt stays shared if it is the same, and the rows are equally long."""
+        """A layer with the rows of all; the prompt stays shared if it is the same and the rows have equal length."""
         together = all(
             isinstance(other, SharedLayer) and other._where() == self._where() and other.length == self.length
             for other in others
@@ -93,7 +93,7 @@ class SharedLayer(GrowingLayer):
 
 
 def share(cache: Cache, rows: int, room: int) -> Cache:
-    """A cache for `rows` continuations of the prompt that `cache` holds; its growing layers are shared, not copied."""
+    """A cache for `rows` continuations of the prompt in `cache`; its growing layers are shared, not copied."""
     index = torch.zeros(rows, dtype=torch.long)
     layers = [
         SharedLayer(layer, rows, room) if _shareable(layer) else caches.select_layer(layer, index, room, 0)
@@ -103,7 +103,7 @@ def share(cache: Cache, rows: int, room: int) -> Cache:
 
 
 def is_shared(cache: Cache) -> bool:
-    """Whether any layer's first columns are stored once for all rows."""
+    """Whether any layer shares its first columns."""
     return any(isinstance(layer, SharedLayer) for layer in getattr(cache, "layers", ()))
 
 
@@ -121,7 +121,7 @@ def _shareable(layer: Any) -> bool:
 
 
 def shareable(cache: Any) -> bool:
-    """Whether any layer holds a prompt that is worth sharing."""
+    """Whether any layer holds a prompt that is long enough to share."""
     return any(map(_shareable, getattr(cache, "layers", ())))
 
 

@@ -1,7 +1,7 @@
-"""Numbers in config.json that become dimensions: each is looked at before anything is allocated.
+"""Check the numbers in config.json that become dimensions, before anything is allocated.
 
-Libraries know more than a thousand names of such numbers, so a number counts as a size unless its name says otherwise.
-The bounds are generous: no published model comes near, and a number within them costs megabytes at most.
+Libraries have more than a thousand names for such numbers, so a number counts as a size unless its name says otherwise.
+The bounds are generous: no published model comes near them, and a number within them costs megabytes at most.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MOST_ROWS = 1 << 20
 
 
 def check(config: dict[str, Any], widest: int, *, known: Collection[str] = ()) -> None:
-    """Refuse sizes that no tensor has; `widest` is the largest dimension of any. Raises ModelError.
+    """Refuse sizes that no tensor has; `widest` is the largest dimension of any tensor. Raises ModelError.
 
-    `known` names numbers that have bounds of their own.
+    `known` are names with bounds of their own.
     """
     for where, value in _sizes(config, ""):
         name = where.rpartition(".")[2]
@@ -42,7 +42,7 @@ def check(config: dict[str, Any], widest: int, *, known: Collection[str] = ()) -
 
 
 def _sizes(part: dict[str, Any], where: str) -> Iterator[tuple[str, int]]:
-    """Each size with its name, in nested objects and lists, too."""
+    """Each size with its name, including nested objects and lists."""
     if where.count(".") > _DEEPEST:
         return
     for key, value in part.items():
@@ -50,6 +50,6 @@ def _sizes(part: dict[str, Any], where: str) -> Iterator[tuple[str, int]]:
         if isinstance(value, dict):
             yield from _sizes(value, f"{name}.")
         elif _TABLE.fullmatch(key) or not _OTHERWISE.fullmatch(key):
-            for one in value if isinstance(value, list) else [value]:
-                if type(one) is int or (isinstance(one, float) and one.is_integer()):
-                    yield name, int(one)
+            for number in value if isinstance(value, list) else [value]:
+                if type(number) is int or (isinstance(number, float) and number.is_integer()):
+                    yield name, int(number)

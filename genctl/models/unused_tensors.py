@@ -1,19 +1,19 @@
-"""Tensors of a checkpoint that its model does not take: whether they are missed, or belong to something else.
+"""Tensors of a checkpoint that its model does not use: errors, or parts of something else.
 
-A config that names fewer layers than the weight files hold, or no bias where they hold one, makes a model that runs and
-writes other text. So a tensor that is left over is an error if it belongs to the loaded model:
+A config with fewer layers than the weight files hold, or without a bias that they hold, gives a model that runs and
+writes other text. So an unused tensor is an error if it belongs to the loaded model:
 
 - a layer whose number is beyond those that the model has (`model.layers.7` of four);
 - anything else inside a part that the model has (`model.layers.0.self_attn.q_proj.bias`, `model.final_norm.weight`).
 
-It is none, and told with --verbose, if the model computes it or another program needs it:
+It is ignored, with a note for --verbose, if the model computes it or another program needs it:
 
 - buffers: rotary frequencies, position ids and the triangular masks that older files hold;
 - layers that predict further tokens (MTP), heads for other tasks, and the towers of other modalities;
-- whatever hangs on no part of the model (`value_head.weight`).
+- tensors outside all parts of the model (`value_head.weight`).
 
-transformers' own lists of harmless names have been applied before. A quantised checkpoint holds numbers of its
-quantisation beside the weights, which its library may not need: of such a one only layers are missed.
+transformers' own lists of ignored names were applied before. A quantised checkpoint also holds numbers of its
+quantisation, which its library may not need: there only whole layers are errors.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _PREDICTS_FURTHER = re.compile(r"eh_proj|enorm|hnorm|shared_head")  # what only 
 
 
 def check(model: nn.Module, unexpected: Iterable[str], held: Mapping[str, Tensor], config: dict[str, Any]) -> list[str]:
-    """The names that nobody misses, sorted. Raises ModelError for those that belong to the model.
+    """The names that may be ignored, sorted. Raises ModelError for those that belong to the model.
 
-    `unexpected` are names as the model has them, left over after reading; `held` is what safetensors headers list, and
+    `unexpected` are the model's names of tensors that were not used; `held` is the content of safetensors headers, and
     `config` is config.json.
     """
     names = sorted(set(unexpected))
-    found = _Parts(model)
+    modules = _Parts(model)
     # transformers' lists name the MTP layer of one public checkpoint by its number, for every config: look again
-    layers = found.beyond([*names, *held])
+    layers = modules.beyond([*names, *held])
     if layers:
         path, numbers = next(iter(layers.items()))
-        raise ModelError(_too_few(path, numbers, found.count(path), config))
-    missed = [name for name in names if found.owns(name, held.get(name))]
+        raise ModelError(_too_few(path, numbers, modules.count(path), config))
+    missed = [name for name in names if modules.owns(name, held.get(name))]
     if missed and not config.get("quantization_config"):
         what, them = (
             ("1 tensor that belongs", "it") if len(missed) == 1 else (f"{len(missed)} tensors that belong", "them")
@@ -80,11 +80,11 @@ class _Parts:
         return sum(1 for _ in self.modules[path].children())
 
     def beyond(self, names: Iterable[str]) -> dict[str, list[int]]:
-        """Lists of layers of which there is more than the model has: the path of each, and the numbers beyond."""
+        """Lists of layers that are longer in the files than in the model: the path of each, and the extra numbers."""
         import torch
 
         lists = (torch.nn.ModuleList, torch.nn.Sequential)
-        found: dict[str, set[int]] = {}
+        beyond: dict[str, set[int]] = {}
         further: set[tuple[str, int]] = set()
         for name in names:
             for path, after in self._splits(name):
@@ -95,14 +95,14 @@ class _Parts:
                     continue
                 if any(_ELSEWHERE.fullmatch(part) for part in path.split(".")):
                     continue
-                found.setdefault(path, set()).add(int(number))
+                beyond.setdefault(path, set()).add(int(number))
                 if any(_PREDICTS_FURTHER.fullmatch(part) for part in rest.split(".")):
                     further.add((path, int(number)))
-        left = {path: sorted(n for n in numbers if (path, n) not in further) for path, numbers in found.items()}
+        left = {path: sorted(n for n in numbers if (path, n) not in further) for path, numbers in beyond.items()}
         return {path: numbers for path, numbers in left.items() if numbers}
 
     def owns(self, name: str, tensor: Tensor | None) -> bool:
-        """Whether a tensor belongs to a part of the model, and is none that the model computes."""
+        """Whether a tensor belongs to a part of the model, and is not computed by it."""
         path, after = max(self._splits(name), key=lambda split: len(split[0]), default=("", name))
         *_, last = name.split(".")
         if not path or f"{path}.{after}" in self.buffers or _COMPUTED.fullmatch(last):
@@ -117,12 +117,12 @@ class _Parts:
         return not (first.isdecimal() and rest)  # a layer that was not refused: one that predicts further
 
     def _is_mask(self, path: str, after: str, tensor: Tensor | None) -> bool:
-        """`attn.bias` of GPT-2 and its kin: the triangular mask of a module that consists of projections."""
+        """`attn.bias` of GPT-2 and similar: the triangular mask of a module that contains projections."""
         attends = "att" in path.rpartition(".")[2].lower() and any(True for _ in self.modules[path].children())
         return after == "bias" and attends and (tensor is None or len(tensor.shape) > 2)
 
     def _splits(self, name: str) -> Iterator[tuple[str, str]]:
-        """Every part of the model that a name may begin with, and what follows: with the model's prefix, or without."""
+        """Each part of the model that the name may begin with, and the rest: with the model's prefix or without."""
         for whole in (name, f"{self.prefix}.{name}", name.removeprefix(f"{self.prefix}.")):
             at = whole.find(".")
             while at > 0:
@@ -134,13 +134,15 @@ class _Parts:
 def _too_few(path: str, numbers: list[int], count: int, config: dict[str, Any]) -> str:
     path = shown(path)
     held = f"{path}.{numbers[0]}" + (f" to {path}.{numbers[-1]}" if len(numbers) > 1 else "")
-    said = [(where + key, part[key]) for part, where in parts(config) for key in LAYERS if part.get(key) == count]
+    fields = [(where + key, part[key]) for part, where in parts(config) for key in LAYERS if part.get(key) == count]
     side = "decoder" if "decoder" in path else "encoder" if "encoder" in path else ""
 
     def far(item: tuple[str, Any]) -> tuple[bool, bool]:
         part = item[0].rpartition(".")[0].removesuffix("_config")
         return bool(side) and side not in item[0], part not in ("", "text", "thinker") and part not in path
 
-    said.sort(key=far)
-    told = f"config.json says {said[0][0]} = {count}" if said else f"by config.json the model has {count} of them"
-    return f"the weight files hold {held}, but {told}"
+    fields.sort(key=far)
+    config_says = (
+        f"config.json says {fields[0][0]} = {count}" if fields else f"by config.json the model has {count} of them"
+    )
+    return f"the weight files hold {held}, but {config_says}"

@@ -1,7 +1,7 @@
-"""Keep the report of a failing Rust library off the terminal: the error that we raise says it in one line.
+"""Keep panic reports of Rust libraries off the terminal: our error reports the failure in one line.
 
-A panic in Rust writes its report (with a backtrace where RUST_BACKTRACE is set) to file descriptor 2 before Python
-hears of it, so replacing `sys.stderr` does not help.
+Rust writes its report (with a backtrace if RUST_BACKTRACE is set) to file descriptor 2 before Python sees the
+exception, so replacing `sys.stderr` does not help.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _depth = 0
 
 
 @contextmanager
-def unreported() -> Iterator[None]:
-    """Within, what is written to descriptor 2 waits; afterwards it is there, without the reports of panics.
+def without_panic_reports() -> Iterator[None]:
+    """Delay what is written to descriptor 2 until the end, and remove panic reports from it.
 
-    One thread at a time; what other threads write meanwhile waits as well. Nothing is done without a descriptor 2.
+    One thread at a time; output of other threads is delayed too. Without a descriptor 2 nothing happens.
     """
     global _depth
     with _LOCK:

@@ -1,4 +1,4 @@
-"""What each forward pass was given and what the cache held after it, for those who want to see."""
+"""The input of each forward pass and the cache after it, as events."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode import cache as caches
-from genctl.decode.describe import describe, reserved
+from genctl.decode.cache_contents import describe, reserved
 from genctl.decode.runtime import ModelRuntime, Passed
 
 
 @dataclass
-class Watcher:
+class CacheObserver:
     """Reads the cache after every pass of `forward`, until it is closed."""
 
     forward: ModelRuntime
@@ -25,11 +25,11 @@ class Watcher:
         self.forward.watch = self
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop observing."""
         self.forward.watch = None
 
     def __call__(self, passed: Passed) -> None:
-        """Take note of a pass."""
+        """Note a pass."""
         self.passed = passed
 
     def read(self, lanes: Sequence[str], step: int, reordered: Sequence[int] = ()) -> events.CacheRead:

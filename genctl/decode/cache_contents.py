@@ -1,4 +1,4 @@
-"""What a cache holds, layer by layer, as it lies in memory: kinds, shapes and bytes of real tensors."""
+"""The contents of a cache, layer by layer: kinds, shapes and bytes of its tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from genctl.decode import cache as caches
 from genctl.decode.cache import Cache
 from genctl.decode.layers import GrowingLayer
-from genctl.decode.shared import SharedLayer
+from genctl.decode.shared_prompt import SharedLayer
 
 CROSS, RECURRENT, SLIDING, FULL = "cross-attention", "recurrent state", "sliding window", "full"
 
@@ -18,13 +18,12 @@ CROSS, RECURRENT, SLIDING, FULL = "cross-attention", "recurrent state", "sliding
 def describe(cache: Cache | None, cross: Cache | None = None) -> list[dict[str, Any]]:
     """The parts of a cache in the order of the layers, each `{"layer", "kind", "shape", "dtype", "device", "bytes"}`.
 
-    `shape` is that of the keys, `[rows, heads, length, head_dim]` (a recurrent state has a shape of its own); values
-    of another shape add `value_shape`. `bytes` counts everything kept for the part, scales of quantised numbers
-    included, and nothing twice: rows that are views of one row are that row. Where rows share a prompt of 64 tokens or
-    more, `shape` has all columns, `bytes` counts the prompt's once, and `shared` says how many they are. A buffer's
-    free columns count where the layer is static, and for no other (see `reserved`); a static layer adds `filled`, its
-    columns in use. A hybrid layer has two parts. `cross` is an encoder-decoder's other part where the rows of several
-    prompts were joined.
+    `shape` is that of the keys, `[rows, heads, length, head_dim]` (a recurrent state has its own shape); values of
+    another shape add `value_shape`. `bytes` counts everything stored for the part, scales of quantised numbers
+    included, and nothing twice: rows that are views of one row count once. If rows share a prompt of 64 tokens or more,
+    `shape` has all columns, `bytes` counts the prompt's once, and `shared` is their number. A buffer's free columns
+    count only in a static layer (see `reserved`), which adds `filled`, its columns in use. A hybrid layer has two
+    parts. `cross` is an encoder-decoder's other part if the rows of several prompts were joined.
     """
     if cache is None:
         return []
@@ -36,11 +35,11 @@ def describe(cache: Cache | None, cross: Cache | None = None) -> list[dict[str, 
         if isinstance(layer, GrowingLayer):
             found += [_attention(number, layer)] if layer.is_initialized else []
             continue
-        from genctl.decode import foreign
+        from genctl.decode import transformers_layers
 
-        if foreign.is_recurrent(layer):
+        if transformers_layers.is_recurrent(layer):
             found += _recurrent(number, layer)
-        if foreign.has_columns(layer) and layer.is_initialized:
+        if transformers_layers.has_columns(layer) and layer.is_initialized:
             found.append(_attention(number, layer))
     for number, layer in enumerate(cross.layers if cross is not None else ()):
         if layer.is_initialized:
@@ -49,7 +48,7 @@ def describe(cache: Cache | None, cross: Cache | None = None) -> list[dict[str, 
 
 
 def reserved(cache: Cache | None) -> int:
-    """Bytes of the growing layers' buffers, free columns included; what other layers keep counts as it is."""
+    """Bytes of the growing layers' buffers, free columns included; other layers count as they are."""
     if cache is None:
         return 0
     total = 0
@@ -59,11 +58,11 @@ def reserved(cache: Cache | None) -> int:
                 total += sum(_bytes(buffer) for buffer in layer.buffers)
                 total += sum(_bytes(part) for part in layer.prompt) if isinstance(layer, SharedLayer) else 0
                 continue
-            from genctl.decode import foreign
+            from genctl.decode import transformers_layers
 
-            if foreign.is_recurrent(layer):
+            if transformers_layers.is_recurrent(layer):
                 total += sum(entry["bytes"] for entry in _recurrent(number, layer))
-            if foreign.has_columns(layer) and layer.is_initialized:
+            if transformers_layers.has_columns(layer) and layer.is_initialized:
                 total += _attention(number, layer)["bytes"]
     return total
 
@@ -118,7 +117,7 @@ def _recurrent(number: int, layer: Any) -> list[dict[str, Any]]:
 
 
 def _held(tensor: Tensor) -> list[int]:
-    """The shape in memory: a dimension along which every row is the same one counts once."""
+    """The shape in memory: a dimension with stride 0 counts once."""
     return [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Calls into libraries that read a checkpoint, and what their errors become."""
+"""Turn errors of the libraries that read a checkpoint into ModelErrors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "
 
 
 def guarded(call: Callable[[], _T], what: str) -> _T:
-    """Run a library's code; whatever it raises becomes a ModelError of one line."""
+    """Run a library's code; any exception becomes a ModelError of one line."""
     try:
         return call()
     except GenctlError:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from genctl.decode.processors import words
+from genctl.decode.processors import token_sequences
 from genctl.decode.processors.build import build
 from genctl.errors import UsageError
 from tests import tiny
@@ -48,15 +48,18 @@ def pieces() -> Any:
 
 
 def spelled(tokenizer: Any, text: str) -> set[tuple[str, ...]]:
-    return {tuple(tokenizer.convert_ids_to_tokens(list(ids))) for ids in words.variants(tokenizer, text, "bad_words")}
+    return {
+        tuple(tokenizer.convert_ids_to_tokens(list(ids)))
+        for ids in token_sequences.variants(tokenizer, text, "bad_words")
+    }
 
 
 def test_byte_level_words_bare_and_after_a_space() -> None:
     tokenizer = tiny.tokenizer()
     bare, after = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in ("dog", " dog"))
     assert bare != after
-    assert set(words.variants(tokenizer, "dog", "bad_words")) == {bare, after}
-    assert words.variants(tokenizer, " dog", "bad_words") == [after]
+    assert set(token_sequences.variants(tokenizer, "dog", "bad_words")) == {bare, after}
+    assert token_sequences.variants(tokenizer, " dog", "bad_words") == [after]
 
 
 def test_pieces_with_a_dummy_space_are_found_without_it_too() -> None:
@@ -72,7 +75,7 @@ def test_pieces_with_a_dummy_space_are_found_without_it_too() -> None:
 )
 def test_what_cannot_be_written_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=f"bad_words: {sentence}"):
-        words.variants(pieces(), text, "bad_words")
+        token_sequences.variants(pieces(), text, "bad_words")
 
 
 def test_text_needs_a_tokenizer() -> None:
@@ -95,7 +98,7 @@ def test_bad_words_are_never_completed() -> None:
 
 def test_logit_bias_of_text_of_ids_and_of_several_tokens() -> None:
     """A single token always has its bias; of several the last one, once the others are there."""
-    biases = words.bias_of(pieces(), {"cat": 2.0, " cat": 3.0, "#11": -1.0, "badger": 4.0}, 17)
+    biases = token_sequences.bias_of(pieces(), {"cat": 2.0, " cat": 3.0, "#11": -1.0, "badger": 4.0}, 17)
     named = {tuple(pieces().convert_ids_to_tokens(list(ids))): bias for ids, bias in biases.items()}
     assert named == {
         ("cat",): 2.0,
@@ -129,9 +132,9 @@ def test_a_minus_infinite_bias_bans_a_token() -> None:
 
 
 def test_dry_breaks_at_every_token_that_contains_a_breaker() -> None:
-    found = words.containing(pieces(), "(", "dry_sequence_breakers")
+    found = token_sequences.containing(pieces(), "(", "dry_sequence_breakers")
     assert {pieces().convert_ids_to_tokens(ids[0]) for ids in found} == {"(", "▁("}
-    several = words.containing(pieces(), "badger", "dry_sequence_breakers")
+    several = token_sequences.containing(pieces(), "badger", "dry_sequence_breakers")
     assert all(len(ids) == 3 for ids in several)
     colon = tiny.tokenizer().encode(":", add_special_tokens=False)[0]
     history = torch.tensor([[40, 41, colon, 42, 43, 40, 41, colon, 42]])

@@ -1,7 +1,7 @@
-"""A run's events as one report: what each pass was given, what the cache held after it, and how it grew.
+"""One report from a run's events: the input of each pass, the cache after it, and its growth.
 
-The report is plain JSON values (schema genctl/1); what is shown on a terminal is drawn from it. Bytes are those of the
-tensors in the cache, so nothing here is an estimate.
+The report is plain JSON values (schema genctl/1); the terminal output is drawn from it. Bytes are those of the tensors
+in the cache: nothing is estimated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STATE = "recurrent state"
 
 @dataclass
 class MeasuredPrompt:
-    """One prompt of a measurement, and what became of it."""
+    """One prompt of a measurement, and its result."""
 
     id: str
     text: str = ""
@@ -33,21 +33,21 @@ class MeasuredPrompt:
     failed: events.Failed | None = None
 
     def ended(self, steps: int) -> dict[str, Any] | None:
-        """Why it ended, and after how many passes; None where it did not get that far."""
+        """Why it ended, and after how many passes; None if it did not end."""
         if self.finished is None:
             return None
         best = self.finished.hypotheses[0] if self.finished.hypotheses else None
         reason = best.reason if best else "length"
         if reason == "length" and self.passes >= steps:
             reason = "steps"
-        made: dict[str, Any] = {"reason": reason, "steps": self.passes}
+        ending: dict[str, Any] = {"reason": reason, "steps": self.passes}
         if best is not None and best.cause:
-            made["stop"] = best.cause
-        return made
+            ending["stop"] = best.cause
+        return ending
 
     def entry(self, steps: int) -> dict[str, Any]:
-        """What the report says of it."""
-        found = () if self.finished is None else self.finished.hypotheses
+        """Its part of the report."""
+        hypotheses = () if self.finished is None else self.finished.hypotheses
         return {
             "id": self.id,
             "prompt": self.text,
@@ -57,14 +57,15 @@ class MeasuredPrompt:
             "seed": self.seed,
             "ended": self.ended(steps),
             "sequences": [
-                {"token_ids": list(one.tokens), "text": one.text, "finish_reason": one.reason} for one in found
+                {"token_ids": list(hypothesis.tokens), "text": hypothesis.text, "finish_reason": hypothesis.reason}
+                for hypothesis in hypotheses
             ],
         }
 
 
 @dataclass
 class Measurement:
-    """Feed it the events of a watched run of at most `steps` passes after the prefill."""
+    """Collects the events of an observed run of at most `steps` passes after the prefill."""
 
     steps: int
     prompts: dict[str, MeasuredPrompt] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class Measurement:
     _last: dict[str, int] = field(default_factory=dict)  # the newest pass of each prompt
 
     def feed(self, event: events.Event) -> dict[str, Any] | None:
-        """Take one event. Returns what is reported of the pass that it tells of, if it does."""
+        """Take one event. Returns the report of a pass if the event is one."""
         if isinstance(event, events.Began):
             self.model = event.model or self.model
             self.prompts[event.lane] = MeasuredPrompt(event.lane, event.prompt, event.strategy, event.seed)
@@ -90,14 +91,16 @@ class Measurement:
 
     @property
     def failures(self) -> list[MeasuredPrompt]:
-        """The prompts that could not be decoded."""
+        """The prompts that failed."""
         return [prompt for prompt in self.prompts.values() if prompt.failed is not None]
 
     def _prefilled(self, event: events.Prefilled) -> None:
         prompt = self.prompts[event.lane]
         prompt.tokens, prompt.reused, prompt.read = event.prompt_tokens, event.reused, True
         if event.shared:  # read for another prompt, whose pass it is
-            same = next((one for one in self.prompts.values() if one is not prompt and one.text == prompt.text), None)
+            same = next(
+                (other for other in self.prompts.values() if other is not prompt and other.text == prompt.text), None
+            )
             if same is not None and same.id in self._last:
                 self._last[prompt.id] = self._last[same.id]
         elif event.reused and prompt.id in self._last:
@@ -105,7 +108,7 @@ class Measurement:
 
     @staticmethod
     def _reused(entry: dict[str, Any]) -> None:
-        """Keys and values of the source came from a file: this pass has only met them."""
+        """The source's keys and values came from a file: mark them as kept in this pass."""
         if entry["cross_attention"] is not None:
             entry["cross_attention"] = "kept"
             for layer in entry["layers"]:
@@ -147,7 +150,7 @@ class Measurement:
         return entry
 
     def _follow(self, entry: dict[str, Any]) -> None:
-        """Keep the tokens of every row as the cache has them, of a lone prompt; -1 for those that were not read."""
+        """Keep the tokens of each cached row of a single prompt; -1 for tokens that were not read."""
         if len(self.prompts) > 1:
             return
         fed, past, moved = entry["input_ids"], entry["past_length"], entry["reordered"]
@@ -156,26 +159,29 @@ class Measurement:
         self.tokens = [[*row[:past], *[-1] * (past - len(row)), *new] for row, new in zip(old, fed, strict=True)]
 
     def report(self, weights: int, cache: str, *, beside: Measurement | None = None) -> dict[str, Any]:
-        """Everything as one JSON object. `weights`: bytes of the model; `beside`: the same run without a cache."""
+        """The whole measurement as one JSON object.
+
+        `weights`: bytes of the model; `beside`: the same run without a cache.
+        """
         if beside is not None:
             self._put_beside(beside)
-        good = [prompt for prompt in self.prompts.values() if prompt.failed is None]
+        prompts = [prompt for prompt in self.prompts.values() if prompt.failed is None]
         final = last_passes(self.passes)
         layers = [layer for entry in final for layer in entry["layers"]]
         total = sum(entry["total_bytes"] for entry in final)
         rows = sum(len(entry["input_ids"]) for entry in final)
-        made: dict[str, Any] = {"schema": SCHEMA, "model": self.model}
-        if len(self.prompts) == 1 and good:
-            made |= good[0].entry(self.steps)
+        report: dict[str, Any] = {"schema": SCHEMA, "model": self.model}
+        if len(self.prompts) == 1 and prompts:
+            report |= prompts[0].entry(self.steps)
         else:
-            made["prompts"] = [prompt.entry(self.steps) for prompt in good]
+            report["prompts"] = [prompt.entry(self.steps) for prompt in prompts]
         if self.failures:
-            made["errors"] = [
-                {"id": one.id, "error": {"code": one.failed.code, "message": one.failed.message}}
-                for one in self.failures
-                if one.failed is not None
+            report["errors"] = [
+                {"id": failure.id, "error": {"code": failure.failed.code, "message": failure.failed.message}}
+                for failure in self.failures
+                if failure.failed is not None
             ]
-        made |= {
+        report |= {
             "cache": cache,
             "layers": layers,
             "total_bytes": total,
@@ -187,27 +193,27 @@ class Measurement:
             "steps": self.passes,
         }
         if beside is not None:
-            made["tokens_agree"] = self.written() == beside.written()
-        return made
+            report["tokens_agree"] = self.written() == beside.written()
+        return report
 
     def written(self) -> dict[str, list[tuple[int, ...]]]:
-        """The new tokens of every prompt's sequences."""
+        """The new tokens of each prompt's sequences."""
         return {
-            prompt.id: [one.tokens for one in prompt.finished.hypotheses]
+            prompt.id: [hypothesis.tokens for hypothesis in prompt.finished.hypotheses]
             for prompt in self.prompts.values()
             if prompt.finished is not None
         }
 
     def _put_beside(self, other: Measurement) -> None:
         names = ("input_ids", "position_ids", "attention_mask", "past_length")
-        found = {(entry["step"], tuple(entry["rows"])): entry for entry in other.passes}
+        passes = {(entry["step"], tuple(entry["rows"])): entry for entry in other.passes}
         for entry in self.passes:
-            match = found.get((entry["step"], tuple(entry["rows"])))
+            match = passes.get((entry["step"], tuple(entry["rows"])))
             entry["without_cache"] = None if match is None else {name: match[name] for name in names}
 
 
 def as_given(given: events.Given) -> dict[str, Any]:
-    """What a pass was given, as JSON values."""
+    """The input of a pass as JSON values."""
     return {
         "input_ids": [list(row) for row in given.input_ids],
         "cache_position": list(given.cache_position),
@@ -218,24 +224,24 @@ def as_given(given: events.Given) -> dict[str, Any]:
 
 
 def positional(layers: Iterable[dict[str, Any]]) -> bool:
-    """Whether any layer keeps columns, one for each token."""
+    """Whether any layer keeps a column for each token."""
     return any(layer["kind"] not in (STATE, CROSS) for layer in layers)
 
 
 def last_passes(passes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The newest pass, or those of equal number where prompts were read, or go, by themselves."""
+    """The newest pass, or all passes of that step if prompts were read, or run, separately."""
     last = max((entry["step"] for entry in passes), default=0)
     return [entry for entry in passes if entry["step"] == last]
 
 
 def per_token(passes: Sequence[dict[str, Any]]) -> int | float | None:
-    """Growth in bytes for each new token of each row, in the newest pass that the same rows went into as before.
+    """Growth in bytes per new token and row, in the newest pass with the same rows as the pass before it.
 
-    None where there is no such pass: after the prefill alone, or if rows came or left at every step.
+    None if there is no such pass: after the prefill alone, or if rows changed at every step.
     """
     for number in range(len(passes) - 1, 0, -1):
         entry = passes[number]
-        before = next((one for one in reversed(passes[:number]) if one["rows"] == entry["rows"]), None)
+        before = next((earlier for earlier in reversed(passes[:number]) if earlier["rows"] == entry["rows"]), None)
         if entry["step"] == 0 or before is None or before["step"] + 1 != entry["step"]:
             continue
         new = _reach(entry) - _reach(before)

@@ -82,7 +82,7 @@ class _Rows:
 
 
 class Probe:
-    """Tries one ability of a model. Each method returns whether the model has it."""
+    """Tries one capability of a model. Each method returns whether the model has it."""
 
     def __init__(self, forward: TransformersRuntime) -> None:
         self.forward = forward
@@ -91,7 +91,7 @@ class Probe:
         self.ids = _plain_ids(forward)
 
     def cache(self) -> bool:
-        """Whether steps on a cache say what reading everything again says, with another prompt read in between."""
+        """Whether steps on a cache agree with reading everything again, with another prompt read in between."""
         text, other = self._text(5, 0), self._text(5, 50)
         try:
             wanted = [self._read([text[:4]]), self._read([text])]
@@ -106,7 +106,7 @@ class Probe:
         return all(map(self.alike, found, wanted))
 
     def rows(self) -> bool:
-        """Whether two rows of one length say what each says alone, and still do after they changed places."""
+        """Whether two rows of equal length agree with each row alone, also after they are swapped."""
         text, other = self._text(5, 0), self._text(5, 50)
         other = [*text[:3], *other[3:]]
         try:
@@ -123,7 +123,7 @@ class Probe:
             return False
 
     def padding(self) -> bool:
-        """Whether rows of different lengths, the shorter padded on the left and masked, say what each says alone."""
+        """Whether rows of different lengths, padded on the left and masked, agree with each row alone."""
         texts = [self._text(7, 0), self._text(4, 50)]
         try:
             wanted = torch.cat([self._alone(text, len(text) - 2) for text in texts])
@@ -138,7 +138,7 @@ class Probe:
             return False
 
     def sources(self) -> bool:
-        """Whether sources of different lengths, the shorter padded on the right, are read as each is alone."""
+        """Whether sources of different lengths, padded on the right, agree with each source alone."""
         sources = [self.forward.encode(self._text(7, 0)), self.forward.encode(self._text(4, 50))]
         text = self._text(3, 20)
         try:
@@ -150,7 +150,7 @@ class Probe:
             return False
 
     def trailing(self) -> bool:
-        """Whether a text padded on the right, and masked, is read as it is alone."""
+        """Whether a text padded on the right, and masked, agrees with the text alone."""
         text, other = self._text(4, 0), self._text(7, 50)
         device = self.forward.device
         try:
@@ -180,7 +180,7 @@ class Probe:
         return None if source is None else join_sources([source], [None], [count])
 
     def _read(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Logits f32 [N, V] of what follows each text, all read in one pass without a cache."""
+        """Logits f32 [N, V] after each text, all read in one pass without a cache."""
         feed, pads = self._padded(texts)
         return self._pass(_Rows(None, feed, pads, self._sources(len(texts))), feed)
 
@@ -201,7 +201,7 @@ class Probe:
         return self._pass(rows, feed)
 
     def _alone(self, text: Sequence[int], known: int) -> Tensor:
-        """Logits f32 [1, V] after a text of one row, read as a run reads it: `known` tokens, then step by step."""
+        """Logits f32 [1, V] after a text of one row, read as in a run: `known` tokens, then step by step."""
         if not self.forward.supports_cache:
             return self._read([text])
         rows = self._begin(text[:known])
@@ -219,7 +219,7 @@ class Probe:
         return _Rows(part, rows.tokens[index], rows.pads * count, sources)
 
     def _merge(self, parts: Sequence[_Rows], sources: Sequence[Source] = ()) -> _Rows:
-        """Rows of different lengths as those of one cache."""
+        """Rows of different lengths in one cache."""
         longest = max(rows.tokens.shape[1] for rows in parts)
         pads = [longest - rows.tokens.shape[1] for rows in parts]
         tokens = [torch.nn.functional.pad(rows.tokens, (pad, 0)) for rows, pad in zip(parts, pads, strict=True)]
@@ -266,7 +266,7 @@ class Probe:
         return output.logits[:, -1]
 
     def alike(self, found: Tensor, wanted: Tensor) -> bool:
-        """Whether logits f32 [N, V] are the same up to rounding."""
+        """Whether logits f32 [N, V] are equal up to rounding."""
         finite = torch.isfinite(wanted)
         if found.shape != wanted.shape or not bool((finite == torch.isfinite(found)).all()):
             return False
@@ -276,7 +276,7 @@ class Probe:
 
 
 def _plain_ids(forward: TransformersRuntime) -> list[int]:
-    """Ids that mean nothing special to the model: not those that its config names."""
+    """Ids without a special meaning: those that the config does not name."""
     named: set[int] = set()
     parts: list[dict[str, Any]] = [forward.config.to_dict()]
     while parts:

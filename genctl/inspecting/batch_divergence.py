@@ -1,7 +1,7 @@
-"""Whether a batch changes what its prompts receive: each is decoded once more, alone, and compared.
+"""Check whether a batch changes the output of its prompts: each is decoded again alone and compared.
 
 Sums of floating-point numbers depend on their order, and so on the shapes of a batch; in bfloat16 and float16 the best
-token of a close decision may change with them. Where it does, the first difference is told with its gap.
+token of a close decision may change. The first difference is reported with its gap.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from itertools import islice, zip_longest
 from genctl import events
 from genctl.requests import Report, Request
 from genctl.results import Collector, Result, Sequence
+from genctl.sequences import shared_length
 from genctl.session import Session
 
 COMPARED = 5  # alternatives looked at to find the probability of the other choice
@@ -20,7 +21,7 @@ COMPARED = 5  # alternatives looked at to find the probability of the other choi
 
 @dataclass(frozen=True)
 class BatchDivergence:
-    """Where a sequence decoded in a batch parts from the one decoded alone."""
+    """Where a sequence decoded in a batch diverges from the one decoded alone."""
 
     id: str
     sequence: int
@@ -30,9 +31,9 @@ class BatchDivergence:
     gap: float | None  # log-probability of the token chosen alone less that of the other, both alone, in nats
 
     def __str__(self) -> str:
-        told = f"prompt {self.id}, sequence {self.sequence}, token {self.position}: "
-        told += f"{_named(self.batched)} in the batch, {_named(self.alone)} alone"
-        return told if self.gap is None else f"{told} (gap {self.gap:.2e} nats)"
+        text = f"prompt {self.id}, sequence {self.sequence}, token {self.position}: "
+        text += f"{_named(self.batched)} in the batch, {_named(self.alone)} alone"
+        return text if self.gap is None else f"{text} (gap {self.gap:.2e} nats)"
 
 
 def checked(
@@ -44,7 +45,7 @@ def checked(
     told: Callable[[BatchDivergence], None],
     interrupted: Callable[[], str] = lambda: "",
 ) -> Generator[events.Event, None, None]:
-    """`session.stream`, `width` prompts at a time; after each batch its prompts alone, differences going to `told`.
+    """`session.stream`, `width` prompts at a time; after each batch its prompts alone, differences passed to `told`.
 
     Yields the events of the batches only.
     """
@@ -68,23 +69,21 @@ def checked(
             for event in session.stream([request], wide, interrupted=interrupted):
                 alone = again.feed(event)
                 if alone is not None and alone.error is None:
-                    for found in differences(batched, alone):
-                        told(found)
+                    for divergence in differences(batched, alone):
+                        told(divergence)
 
 
 def differences(batched: Result, alone: Result) -> Iterator[BatchDivergence]:
-    """The first difference of each sequence, best first."""
+    """The first difference of each sequence, best sequence first."""
     none = Sequence(events.Hypothesis((), 0.0, 0.0, ""), ())  # where only one of them has so many
     pairs = zip_longest(batched.sequences, alone.sequences, fillvalue=none)
-    for number, (one, other) in enumerate(pairs):
-        if one.token_ids != other.token_ids:
-            yield _first(batched.lane, number, one, other)
+    for number, (batched_sequence, alone_sequence) in enumerate(pairs):
+        if batched_sequence.token_ids != alone_sequence.token_ids:
+            yield _first(batched.lane, number, batched_sequence, alone_sequence)
 
 
 def _first(id: str, number: int, batched: Sequence, alone: Sequence) -> BatchDivergence:
-    ids = zip(batched.token_ids, alone.token_ids, strict=False)
-    same = min(len(batched.token_ids), len(alone.token_ids))
-    position = next((place for place, (a, b) in enumerate(ids) if a != b), same)
+    position = shared_length(batched.token_ids, alone.token_ids)
     theirs = batched.tokens[position] if position < len(batched.tokens) else None
     ours = alone.tokens[position] if position < len(alone.tokens) else None
     gap = None

@@ -1,19 +1,19 @@
-"""What two prompts have in common, and what reusing it saves: the second one is really read both ways."""
+"""Compare two prompts and measure what reusing the first one's cache saves: the second is decoded both ways."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from genctl import events
-from genctl.decode.describe import describe
+from genctl.decode.cache_contents import describe
 from genctl.decode.runtime import Passed
 from genctl.decode.types import Prefix
 from genctl.errors import GenctlError, InputError, ModelError
-from genctl.inspecting.measured import CROSS, STATE
+from genctl.inspecting.measurement import CROSS, STATE
 from genctl.requests import Report, Request
+from genctl.sequences import shared_length
 from genctl.session import Session
 
 SHOWN = 6  # tokens shown after the place where prompts part
@@ -21,7 +21,7 @@ SHOWN = 6  # tokens shown after the place where prompts part
 
 @dataclass
 class Reading:
-    """One way to decode the second prompt, counted while it happens."""
+    """One decoding of the second prompt, counted while it runs."""
 
     tokens_read: int = 0  # of the prompt: what went through the model before the first new token
     passes: int = 0  # through the decoder, those of the prompt included
@@ -34,20 +34,23 @@ class Reading:
 def difference(
     session: Session, first: Request, second: Request, *, interrupted: Callable[[], str] = lambda: ""
 ) -> dict[str, Any]:
-    """Both prompts compared token by token, and the second decoded with and without the first one's cache.
+    """Compare both prompts token by token, and decode the second with and without the first one's cache.
 
-    Raises what planning a request raises, and ModelError if the model keeps no cache.
+    Raises the errors of planning a request, and ModelError if the model keeps no cache.
     """
     if not session.forward.supports_cache:
         raise ModelError(f"{session.loaded.name} keeps no cache, so there is nothing that --diff could reuse")
-    one, other = (session.planner.plan(request, Report()) for request in (first, second))
-    ids = tuple(one.lane.source or one.lane.tokens), tuple(other.lane.source or other.lane.tokens)
+    first_plan, second_plan = (session.planner.plan(request, Report()) for request in (first, second))
+    ids = (
+        tuple(first_plan.lane.source or first_plan.lane.tokens),
+        tuple(second_plan.lane.source or second_plan.lane.tokens),
+    )
     common = shared_length(*ids)
     prefix = _whole(session, first)
     reading, reused = _decode(session, second, prefix, interrupted)
     alone, _ = _decode(session, second, None, interrupted)
     return {
-        "prompt": other.prompt.text,
+        "prompt": second_plan.prompt.text,
         "prompt_tokens": len(ids[1]),
         "common_tokens": common,
         "common_text": session.planner.text(ids[0][:common]),
@@ -62,13 +65,8 @@ def difference(
     }
 
 
-def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens with which both begin."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-
-
 def spared(prefix: Prefix, reused: int) -> int:
-    """Bytes of a prefix (made `whole`) that need not be computed where `reused` of its tokens are."""
+    """Bytes of a prefix (prefilled with `whole`) that need not be computed if `reused` of its tokens are reused."""
     total = 0
     if not reused:
         return 0
@@ -91,10 +89,10 @@ def _whole(session: Session, request: Request) -> Prefix:
 def _decode(
     session: Session, request: Request, saved: Prefix | None, interrupted: Callable[[], str]
 ) -> tuple[Reading, int]:
-    """The request with what is saved, and how many tokens of its prompt were not read again."""
+    """Decode the request with a saved prompt; and how many tokens of its prompt were not read again."""
     reading = Reading()
     forward = session.forward
-    before, kept = forward.forwards, session.saved
+    before, saved_before = forward.forwards, session.saved
     fed = 0
 
     def count(passed: Passed) -> None:
@@ -111,11 +109,11 @@ def _decode(
                 # an encoder's pass is none of the decoder's: it reads the whole source, or it is not asked at all
                 reading.tokens_read = event.prompt_tokens - reused if forward.is_encoder_decoder else fed
             elif isinstance(event, events.Finished):
-                reading.token_ids = [list(one.tokens) for one in event.hypotheses]
+                reading.token_ids = [list(hypothesis.tokens) for hypothesis in event.hypotheses]
             elif isinstance(event, events.Failed):
                 raise _again(event)
     finally:
-        forward.watch, session.saved = None, kept
+        forward.watch, session.saved = None, saved_before
     reading.passes = forward.forwards - before
     return reading, reused
 
@@ -127,7 +125,7 @@ def _again(event: events.Failed) -> GenctlError:
 def _reason(
     session: Session, prefix: Prefix, common: int, reused: int, ids: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> str:
-    """Why less is reused than the prompts have in common; empty where all of it is."""
+    """Why less is reused than the common prefix; "" if all of it is."""
     from genctl.decode import cache as caches
 
     if session.forward.is_encoder_decoder:

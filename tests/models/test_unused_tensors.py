@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from genctl.errors import ModelError
-from genctl.models.hub import Loaded, load
+from genctl.models.hub import LoadedModel, load
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.tiny import checkpoint, save, tiny
@@ -48,7 +48,7 @@ def add(folder: Path, **tensors: torch.Tensor) -> None:
     save_file({**held, **{name.replace("__", "."): one for name, one in tensors.items()}}, folder / WEIGHTS)
 
 
-def read(folder: Path, runtime: Literal["auto", "transformers"] = "auto", **options: Any) -> Loaded:
+def read(folder: Path, runtime: Literal["auto", "transformers"] = "auto", **options: Any) -> LoadedModel:
     return load(Runtime(model=str(folder), runtime=runtime), **options)
 
 

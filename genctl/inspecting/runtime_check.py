@@ -1,4 +1,4 @@
-"""The native runtime beside transformers' classes: one checkpoint, the same tokens, and how far apart the logits."""
+"""Compare the native runtime with transformers' classes: one checkpoint, the same tokens, the difference of logits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLOSE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one prompt and the steps after it showed."""
+    """The result for one prompt and the steps after it."""
 
     difference: float  # the largest of any two logits
     largest: float  # of transformers' logits
@@ -39,20 +39,20 @@ class Comparison:
 
 
 def compare(session: Session, request: Request, *, steps: int = STEPS) -> Comparison:
-    """Read a request's prompt and feed the greedy tokens after it to both runtimes. The checkpoint is loaded again.
+    """Feed a request's prompt and the greedy tokens after it to both runtimes. The checkpoint is loaded again.
 
-    Raises UsageError where the run is not native, or quantised.
+    Raises UsageError if the run is not native, or quantised.
     """
     ours = session.forward
     if ours.kind != "native":
-        asked = session.planner.runtime.runtime == "transformers"
+        chosen = session.planner.runtime.runtime == "transformers"
         raise UsageError(
             f"--check-runtime compares the native runtime with transformers' classes, which run {ours.name}",
-            hint="leave out --runtime transformers" if asked else "-v says why it does not run natively",
+            hint="leave out --runtime transformers" if chosen else "-v says why it does not run natively",
         )
     if session.planner.runtime.quantize is not None:
-        said = f"--check-runtime and --quantize {session.planner.runtime.quantize} contradict each other"
-        raise UsageError(f"{said}: rounded weights have other logits")
+        problem = f"--check-runtime and --quantize {session.planner.runtime.quantize} contradict each other"
+        raise UsageError(f"{problem}: rounded weights have other logits")
     lane = session.planner.plan(request, Report()).lane
     runtime = replace(session.planner.runtime, runtime="transformers", pack=False)
     loaded = hub.load(runtime, need_tokenizer=False, **session.planner.flags)
@@ -72,11 +72,11 @@ def compare(session: Session, request: Request, *, steps: int = STEPS) -> Compar
     difference = largest = 0.0
     for step in range(count + 1):
         pair = zip(both, held, sources, strict=True)
-        mine, wanted = (forward(feed, cache, sources=read, first=step == 0).logits for forward, cache, read in pair)
-        difference = max(difference, float((mine - wanted).abs().max()))
-        largest = max(largest, float(wanted.abs().max()))
+        mine, reference = (forward(feed, cache, sources=read, first=step == 0).logits for forward, cache, read in pair)
+        difference = max(difference, float((mine - reference).abs().max()))
+        largest = max(largest, float(reference.abs().max()))
         if step == 0:  # the steps that a run takes
             held = [forward.kept(cache) for forward, cache in zip(both, held, strict=True)]
-        feed = wanted[:, -1].argmax(-1, keepdim=True)
+        feed = reference[:, -1].argmax(-1, keepdim=True)
     close = difference <= CLOSE.get(ours.dtype, 1e-4) * largest
     return Comparison(difference, largest, len(lane.tokens), count, close, len(lane.source or ()))
