@@ -1,7 +1,7 @@
-"""One family of errors; each knows its exit code, its one line for the user and, where there is one, a hint.
+"""One family of errors; each has its exit code, its one-line message and, if possible, a hint.
 
-Exit codes: 0 done · 1 some rows failed · 2 usage, preset or input error · 3 model not found or cannot do this ·
-4 a requested check failed · 130 interrupted.
+Exit codes: 0 done · 1 some rows failed · 2 usage, preset or input error · 3 model not found or unable · 4 a requested
+check failed · 130 interrupted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What a process says when it ends."""
+    """The exit status of a process."""
 
     DONE = 0
     ROWS_FAILED = 1
@@ -28,7 +28,7 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
 def without_secrets(text: str) -> str:
-    """`text` with Hub tokens and the credentials of addresses left out. What we say may end up in anybody's log."""
+    """`text` without Hub tokens and credentials of addresses: messages may end up in logs."""
     for name in SECRETS:
         if len(token := os.environ.get(name, "").strip()) >= 4:
             text = text.replace(token, "(token)")
@@ -36,10 +36,11 @@ def without_secrets(text: str) -> str:
 
 
 class GenctlError(Exception):
-    """Something a user can mend. `code` names the kind in error rows; `exit` is the exit status of a run it ends.
+    """An error that the user can fix. `code` names the kind in error rows; `exit` is the exit status of a run that it
+    ends.
 
-    No secret is in the message or the hint. Where a kind tells one thing only, its message is one line, whatever names
-    of files or models are in it.
+    Neither the message nor the hint contains a secret. Kinds with a single error have a message of one line, whatever
+    the names of files or models in it.
     """
 
     exit: Exit = Exit.USAGE
@@ -54,14 +55,14 @@ class GenctlError(Exception):
 
 
 class UsageError(GenctlError):
-    """Flags or arguments that make no sense, alone or together."""
+    """Flags or arguments that are invalid or conflict."""
 
     code = "usage"
     several = True
 
 
 class PresetError(GenctlError):
-    """A preset, a settings file or `--set` that is wrong; all mistakes at once, one per line."""
+    """An invalid preset, settings file or `--set`; all errors at once, one per line."""
 
     code = "preset"
     several = True
@@ -74,7 +75,7 @@ class InputError(GenctlError):
 
 
 class ModelError(GenctlError):
-    """A checkpoint that is missing, damaged, or unable to do what was asked."""
+    """A checkpoint that is missing, damaged, or unable to do the task."""
 
     exit = Exit.MODEL
     code = "model"
@@ -87,7 +88,7 @@ class OutputError(GenctlError):
 
 
 class CheckError(GenctlError):
-    """A check that the user asked for (`--fail-on`, `--expect`) did not hold."""
+    """A requested check (`--fail-on`, `--expect`) failed."""
 
     exit = Exit.CHECK
     code = "check"

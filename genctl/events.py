@@ -78,7 +78,7 @@ class Hypothesis:
 
     @property
     def cause(self) -> str:
-        """What stopped it, in words. Files from before there was a `kind` hold them in `stop`."""
+        """What stopped it, in words. Older files without `kind` have them in `stop`."""
         if self.kind == "string":
             return f"string {json.dumps(self.stop, ensure_ascii=False)}"
         return f"{self.kind} {self.stop}" if self.kind in ("regex", "token") else self.stop
@@ -109,7 +109,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """One step of one lane: the rows that live on (`rows`, best first) and those that ended in it."""
+    """One step of one lane: the rows that stay live (`rows`, best first) and those that ended in it."""
 
     lane: str
     step: int
@@ -148,7 +148,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a forward pass gave the model; one tuple a row where there are rows."""
+    """The input of a forward pass; one tuple per row."""
 
     input_ids: tuple[tuple[int, ...], ...]  # [rows, fed]: the whole prompt, then one token after another
     past_length: int  # tokens in the cache before the pass
@@ -174,7 +174,7 @@ class CacheRead:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A lane could not be run; the others go on."""
+    """A lane failed; the others continue."""
 
     lane: str
     code: str
@@ -183,7 +183,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """A checkpoint is on its way: `done` of `total` (bytes when downloading, tensors when reading)."""
+    """Progress of a checkpoint: `done` of `total` (bytes when downloading, tensors when reading)."""
 
     what: str
     done: int

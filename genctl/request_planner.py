@@ -1,4 +1,4 @@
-"""A request becomes a lane: its prompt in ids, its strategy, its processors, its stops."""
+"""A request becomes a lane: its prompt as ids, its strategy, its processors, its stopping criteria."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import rerank
 from genctl.errors import InputError, ModelError, UsageError
+from genctl.forced_phrases import ForcedPhrases, forced_phrases
 from genctl.params import Generation, Runtime
 from genctl.stop_text import StopTrimmer
-from genctl.unmet import Wishes, wishes
 
 if TYPE_CHECKING:
     from genctl.decode.guidance import Unconditional
     from genctl.decode.runtime import ModelRuntime
     from genctl.decode.stopping.build import NamedCriterion
-    from genctl.decode.token_healing import Healed
+    from genctl.decode.token_healing import HealedPrompt
     from genctl.decode.types import Lane, Processor, Strategy
     from genctl.models.hub import LoadedModel
     from genctl.requests import Report, Request
@@ -27,28 +27,28 @@ DEFAULT_NEW_TOKENS = 256
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as the model takes it."""
+    """A prompt as the model reads it."""
 
     ids: tuple[int, ...]
     text: str  # as it is shown and recorded
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A lane, and what is done with its texts on their way out."""
+class PlannedLane:
+    """A lane, and how its texts are processed."""
 
     lane: Lane
     prompt: Prompt
     kind: str  # what the strategy is called
     settings: dict[str, Any]  # what a viewer needs to know of it
     guard: StopTrimmer
-    healed: Healed | None = None
+    healed: HealedPrompt | None = None
     rerank: rerank.RerankPlan | None = None
-    wishes: Wishes | None = None
+    phrases: ForcedPhrases | None = None
 
 
 class Planner:
-    """Makes lanes for one checkpoint."""
+    """Plans lanes for one checkpoint."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Planner:
         ids = tuple(text.encode_prompt(self.loaded, request.prompt))
         return Prompt(ids, request.prompt)
 
-    def plan(self, request: Request, report: Report) -> Planned:
+    def plan(self, request: Request, report: Report) -> PlannedLane:
         """The lane of a request. Raises what is wrong with it: a GenctlError of one line."""
         from genctl.decode.types import Lane
 
@@ -177,8 +177,8 @@ class Planner:
         if truncated:
             settings["truncated"] = truncated
         guard = StopTrimmer(criteria, generation.keep_stop, self.text)
-        kind, wanted = ranking.kind if ranking else strategy.kind, self._wishes(generation, strategy)
-        return Planned(lane, prompt, kind, settings, guard, healed, ranking, wanted)
+        kind, wanted = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy)
+        return PlannedLane(lane, prompt, kind, settings, guard, healed, ranking, wanted)
 
     def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
         """What the knobs ask for. Requests with the same knobs have the same strategy, which keeps nothing."""
@@ -209,7 +209,7 @@ class Planner:
             raise UsageError(f"{name} chooses among plain samples and contradicts {strategy.kind}")
         return Sample(True, ranking.samples, sampler=generation.sampler), ranking
 
-    def _wishes(self, generation: Generation, strategy: Strategy) -> Wishes | None:
+    def _forced_phrases(self, generation: Generation, strategy: Strategy) -> ForcedPhrases | None:
         """What is to be looked for in finished texts."""
         if not (generation.force_words or generation.force_words_ids):
             return None
@@ -218,7 +218,7 @@ class Planner:
 
         if not isinstance(strategy, ConstrainedBeam):
             return None
-        return Wishes(Constraints(strategy.words), wishes(generation, self.text), self.text)
+        return ForcedPhrases(Constraints(strategy.words), forced_phrases(generation, self.text), self.text)
 
     def _check_special(self, generation: Generation) -> None:
         """Raises UsageError for a special id that the model does not have: it could never be written or read."""
@@ -227,7 +227,7 @@ class Planner:
                 if not 0 <= token < self.loaded.vocab_size and (name, token) != ("pad_token_id", -1):  # -1: none
                     raise UsageError(f"{name}: {token} is not one of the {self.loaded.vocab_size} ids of the model")
 
-    def _heal(self, generation: Generation, tokens: tuple[int, ...]) -> Healed | None:
+    def _heal(self, generation: Generation, tokens: tuple[int, ...]) -> HealedPrompt | None:
         """The prompt without its last tokens, whose text the continuation must begin with."""
         if not generation.token_healing:
             return None
@@ -309,7 +309,7 @@ class Planner:
         from genctl.decode.processors.build import ProcessorContext, build
 
         device = self.forward.device
-        material = ProcessorContext(
+        context = ProcessorContext(
             generation=generation,
             prompt_len=len(tokens),
             max_length=len(tokens) + most,
@@ -327,7 +327,7 @@ class Planner:
             healed=healed,
             half=getattr(self.loaded.model, "dtype", None) in (torch.float16, torch.bfloat16),
         )
-        return build(material)
+        return build(context)
 
     def _unconditional(self, generation: Generation, tokens: Sequence[int]) -> Unconditional | None:
         """What guidance_scale leads away from: the negative prompt, or the prompt's last token alone."""
@@ -347,14 +347,14 @@ class Planner:
     def _criteria(self, request: Request, generation: Generation, began: float) -> tuple[NamedCriterion, ...]:
         from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build
 
-        material = StoppingContext(
+        context = StoppingContext(
             generation=generation,
             tokenizer=self.loaded.tokenizer,
             decode=None if self.loaded.tokenizer is None else self.text,
             explicit=request.resolved.stopping,
             allow_plugins=self.allow_plugins,
         )
-        criteria = build(material)
+        criteria = build(context)
         seconds = request.resolved.runtime.row_timeout
         if seconds is None:
             return criteria

@@ -1,6 +1,6 @@
-"""Finished samples in a better order: best-of-n by log-probability, and the minimum-Bayes-risk choice.
+"""Rerank finished samples: best-of-n by log-probability, and minimum Bayes risk.
 
-Both look at what came out and never at how: any n hypotheses with their texts will do.
+Both use only the texts and sums of the hypotheses, not how they were generated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ORDER, BETA = 6, 2.0  # of chrF: the longest n-grams, and how much more recall c
 
 @dataclass(frozen=True)
 class RerankPlan:
-    """What is to be done with a lane's samples, and how many of them are returned."""
+    """How a lane's samples are reranked, and how many of them are returned."""
 
     kind: Literal["best_of", "mbr"]
     samples: int
@@ -28,7 +28,7 @@ class RerankPlan:
 
 
 def plan(generation: Generation) -> RerankPlan | None:
-    """What the knobs ask for; None where samples are returned as they come."""
+    """The plan for the knobs; None if samples are returned as they are."""
     g = generation
     if g.best_of is not None:
         return RerankPlan("best_of", g.best_of, g.num_return_sequences, g.length_penalty)
@@ -38,7 +38,7 @@ def plan(generation: Generation) -> RerankPlan | None:
 
 
 def conflicts(generation: Generation) -> list[str]:
-    """Why the knobs of `plan` cannot be followed, a sentence each."""
+    """The conflicts of the knobs of `plan`, one sentence each."""
     g = generation
     messages = []
     for name, count in (("best_of", g.best_of), ("mbr_samples", g.mbr_samples)):
@@ -59,12 +59,12 @@ def conflicts(generation: Generation) -> list[str]:
 def rerank(
     hypotheses: Sequence[events.Hypothesis], texts: Sequence[str], plan: RerankPlan
 ) -> tuple[events.Hypothesis, ...]:
-    """The hypotheses, best first, each with the score it was ranked by; `plan.returned` of them.
+    """The hypotheses, best first, each with its score; `plan.returned` of them.
 
-    best_of: the model's log-probability / tokens ** length_penalty, which by default is that of a token on average:
-    the sum alone prefers whatever is short. mbr: the expected utility, i.e. chrF in [0, 1] against all samples, itself
-    included, as often as each was drawn (Eikema and Aziz 2020, arXiv:2005.10283, section 6); the log-probability
-    decides between equals. Equal ones stay in the order in which they were drawn.
+    best_of: log-probability / tokens ** length_penalty, by default the mean per token, because the sum prefers short
+    texts. mbr: the expected utility, chrF in [0, 1] against all samples, itself included, as often as each was sampled
+    (Eikema and Aziz 2020, arXiv:2005.10283, section 6); ties are ordered by log-probability. Equal hypotheses stay in
+    the order in which they were sampled.
     """
     if plan.kind == "best_of":
         scores = [
@@ -77,7 +77,7 @@ def rerank(
 
 
 def reranked(stream: Iterable[events.Event], plans: Mapping[str, RerankPlan]) -> Iterator[events.Event]:
-    """The same events; what a lane in `plans` returns is reranked. `plans` may grow meanwhile."""
+    """The same events, with the hypotheses of lanes in `plans` reranked. `plans` may grow meanwhile."""
     for event in stream:
         plan = plans.get(event.lane) if isinstance(event, events.Finished) else None
         if isinstance(event, events.Finished) and plan is not None:
@@ -88,7 +88,7 @@ def reranked(stream: Iterable[events.Event], plans: Mapping[str, RerankPlan]) ->
 
 
 def expected_chrf(texts: Sequence[str]) -> list[float]:
-    """For each text its mean chrF with all of them as references. Equal texts are compared once."""
+    """For each text its mean chrF with all texts as references. Equal texts are compared once."""
     counts = Counter(texts)
     distinct = list(counts)
     grams = [_ngrams(text) for text in distinct]
@@ -105,7 +105,7 @@ def expected_chrf(texts: Sequence[str]) -> list[float]:
 def chrf(text: str, reference: str) -> float:
     """Character n-gram F-score in [0, 1] (Popović 2015, W15-3049): n = 1 to 6, beta = 2, white space not counted.
 
-    Precision and recall are averaged over those n that both texts are long enough for, as sacrebleu does; two texts
+    Precision and recall are averaged over the n for which both texts are long enough, as in sacrebleu; two texts
     without characters are equal.
     """
     ours, theirs = _ngrams(text), _ngrams(reference)

@@ -1,4 +1,4 @@
-"""Sequences compared."""
+"""Operations on sequences."""
 
 from __future__ import annotations
 

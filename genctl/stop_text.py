@@ -1,4 +1,4 @@
-"""What a stop takes away: texts are cut where a stop string, token or pattern begins, and never shown beyond it."""
+"""Cut texts at stops: nothing from a stop string, token or pattern on is shown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StopTrimmer:
 
     @cached_property
     def beginnings(self) -> frozenset[str]:
-        """The characters with which a stop string begins."""
+        """The first characters of the stop strings."""
         return frozenset(stop[0] for stop in self.stops if stop)
 
     @cached_property
@@ -42,12 +42,12 @@ class StopTrimmer:
 
     @cached_property
     def late(self) -> bool:
-        """Whether nothing may be shown before the end: where a pattern will begin cannot be known."""
+        """Whether nothing may be shown before the end: the beginning of a pattern's match is unknown until then."""
         return not self.keep and any(named.pattern is not None for named in self.criteria)
 
     @cached_property
     def marks(self) -> Marks:
-        """The special tokens that stops name; all criteria of a lane have the same."""
+        """The special tokens that stops name; equal for all criteria of a lane."""
         return next((named.marks for named in self.criteria if named.marks.ids), Marks())
 
     def text(self, hypothesis: events.Hypothesis) -> str:
@@ -61,7 +61,7 @@ class StopTrimmer:
 
 
 class _Row:
-    """What of a row's text has been released."""
+    """The part of a row's text that was released."""
 
     def __init__(self, guard: StopTrimmer) -> None:
         self.guard = guard
@@ -76,7 +76,7 @@ class _Row:
         return new
 
     def grow(self, row: events.Row | events.Ended) -> _Row:
-        """Take in a row's new tokens: `written` has them with only that text which no stop can take away any more."""
+        """Take a row's new tokens: `written` has them with the text that no stop can remove any more."""
         tokens, same = [], True
         for token in row.written:
             text = self._release(token)
@@ -101,7 +101,7 @@ class _Row:
         return text
 
     def end(self, row: events.Ended) -> events.Ended:
-        """The row as it ended: its last token carries what was still held back."""
+        """The ended row: its last token gets the text that was held back."""
         text = self.guard.text(row.hypothesis)
         written, rest = self.written, text[self.released :]
         if written and rest:
@@ -110,7 +110,7 @@ class _Row:
 
 
 def trimmed(stream: Iterable[events.Event], guards: Mapping[str, StopTrimmer]) -> Iterator[events.Event]:
-    """The same events, texts cut at stops. `guards` has the lanes whose stops cut text; it may grow meanwhile."""
+    """The same events, with texts cut at stops. `guards` are the lanes whose stops cut text; it may grow meanwhile."""
     states = events.RowStates(lambda lane: _Row(guards[lane]), _Row.grow, _Row.fork)
     for event in stream:
         guard = guards.get(event.lane) if not isinstance(event, events.Loading) else None

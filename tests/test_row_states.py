@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from genctl.cli.partial_results import Unfinished
 from genctl.decode.stopping import NamedCriterion, trim
 from genctl.decode.token_bytes import spelling
-from genctl.decode.token_healing import Healed, unhealed
+from genctl.decode.token_healing import HealedPrompt, unhealed
 from genctl.errors import InputError
 from genctl.events import (
     Began,
@@ -279,7 +279,7 @@ def test_captions_and_stops_of_a_row_are_those_of_its_whole_text(made: Forest) -
     guard = StopTrimmer((NamedCriterion("stop_strings", lambda written: None, stops=STOPS),), False, TOKENIZER.decode)
     worded = list(caption(made.stream, lambda: Detokenizer(TOKENIZER)))
     cut = list(trimmed(worded, dict.fromkeys("abc", guard)))
-    healed = Healed((1,), " cat", spelling(TOKENIZER, len(TOKENIZER), "token_healing"))
+    healed = HealedPrompt((1,), " cat", spelling(TOKENIZER, len(TOKENIZER), "token_healing"))
     bare = list(unhealed(worded, dict.fromkeys("abc", healed)))
     texts = [replayed(steps_of(stream)) for stream in (worded, cut, bare)]
     for place, (live, gone) in enumerate(made.truth):

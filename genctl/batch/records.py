@@ -1,7 +1,7 @@
 """The records of schema genctl/1: plain JSON values with their keys in a fixed order.
 
-Equal results give equal bytes: no wall-clock value is in a record unless `timing` is asked for, and floats are neither
-rounded nor NaN (what is not finite becomes null, since JSON has no other word for it).
+Equal results give equal bytes: no wall-clock value is in a record without `timing`, floats are not rounded, and numbers
+that are not finite become null.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def record(
 
 
 def error_record(id: str, code: str, message: str) -> dict[str, Any]:
-    """What stands in the output for a row that failed."""
+    """The record of a failed row."""
     return {"schema": SCHEMA, "id": id, "error": {"code": code, "message": message}}
 
 

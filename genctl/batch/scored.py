@@ -1,4 +1,4 @@
-"""What `genctl score` reads and writes: its JSONL rows, its records, and their text and TSV forms."""
+"""The input rows and records of `genctl score`, and their text and TSV forms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from genctl import events
 from genctl.batch import jsonl, writers
-from genctl.batch.printable import Refused
+from genctl.batch.printable import RefusedRow
 from genctl.batch.records import SCHEMA, _finite, token_entry
 
 KNOWN = ("id", "text", "prompt", "context", "target", "candidates")
@@ -15,10 +15,10 @@ COLUMNS = ("id", "rank", "ppl", "nll", "tokens", "bits", "bpb", "text", "context
 
 
 def fields(data: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `InputRow` besides id, index and where, for a row that is to be scored.
+    """The keyword arguments of `InputRow` besides id, index and where, for a row to be scored.
 
-    A row has a `text` (or, the same, a `prompt`) with `context` or `target`, or a list of `candidates` with `context`;
-    the latter three are in `extra`. Raises Refused with all mistakes in one line.
+    A row has a `text` (or, equivalently, a `prompt`) with `context` or `target`, or a list of `candidates` with
+    `context`; the latter three are in `extra`. Raises RefusedRow with all errors in one line.
     """
     mistakes = jsonl._unknown(data, KNOWN)
     given = [key for key in ("text", "prompt", "candidates") if key in data]
@@ -38,23 +38,23 @@ def fields(data: dict[str, Any]) -> dict[str, Any]:
     if "candidates" in data:
         try:
             extra["candidates"] = _candidates(data["candidates"])
-        except Refused as error:
+        except RefusedRow as error:
             mistakes.append(f"candidates: {error}")
     if mistakes:
-        raise Refused("; ".join(mistakes))
+        raise RefusedRow("; ".join(mistakes))
     return {"prompt": data.get("text", data.get("prompt")), "extra": extra}
 
 
 def _candidates(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise Refused(f"expected a list of strings, got {jsonl._kind(value)}")
+        raise RefusedRow(f"expected a list of strings, got {jsonl._kind(value)}")
     if not value:
-        raise Refused("is empty")
+        raise RefusedRow("is empty")
     for place, item in enumerate(value):
         if not isinstance(item, str):
-            raise Refused(f"item {place}: expected a string, got {jsonl._kind(item)}")
+            raise RefusedRow(f"item {place}: expected a string, got {jsonl._kind(item)}")
         if not item:
-            raise Refused(f"item {place}: is empty")
+            raise RefusedRow(f"item {place}: is empty")
     return tuple(value)
 
 
@@ -75,7 +75,7 @@ def score_record(
 ) -> dict[str, Any]:
     """One scored text. `nll` is in nats, summed over the `tokens` scored ones, which are the last of `token_ids`.
 
-    `given` (context, target, rank, …) stands before the per-token `scores`. What is not finite becomes null.
+    `given` (context, target, rank, …) precedes the per-token `scores`. Numbers that are not finite become null.
     """
     made: dict[str, Any] = {
         "schema": SCHEMA,

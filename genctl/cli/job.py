@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import events as told
 from genctl.batch import readers
-from genctl.batch.input_scan import Looked, look_over
+from genctl.batch.input_scan import InputScan, scan
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
@@ -120,13 +120,13 @@ class Job:
         several = len(asked.arguments) != 1 or self.early.generation.num_return_sequences > 1
         return make_view(asked, out, self.err, live=self.live, top=self._report().top, several=several)
 
-    def _look(self) -> Looked | None:
+    def _look(self) -> InputScan | None:
         """The input file looked over, where somebody wants to know how many rows it has or what it holds."""
         asked = self.asked
         if asked.input in (None, "-") or not (asked.resume or wants_bar(asked, self.err, live=self.live)):
             return None
         assert asked.input is not None
-        return look_over(asked.input, self._input_format)
+        return scan(asked.input, self._input_format)
 
     @property
     def _input_format(self) -> str:
@@ -167,7 +167,7 @@ class Job:
                 self.bar.hide()  # a companion of the checkpoint: its bar takes the place of ours
             self.view.feed(event)
 
-    def _begin(self, looked: Looked | None) -> None:
+    def _begin(self, looked: InputScan | None) -> None:
         """The checkpoint is known, and so is the seed: one that nobody asked for is that of the job's beginning."""
         given = self.base.runtime.seed
         self.seed = random_seed() if given is None else given

@@ -24,7 +24,7 @@ from genctl.errors import Exit, GenctlError, InputError, UsageError
 if TYPE_CHECKING:
     from genctl.render.token_heat import Figures
     from genctl.scoring.scorer import Scored, Scorer
-    from genctl.scoring.texts import Wanted
+    from genctl.scoring.texts import TextToScore
 
 SORTED = 4  # batches that are sorted by length together
 SHOWN_TOP = 3  # alternatives shown with --scores on a terminal unless --top-logprobs says otherwise
@@ -192,7 +192,9 @@ class ScoreJob:
 
     # -- before scoring ------------------------------------------------------------------------------------------------
 
-    def _wanted(self, rows: Iterator[InputRow | BadRow], ordered: writers.Ordered) -> Iterator[tuple[InputRow, Wanted]]:
+    def _wanted(
+        self, rows: Iterator[InputRow | BadRow], ordered: writers.Ordered
+    ) -> Iterator[tuple[InputRow, TextToScore]]:
         for row in self._gathered(rows) if self.asked.rank and not self._jsonl else rows:
             if isinstance(row, BadRow):
                 self._failure(row.id, row.index, row.code, row.message, ordered)
@@ -202,9 +204,9 @@ class ScoreJob:
             except InputError as error:
                 self._failure(row.id, row.index, error.code, error.message, ordered)
 
-    def _asked_of(self, row: InputRow) -> Wanted:
+    def _asked_of(self, row: InputRow) -> TextToScore:
         """What a row says, and the flags where it says nothing. Raises InputError where they contradict each other."""
-        from genctl.scoring.texts import Wanted
+        from genctl.scoring.texts import TextToScore
 
         candidates = row.extra.get("candidates", ())
         context = row.extra.get("context", self.asked.context)
@@ -213,7 +215,7 @@ class ScoreJob:
             raise InputError(f"{row.where}: --rank sorts candidates, and the row has none")
         if candidates and target is not None:
             raise InputError(f"{row.where}: the row has candidates, and --target is something else to score")
-        return Wanted(row.prompt or "", context, target, tuple(candidates))
+        return TextToScore(row.prompt or "", context, target, tuple(candidates))
 
     @property
     def _jsonl(self) -> bool:

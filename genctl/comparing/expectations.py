@@ -1,4 +1,4 @@
-"""Outputs that were recorded, and what has become of them: the file of `--save`, and the differences of `--expect`."""
+"""Recorded outputs and their differences: the file of `--save`, and the check of `--expect`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Key = tuple[str, str, int]  # run, row id, which of its sequences (seeds in orde
 
 @dataclass(frozen=True)
 class Recording:
-    """What `--save` wrote: enough to run it again, and to see what it ran on."""
+    """The content of a `--save` file: enough to run it again, and to see what it ran on."""
 
     seed: int
     seeds: int
@@ -49,7 +49,7 @@ class Recording:
         }
 
     def encode(self) -> bytes:
-        """The file: one JSON object, with a line for each prompt, run and record, so that versions of it compare."""
+        """The file: one JSON object, with a line for each prompt, run and record, so that versions can be diffed."""
         lines = []
         for key, value in self.head().items():
             listed = isinstance(value, list)
@@ -64,7 +64,7 @@ def _lines(items: Sequence[Mapping[str, Any]]) -> str:
 
 
 def prompt_entry(row: InputRow, references: Sequence[str]) -> dict[str, Any]:
-    """A row as a JSONL input has it."""
+    """A row as in a JSONL input."""
     made: dict[str, Any] = {"id": row.id}
     if row.prompt is not None:
         made["prompt"] = row.prompt
@@ -81,7 +81,7 @@ def prompt_entry(row: InputRow, references: Sequence[str]) -> dict[str, Any]:
 
 
 def read(path: str) -> Recording:
-    """A recording. Raises InputError for a file that cannot be read or is none."""
+    """A recording. Raises InputError for a file that cannot be read or is no recording."""
     try:
         data = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
@@ -130,7 +130,7 @@ def _is_record(record: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Difference:
-    """One output that is not what it was. `lines` say how, for people."""
+    """One output that changed. `lines` describe the change."""
 
     run: str
     id: str
@@ -140,7 +140,7 @@ class Difference:
 
     @property
     def heading(self) -> str:
-        """Which output this is."""
+        """The run, prompt, seed and sequence of the output."""
         words = [f"run {self.run}"] if self.run else []
         words.append(f"prompt {self.id}")
         words += [f"seed {self.seed}"] if self.seed is not None else []
@@ -150,16 +150,16 @@ class Difference:
 
 @dataclass
 class Outcome:
-    """What a comparison with a recording came to."""
+    """The result of a comparison with a recording."""
 
     compared: int = 0
     differences: list[Difference] = field(default_factory=list)
 
 
 def compare(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], tolerance: float) -> Outcome:
-    """Every recorded output against what it is now; outputs that only one side has are differences too.
+    """Compare every recorded output with the current one; outputs on one side only are differences too.
 
-    `after` may carry `top` alternatives in its tokens: then the probability of the old token is told as it is now.
+    `after` may carry `top` alternatives in its tokens: then the current probability of the old token is reported.
     """
     old, new = _keyed(before), _keyed(after)
     outcome = Outcome()
@@ -190,7 +190,7 @@ def _keyed(records: Sequence[Mapping[str, Any]]) -> dict[Key, Mapping[str, Any]]
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: float) -> list[str]:
-    """How one output differs from what it was, in lines; none if it does not."""
+    """How one output differs from the recorded one, in lines; none if equal."""
     if "error" in before or "error" in after:
         return _errors(before, after)
     lines = []
@@ -241,7 +241,7 @@ def _told(token: Mapping[str, Any] | None) -> str:
 
 
 def _other(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
-    """The gap: how probable the old token is now."""
+    """The gap: the current probability of the old token."""
     if was is None or now is None:
         return ""
     logprob = next((entry[2] for entry in now.get("top") or () if entry[0] == was["id"]), None)
@@ -260,7 +260,7 @@ def _percent(logprob: float | None) -> str:
 
 
 def _texts(before: str, after: str) -> list[str]:
-    """Both texts on a line each, what they share at the beginning cut where it is long."""
+    """Both texts on a line each, a long common beginning cut."""
     start = max(shared_length(before, after) - 60, 0)
 
     def shown(text: str) -> str:
@@ -299,7 +299,7 @@ def _apart(one: float | None, other: float | None) -> float:
 
 
 def notes(before: Recording, checkpoints: Mapping[str, str], versions: Mapping[str, str]) -> list[str]:
-    """What else has changed: checkpoints and versions. No failure by itself."""
+    """Other changes: checkpoints and versions. They are no failure by themselves."""
     found = []
     for name, now in checkpoints.items():
         known = before.checkpoints.get(name)
@@ -317,7 +317,7 @@ def notes(before: Recording, checkpoints: Mapping[str, str], versions: Mapping[s
 
 
 def settings_given(resolved: Resolved, seed: int) -> dict[str, Any]:
-    """What was asked of a run, whoever said it; what its checkpoint says is left to the checkpoint."""
+    """The settings of a run from all layers above the checkpoint's."""
     asked = {key for key, setting in resolved.settings.items() if setting.kind != "model"}
     found = {key: value for key, value in settings_of(resolved).items() if key in asked}
     for key, listed in (("processors", resolved.processors), ("stopping", resolved.stopping)):
@@ -327,7 +327,7 @@ def settings_given(resolved: Resolved, seed: int) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What else the numbers depend on."""
+    """The versions that the numbers depend on."""
     from importlib.metadata import version
 
     from genctl import __version__

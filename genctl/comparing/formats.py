@@ -18,13 +18,13 @@ _MARKS = re.compile(r"([\\`*_{}\[\]<>|#~])")
 
 
 def markdown_text(text: str) -> str:
-    """Text on one line in which Markdown sees no marks."""
+    """Text on one line with Markdown's marks escaped."""
     flat = " ".join(text.split())
     return _MARKS.sub(r"\\\1", TSV_UNSEEN.sub(lambda match: "" if match[0] != "\\" else "\\", flat))
 
 
 def markdown_block(text: str) -> str:
-    """Text as it is, in a fence longer than any in it."""
+    """Text unchanged, in a fence longer than any in it."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(longest + 1, 3)
     shown = re.sub(
@@ -44,5 +44,5 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> st
 
 
 def finite(value: float | None) -> float | None:
-    """The number, or None where JSON has no word for it."""
+    """The number, or None if it is not finite."""
     return value if value is not None and math.isfinite(value) else None

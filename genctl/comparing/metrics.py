@@ -52,7 +52,7 @@ def measure(written: Written) -> Values:
 
 
 def perplexity(mean_logprob: float) -> float:
-    """exp of the mean negative log-probability; infinite where that is too large to say."""
+    """exp of the mean negative log-probability; infinite on overflow."""
     try:
         return math.exp(-mean_logprob)
     except OverflowError:
@@ -60,16 +60,16 @@ def perplexity(mean_logprob: float) -> float:
 
 
 def distinct(said: Sequence[str], n: int) -> float | None:
-    """Different n-grams by all n-grams; None where there are none."""
+    """Different n-grams as a share of all n-grams; None if there are none."""
     grams = [tuple(said[start : start + n]) for start in range(len(said) - n + 1)]
     return len(set(grams)) / len(grams) if grams else None
 
 
 def longest_repeat(said: Sequence[Hashable]) -> int:
-    """The length of the longest n-gram that occurs at two places, which may overlap; 0 if nothing occurs twice.
+    """The length of the longest n-gram that occurs twice, overlaps allowed; 0 if there is none.
 
-    Ranks of n-grams of length 1, 2, 4, … are made from those of half the length (Karp, Miller, Rosenberg 1972), and any
-    length in between from two that overlap: n log n, and exact.
+    Ranks of n-grams of length 1, 2, 4, … are computed from those of half the length (Karp, Miller, Rosenberg 1972), and
+    any length in between from two that overlap: n log n, and exact.
     """
     rank, different = _ranks(said)
     if different == len(said):
@@ -89,13 +89,13 @@ def longest_repeat(said: Sequence[Hashable]) -> int:
 
 
 def _ranks(items: Sequence[Hashable]) -> tuple[list[int], int]:
-    """A number for each item, equal for equal items, and how many there are."""
+    """A number for each item, equal for equal items, and how many numbers there are."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(item, len(numbers)) for item in items], len(numbers)
 
 
 def mean_of(values: Sequence[Mapping[str, float | None]]) -> Values:
-    """The mean of each number over several texts, those left out that cannot say it.
+    """The mean of each number over several texts, missing values left out.
 
     The perplexity is that of the mean log-probability.
     """
@@ -111,9 +111,9 @@ def mean_of(values: Sequence[Mapping[str, float | None]]) -> Values:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a text leaves another one. A token is None where the text has ended already.
+    """Where a text diverges from another one. A token is None if the text has ended.
 
-    Both log-probabilities are the model's own after the same tokens, where one checkpoint wrote both texts.
+    Both log-probabilities are the model's own after the same tokens, if one checkpoint wrote both texts.
     """
 
     against: str  # the run that the other text is of
@@ -124,10 +124,10 @@ class Divergence:
 
 
 def divergence(ours: Written, theirs: Written, against: str, *, same_tokens: bool) -> Divergence | None:
-    """The first point at which two sequences differ; None where they are equal.
+    """The first point at which two sequences differ; None if they are equal.
 
     With `same_tokens` ids are compared. Texts of different checkpoints are compared by their characters, and the point
-    is moved back to where the token begins that holds the first difference.
+    is moved back to the beginning of the token that holds the first difference.
     """
     if same_tokens:
         if ours.hypothesis.tokens == theirs.hypothesis.tokens:
@@ -147,7 +147,7 @@ def _at(written: Written, place: int) -> events.Token | None:
 
 
 def _holding(written: Written, character: int) -> tuple[int, int]:
-    """The token that holds a character, and the character with which it begins."""
+    """The token that holds a character, and the token's first character."""
     begin = 0
     for place, token in enumerate(written.tokens):
         if begin + len(token.text) > character:
@@ -157,7 +157,7 @@ def _holding(written: Written, character: int) -> tuple[int, int]:
 
 
 def divergence_entry(found: Divergence) -> dict[str, object]:
-    """A divergence as a record has it: `token` and `other` as [id, text, logprob], or null after the end."""
+    """A divergence as in a record: `token` and `other` as [id, text, logprob], or null after the end."""
 
     def entry(token: events.Token | None) -> list[object] | None:
         return None if token is None else [token.id, token.text, token.logprob]

@@ -39,7 +39,7 @@ def _ter() -> Any:
 
 
 def against(text: str, references: Sequence[str]) -> Values:
-    """One text against its references; it matches exactly if it equals one of them, white space at the ends aside."""
+    """One text against its references; exact match ignores white space at the ends."""
     given = list(references)
     return {
         "exact_match": float(text.strip() in {one.strip() for one in given}),
@@ -50,7 +50,7 @@ def against(text: str, references: Sequence[str]) -> Values:
 
 
 def corpus(texts: Sequence[str], references: Sequence[Sequence[str]]) -> Values:
-    """All texts of a run as one corpus, which is not the mean of its texts; `references[i]` belong to `texts[i]`."""
+    """All texts of a run as one corpus, which is not the mean over its texts; `references[i]` belong to `texts[i]`."""
     from sacrebleu.metrics.bleu import BLEU
 
     most = max(map(len, references))

@@ -1,14 +1,14 @@
-"""Token healing: the prompt's last tokens are taken back, and the new text must begin with their text.
+"""Token healing: the prompt's last tokens are removed, and the new text must begin with their text.
 
-A prompt that ends in "http:" was cut into tokens without knowing that "//" follows; the model has hardly ever seen
-":" before "//", since "://" is one token. So what could be the beginning of a longer token is given back to the model,
-which then writes it in the tokens it likes.
+A prompt that ends in "http:" was tokenised without knowing that "//" follows; the model has hardly ever seen ":" before
+"//", since "://" is one token. So the possible beginning of a longer token is removed from the prompt, and the model
+writes it again in the tokens that it prefers.
 
-transformers' `heal_tokens` intends the same and differs in this: it strips blanks from the prompt's ends; it takes back
-one token, and replaces it by one token that greedy search picks with 10 added to the scores of all that begin alike,
-whatever the strategy; here as many are taken back as a longer token could cover, nothing is stripped, the strategy
-itself (sampling, beams) chooses, and the text is a promise, not a preference: it is spelled exactly, in any number of
-tokens, those of the prompt included.
+transformers' `heal_tokens` has the same purpose and differs: it strips blanks from the prompt's ends; it removes one
+token, and replaces it by one token that greedy search picks with 10 added to the scores of all that begin alike,
+whatever the strategy. Here as many tokens are removed as a longer token could cover, nothing is stripped, the strategy
+itself (sampling, beams) chooses, and the text is required, not preferred: it is spelled exactly, in any number of
+tokens.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from genctl.decode.token_bytes import Spelling, spelling
 
 
 @dataclass(frozen=True, eq=False)
-class Healed:
-    """A prompt without its last tokens. `text` is what they said; empty where there was nothing to heal."""
+class HealedPrompt:
+    """A prompt without its last tokens. `text` is their text; empty if there was nothing to heal."""
 
     ids: tuple[int, ...]
     text: str
@@ -33,22 +33,22 @@ class Healed:
     def hidden(self, first: int) -> int:
         """How many characters of the shown text belong to the prompt, in a row whose first new token is `first`.
 
-        Decoders strip a blank at the beginning: then that one is not shown anyway.
+        Decoders strip a blank at the beginning, which is then not shown anyway.
         """
         if not self.text or not 0 <= first < len(self.words.pieces):
             return 0
         return max(0, len(self.text) + len(self.words.at_first(first)) - len(self.words.pieces[first]))
 
 
-def heal(tokenizer: Any, ids: Sequence[int], vocab_size: int, stops: Sequence[str] = ()) -> Healed:
-    """Take back the tokens at the end of `ids` that a longer token could cover. At least one id stays.
+def heal(tokenizer: Any, ids: Sequence[int], vocab_size: int, stops: Sequence[str] = ()) -> HealedPrompt:
+    """Remove the tokens at the end of `ids` that a longer token could cover. At least one id stays.
 
-    Nothing is taken back across special tokens, inside a character, or where a stop string could begin in it. Raises
-    UsageError for tokenizers that cannot be followed token by token.
+    Nothing is removed across special tokens, inside a character, or where a stop string could begin. Raises UsageError
+    for tokenizers that cannot be followed token by token.
     """
     words = spelling(tokenizer, vocab_size, "token_healing")
     end = b""
-    best = Healed(tuple(ids), "", words)
+    best = HealedPrompt(tuple(ids), "", words)
     for place in range(len(ids) - 1, 0, -1):
         token = ids[place]
         piece = words.pieces[token] if 0 <= token < len(words.pieces) else b""
@@ -62,17 +62,17 @@ def heal(tokenizer: Any, ids: Sequence[int], vocab_size: int, stops: Sequence[st
         except UnicodeDecodeError:
             continue
         if not any(_overlaps(text, stop) for stop in stops):
-            best = Healed(tuple(ids[:place]), text, words)
+            best = HealedPrompt(tuple(ids[:place]), text, words)
     return best
 
 
 def _overlaps(text: str, stop: str) -> bool:
-    """Whether `stop` is in `text`, or could begin there and go on after it."""
+    """Whether `stop` is in `text`, or could begin there and continue after it."""
     return stop in text or any(text.endswith(stop[:n]) for n in range(1, len(stop)))
 
 
-def unhealed(stream: Iterable[events.Event], plans: Mapping[str, Healed]) -> Iterator[events.Event]:
-    """The same events, without the text that the prompt has already. `plans`, the healed lanes, may grow meanwhile."""
+def unhealed(stream: Iterable[events.Event], plans: Mapping[str, HealedPrompt]) -> Iterator[events.Event]:
+    """The same events without the text that is already in the prompt. `plans`, the healed lanes, may grow meanwhile."""
     states = events.RowStates(lambda lane: _Hidden(plans[lane], None, ()), _hide)
     for event in stream:
         plan = plans.get(event.lane) if not isinstance(event, events.Loading) else None
@@ -91,9 +91,9 @@ def unhealed(stream: Iterable[events.Event], plans: Mapping[str, Healed]) -> Ite
 
 
 class _Hidden(NamedTuple):
-    """What of a row's text is not shown."""
+    """The part of a row's text that is not shown."""
 
-    plan: Healed
+    plan: HealedPrompt
     left: int | None  # characters still to hide; None before the first token
     written: tuple[events.Token, ...]  # the newest tokens, as they are shown
 
@@ -116,7 +116,7 @@ def _ended(one: events.Ended, state: _Hidden) -> events.Ended:
     return dataclasses.replace(one, written=state.written, hypothesis=_hypothesis(one.hypothesis, state.plan))
 
 
-def _hypothesis(hypothesis: events.Hypothesis, plan: Healed) -> events.Hypothesis:
+def _hypothesis(hypothesis: events.Hypothesis, plan: HealedPrompt) -> events.Hypothesis:
     if not hypothesis.tokens:
         return hypothesis
     return dataclasses.replace(hypothesis, text=hypothesis.text[plan.hidden(hypothesis.tokens[0]) :])

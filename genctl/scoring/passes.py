@@ -1,7 +1,7 @@
-"""The model's passes over texts whose tokens are all known: log-probability, rank and entropy of each.
+"""Forward passes over known tokens: log-probability, rank and entropy of each.
 
-Rows of different lengths are padded on the right and masked. Logits are worked on a few positions at a time, so that
-nothing of their size is made twice; a row whose logits alone would be too large is read piece by piece.
+Rows of different lengths are padded on the right and masked. Logits are processed a few positions at a time, so that
+nothing of their size is copied; a row whose logits alone would be too large is read piece by piece.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AT_ONCE = 2**24  # and of those, how many are worked on at a time
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens to be read, of which those from `first` (at least 1) on are scored."""
+    """Tokens to read; those from `first` (at least 1) on are scored."""
 
     ids: tuple[int, ...]
     first: int
@@ -34,14 +34,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Detail:
-    """What is told of each token besides its log-probability."""
+    """What is reported of each token besides its log-probability."""
 
     ranks: bool = False  # rank and entropy
     top: int = 0  # alternatives
 
 
 class Passes:
-    """Reads pieces with one model. What it returns are tokens without text."""
+    """Reads pieces with one model. The returned tokens have no text."""
 
     def __init__(self, forward: ModelRuntime, *, batch_size: int, detail: Detail | None = None) -> None:
         self.forward = forward
@@ -54,7 +54,7 @@ class Passes:
     def batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
         """Places of pieces to be read together: the longest first, and never more logits than `LARGEST`.
 
-        Lengths differ within a batch only where the model reads padded rows as it reads them alone.
+        Lengths differ within a batch only if the model reads padded rows exactly.
         """
         batch: list[int] = []
         longest = kept = 0
@@ -82,7 +82,7 @@ class Passes:
         return one[1] == other[1] or self.forward.pads_sources
 
     def read(self, pieces: Sequence[Piece], sources: Sources | None = None) -> list[list[Token]]:
-        """Read pieces together. For each, its scored tokens. Raises ModelError where the model's numbers are none."""
+        """Read pieces together. For each, its scored tokens. Raises ModelError if the model's scores are NaN."""
         huge = len(pieces) == 1 and (len(pieces[0].ids) - pieces[0].first) * self.forward.vocab_size > LARGEST
         if huge and self.continues and not self.forward.is_encoder_decoder:
             return [self._read_long(pieces[0])]
@@ -109,7 +109,7 @@ class Passes:
         """Several endings (none empty) of one context, all of their tokens scored. The context is read once.
 
         For an encoder-decoder `source` is read once, and `context` is the decoder's start. A model with a recurrent
-        state cannot go on from it by several tokens at a time, and reads the context with each ending.
+        state cannot continue from it by several tokens at a time, and reads the context with each ending.
         """
         pieces = [Piece((*context, *ending), len(context)) for ending in endings]
         found: list[list[Token]] = [[] for _ in endings]
@@ -141,7 +141,7 @@ class Passes:
         return found
 
     def _fork(self, pieces: Sequence[Piece], cache: Any, past: int) -> list[list[Token]]:
-        """What `read` does, after a cache of one row with `past` tokens, which stays as it is."""
+        """Like `read`, after a cache of one row with `past` tokens, which is not changed."""
         feed, mask = self._padded([piece.ids[:-1] for piece in pieces])
         if mask is not None:
             mask = torch.cat([mask.new_ones(len(pieces), past), mask], 1)
@@ -157,7 +157,7 @@ class Passes:
         return _split(self._measure(output.logits, rows, columns, targets), lengths)
 
     def _read_long(self, piece: Piece) -> list[Token]:
-        """One row, a few positions at a time, from a cache that grows."""
+        """One row, a few positions at a time, with a growing cache."""
         feed = self._padded([piece.ids[:-1]])[0]
         cache = self.forward.new_cache(room=feed.shape[1])
         step = max(LARGEST // self.forward.vocab_size, 1)
@@ -171,7 +171,7 @@ class Passes:
         return found
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
-        """int64 [N, F] and its mask, None where all rows are equally long."""
+        """int64 [N, F] and its mask, None if all rows have equal length."""
         longest = max(map(len, rows))
         feed = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=self.forward.device)
         if all(len(row) == longest for row in rows):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.events import Token
 from genctl.scoring.passes import Detail, Passes, Piece
-from genctl.scoring.texts import Encoded, TextReader, Wanted
+from genctl.scoring.texts import EncodedText, TextReader, TextToScore
 from genctl.scoring.windows import windows
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ class _Work(Generic[Key]):
     """A text of a chunk on its way."""
 
     key: Key
-    wanted: Wanted
-    encoded: Encoded | None = None
+    wanted: TextToScore
+    encoded: EncodedText | None = None
     error: GenctlError | None = None
     found: list[tuple[int, list[Token]]] = dataclasses.field(default_factory=list)  # by where each window begins
 
@@ -150,7 +150,7 @@ class Scorer:
             )
 
     def score(
-        self, wanted: Iterable[tuple[Key, Wanted]], interrupted: Callable[[], object] = lambda: False
+        self, wanted: Iterable[tuple[Key, TextToScore]], interrupted: Callable[[], object] = lambda: False
     ) -> Iterator[tuple[Key, list[Scored] | GenctlError]]:
         """One outcome for each text, in order: its score, its candidates' (best first), or what is wrong with it.
 
@@ -176,7 +176,7 @@ class Scorer:
                 except GenctlError as error:
                     work.error = error
 
-    def _encoded(self, wanted: Wanted) -> Encoded:
+    def _encoded(self, wanted: TextToScore) -> EncodedText:
         if self.is_encoder_decoder:
             if wanted.target is None:
                 raise InputError("an encoder-decoder scores a target given its source: there is no target (--target)")
@@ -195,7 +195,7 @@ class Scorer:
             self._fits(encoded)
         return encoded
 
-    def _fits(self, encoded: Encoded) -> None:
+    def _fits(self, encoded: EncodedText) -> None:
         """Raises InputError for a text longer than the context."""
         length = len(encoded.ids) - int(self.is_encoder_decoder)  # the last target is not read, only predicted
         if self.source_context is not None and len(encoded.source or ()) > self.source_context:
@@ -243,7 +243,7 @@ class Scorer:
             for place, piece in zip(places, pieces, strict=True):
                 yield from self._together([piece], [place])
 
-    def _pieces(self, encoded: Encoded | None) -> Iterator[tuple[int, Piece]]:
+    def _pieces(self, encoded: EncodedText | None) -> Iterator[tuple[int, Piece]]:
         if encoded is None:
             return
         if self.window is None:
@@ -265,7 +265,7 @@ class Scorer:
         except GenctlError as error:
             return error
 
-    def _ranked(self, wanted: Wanted) -> list[Scored]:
+    def _ranked(self, wanted: TextToScore) -> list[Scored]:
         """All candidates, the best first; equal ones in their order."""
         if self.options.stride is not None:
             raise InputError("--stride slides over one text; candidates share a context and must fit with it")
@@ -296,13 +296,13 @@ class Scorer:
             return -scored.nll
         return scored.mean if self.options.by == "mean" else -scored.bpb
 
-    def _scored(self, encoded: Encoded, tokens: Sequence[Token], count: int = 1) -> Scored:
+    def _scored(self, encoded: EncodedText, tokens: Sequence[Token], count: int = 1) -> Scored:
         lead, worded = self._worded(encoded, tokens) if self.options.captions else ("", tuple(tokens))
         nll = math.fsum(-token.logprob for token in tokens) + 0.0
         own = encoded.ids[encoded.begin :]
         return Scored(encoded.text, own, nll, len(tokens), encoded.bytes, worded, lead, count)
 
-    def _worded(self, encoded: Encoded, tokens: Sequence[Token]) -> tuple[str, tuple[Token, ...]]:
+    def _worded(self, encoded: EncodedText, tokens: Sequence[Token]) -> tuple[str, tuple[Token, ...]]:
         """The characters before the first scored token, and the tokens with the text of each."""
         from genctl.models.text import Detokenizer
 

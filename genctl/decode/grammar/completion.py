@@ -1,12 +1,12 @@
-"""The end of a grammar's text within the budget: a closing that fits is known at every step, and stays known.
+"""End a grammar's text within the budget: a closing that fits is known at every step.
 
 A closing is a list of tokens after which the text may end. Each row has one, found by a search at the beginning and
-carried along; a token after which no closing is found that fits what is left of the budget is barred. So a text that
-fits at the beginning is never cut. A closing counts only once the grammar itself has accepted its tokens, so what is
-found is right; what is not found within the bounds of the search is treated as if it were not there.
+carried along; a token after which no closing is found that fits the rest of the budget is barred. So a text that fits
+at the beginning is never cut. A closing counts only once the grammar itself has accepted its tokens; what is not found
+within the bounds of the search is treated as missing.
 
-While the budget is further away than one token can demand of it, nothing is barred and nothing but the row's own
-closing is looked after. What is barred depends on the row's tokens and the budget alone, not on clocks or neighbours.
+While the budget is further away than one token can require, nothing is barred and only the row's own closing is
+updated. What is barred depends on the row's tokens and the budget alone, not on time or on other rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ENDS, _VALUES, _OPENS = b"}])>", b"0123456789ntf", b'",:;([{<-'
 
 @dataclass
 class _Class:
-    """What may follow a state: for each id the place of a closing in `closings`, -1 where none was found."""
+    """The tokens that may follow a state: for each id the place of a closing in `closings`, -1 if none was found."""
 
     closings: list[Tokens]
     place: NDArray[np.int32]  # [V]
@@ -74,7 +74,7 @@ class Closing:
         return bool(matcher.validate_tokens([*known, self.end]) == len(known) + 1)
 
     def _known(self, tokens: Sequence[int], started: bool) -> list[int]:
-        """As llguidance knows them: a first token may read differently, or not at all."""
+        """The tokens in llguidance's ids: a first token may read differently, or not at all."""
         if started or not tokens:
             return list(tokens)
         first = [self.extra.get(tokens[0], tokens[0])] if self.words.at_first(tokens[0]) else []
@@ -83,7 +83,7 @@ class Closing:
     # -- finding one ---------------------------------------------------------------------------------------------------
 
     def find(self, matcher: LLMatcher, started: bool, tries: int = _TRIED) -> Tokens | None:
-        """A short closing; None where none is found. `tries`: rollouts that look for a shorter one."""
+        """A short closing; None if none is found. `tries`: rollouts that look for a shorter one."""
         best = self._rollout(matcher, started)
         if best is None:
             return None
@@ -111,7 +111,7 @@ class Closing:
         return packed if len(packed) < len(known) and self.closes(matcher, started, packed) else tuple(known)
 
     def _rollout(self, matcher: LLMatcher, started: bool, most: int = _LONGEST) -> Tokens | None:
-        """A closing made of the first thing that helps, again and again."""
+        """A closing made of the most promising token at each step."""
         here, tokens = matcher.deep_copy(), list[int]()
         while not here.is_accepting():
             if len(tokens) >= most or here.is_error():
@@ -124,12 +124,12 @@ class Closing:
         return tuple(tokens)
 
     def _allowed(self, matcher: LLMatcher) -> NDArray[np.bool_]:
-        """bool [V]: what may follow, EOS not among it."""
+        """bool [V]: the tokens that may follow, without EOS."""
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
         return bits[: len(self.words.pieces)].astype(bool) & self._usable
 
     def _branches(self, allowed: NDArray[np.bool_], started: bool) -> Iterator[int]:
-        """One token for each way to go on, the most promising first."""
+        """One token for each way to continue, the most promising first."""
         ids = self._order[allowed[self._order]]
         heads, places = np.unique(self._heads[ids], return_index=True)
         shortest = dict(zip(heads.tolist(), ids[places].tolist(), strict=True))  # byte -> the shortest that begins so
@@ -146,7 +146,7 @@ class Closing:
         yield from shortest.values()
 
     def _packed(self, tokens: Sequence[int], started: bool) -> Tokens:
-        """The same text in as few tokens as spell it."""
+        """The same text in the fewest tokens."""
         if not tokens or not (started or not self.words.first):
             return tuple(tokens)
         text = b"".join(self.words.pieces[token] for token in tokens)
@@ -172,7 +172,7 @@ class Closing:
     def shortest(
         self, matcher: LLMatcher, started: bool, allowed: Sequence[int], most: int
     ) -> tuple[Tokens | None, bool]:
-        """A closing of at most `most` tokens, tried one by one, and whether everything was tried."""
+        """A closing of at most `most` tokens, by exhaustive search, and whether the search was complete."""
         left = _CERTAIN
         seen: dict[bytes, int] = {}  # texts that have been followed, and how far
 
@@ -210,7 +210,7 @@ class Closing:
     # -- carrying it along ---------------------------------------------------------------------------------------------
 
     def after(self, matcher: LLMatcher, before: Tokens | None) -> Tokens | None:
-        """The closing of a row that wrote one more token, which `matcher` has read; `before` is the one it had."""
+        """The closing of a row that wrote one more token, which `matcher` has read; `before` is its old closing."""
         if matcher.is_accepting():
             return ()
         likely = () if before is None else _rests(before)
@@ -221,7 +221,7 @@ class Closing:
     def leaves_room(
         self, matcher: LLMatcher, started: bool, bits: bytes, closing: Tokens, most: int, slack: int
     ) -> NDArray[np.bool_]:
-        """bool [V]: the tokens after which a closing of at most `most` tokens is known. EOS ids are all kept."""
+        """bool [V]: the tokens after which a closing of at most `most` tokens is known. EOS ids are always included."""
         size = len(self.words.pieces)
         allowed = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[:size].astype(bool)
         key = bits, closing, started
@@ -268,7 +268,7 @@ class Closing:
     def _placed(
         self, matcher: LLMatcher, started: bool, token: int, closings: list[Tokens], likely: int, searches: int
     ) -> tuple[int, int]:
-        """Which closing may follow a token, that of the token before it tried first; a search adds one."""
+        """The closing that may follow a token, that of the previous token tried first; a search adds one."""
         for place in (likely, *range(len(closings))):
             if self.closes(matcher, started, (token, *closings[place])):
                 return place, searches
@@ -293,7 +293,7 @@ class Closing:
         kept: NDArray[np.bool_],
         sure: bool,
     ) -> None:
-        """Check what another state left behind against this one, and look for shorter closings where they count."""
+        """Check another state's closings in this state, and look for shorter ones where they count."""
         ids = np.flatnonzero(allowed & self._usable)
         shorter = list(dict.fromkeys(one for one in (*_rests(closing), *known.closings) if len(one) <= most))
         many = len(ids) > _MANY
@@ -305,7 +305,7 @@ class Closing:
 
 
 def _rests(closing: Tokens) -> Iterator[Tokens]:
-    """The closings that are likely once another token is written: it stands for the first, for none, for several."""
+    """The likely closings after another token, which may replace the first token, none, or several."""
     yield closing[1:]
     yield closing
     for start in range(2, len(closing) + 1):
@@ -313,5 +313,5 @@ def _rests(closing: Tokens) -> Iterator[Tokens]:
 
 
 def _plain(piece: bytes) -> bool:
-    """Letters, digits, blanks and whatever is not ASCII."""
+    """Letters, digits, blanks and non-ASCII bytes."""
     return bool(piece) and all(byte >= 0x80 or byte == 0x20 or chr(byte).isalnum() for byte in piece)

@@ -1,7 +1,7 @@
-"""From knobs to one grammar text, checked before any model is loaded. No torch in here.
+"""Knobs become one grammar text, checked before any model is loaded. No torch in here.
 
-All three kinds become llguidance's dialect of Lark. `no_forcing` keeps it from prescribing one tokenisation where the
-text is certain: every way to spell the text stays open, and the model weighs them.
+All three kinds become llguidance's dialect of Lark. `no_forcing` keeps llguidance from prescribing one tokenisation
+where the text is certain: every way to spell the text stays open, and the model weighs them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _JSON = {"whitespace_pattern": r"(\n[ ]{0,24}| )?"}
 
 @dataclass(frozen=True)
 class GrammarSource:
-    """A grammar that parses. `knob` is the one that asked for it."""
+    """A grammar that parses. `knob` is its knob."""
 
     knob: str
     lark: str
 
 
 def conflicts(generation: Generation) -> list[str]:
-    """What of grammars, prefixes and token healing contradicts each other, a sentence each."""
+    """The conflicts of grammars, prefixes and token healing, one sentence each."""
     asked = [knob for knob in KNOBS if getattr(generation, knob) is not None]
     found = [f"{asked[0]} and {other} both say what the text must be; leave out one of them" for other in asked[1:]]
     if generation.token_healing:
@@ -47,9 +47,9 @@ def conflicts(generation: Generation) -> list[str]:
 
 
 def read(generation: Generation, only: str | None = None) -> GrammarSource | None:
-    """The grammar that the knobs ask for (`only` that of one knob); None where they ask for none.
+    """The grammar of the knobs (`only`: of one knob); None if none is set.
 
-    Raises UsageError where a file cannot be read or a grammar does not parse, with the place.
+    Raises UsageError if a file cannot be read or a grammar does not parse, with the place.
     """
     for knob in KNOBS if only is None else (only,):
         value = getattr(generation, knob)
@@ -73,7 +73,7 @@ def _json_schema(value: dict[str, Any] | bool | str) -> GrammarSource:
             raise UsageError(f"{where}: not JSON: {error.msg} at {place}") from error
         except RecursionError as error:
             raise UsageError(f"{where}: nested too deeply") from error
-        except _Twice as error:
+        except _DuplicateKey as error:
             raise UsageError(f"{where}: the key {_shown(str(error))} is given twice") from error
         except ValueError as error:  # Python reads no number of more than some thousand digits
             raise UsageError(f"{where}: a number with too many digits") from error
@@ -164,7 +164,7 @@ _READERS = {"json_schema": _json_schema, "regex": _regex, "grammar": _grammar}
 
 
 def validate(lark: str) -> str:
-    """What is wrong with a grammar, in llguidance's words; empty if nothing is."""
+    """The error of a grammar in llguidance's words; "" if there is none."""
     from llguidance import LLMatcher
 
     wrong, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_lark(lark))
@@ -172,7 +172,7 @@ def validate(lark: str) -> str:
 
 
 def _reason(fault: str) -> str:
-    """The first line of a message; the others show the grammar that we made."""
+    """The first line of a message; the others show the generated grammar."""
     return fault.strip().splitlines()[0]
 
 
@@ -194,15 +194,15 @@ def _file(knob: str, name: str) -> str:
         raise UsageError(f"{said}: {what}") from error
 
 
-class _Twice(ValueError):
-    """A key of a JSON object that occurs twice: two answers to one question."""
+class _DuplicateKey(ValueError):
+    """A duplicate key in a JSON object."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise _Twice(key)
+            raise _DuplicateKey(key)
         found[key] = value
     return found
 
@@ -218,6 +218,6 @@ def _text(where: str, text: str) -> None:
 
 
 def _shown(text: str) -> str:
-    """Somebody else's words on one line of a message."""
+    """Other people's words on one line of a message."""
     line = "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in text)
     return line if len(line) <= _MOST_SHOWN else line[: _MOST_SHOWN - 1] + "…"

@@ -1,9 +1,9 @@
-"""From knobs to processors, in order. `ORDER` is the one table: what there is, where it stands, and why there.
+"""Build the processors of the knobs, in order. `ORDER` is the one table: name, place and source of each.
 
-By default the order is that of transformers. What transformers lacks stands where the tools that have it put it:
-biases and penalties among the penalties, before anything is removed (llama.cpp's `logit_bias`, `penalties`, `dry` come
-first; so do text-generation-webui's); top-n-sigma before temperature (both); dynamic temperature in the place of
-temperature; XTC after the filters (both); mirostat last of all, since it must see the distribution that is drawn from.
+The default order is that of transformers. What transformers lacks has the place that the tools with it give it: biases
+and penalties among the penalties, before anything is removed (llama.cpp's `logit_bias`, `penalties`, `dry` come first;
+so do text-generation-webui's); top-n-sigma before temperature (both); dynamic temperature in the place of temperature;
+XTC after the filters (both); mirostat last, since it must see the distribution that is sampled from.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["NAMES", "ORDER", "NamedProcessor", "ProcessorContext", "ProcessorEnt
 
 @dataclass(frozen=True)
 class ProcessorEntry:
-    """One processor of the table."""
+    """One row of the table."""
 
     name: str
     knobs: tuple[str, ...]  # the first one turns it on
@@ -214,54 +214,54 @@ OF_SCORES = frozenset(
 NAMES: dict[str, ProcessorEntry] = {entry.name: entry for entry in ORDER}
 
 
-def build(material: ProcessorContext) -> tuple[NamedProcessor, ...]:
-    """The processors that the knobs ask for, in the order of `ORDER`; those that only act when sampling only then.
+def build(context: ProcessorContext) -> tuple[NamedProcessor, ...]:
+    """The processors of the knobs, in the order of `ORDER`; those for sampling only when sampling.
 
-    With `material.explicit`, what the list says in the order of the list, and nothing else: each entry is
-    `{"use": NAME, KNOB: VALUE, …}` with knobs of that processor (others keep the value of `material.generation`), or a
-    user's own. A listed processor acts in every mode. One whose setting changes nothing is left out.
+    With `context.explicit`, the processors of that list in its order, and nothing else: each entry is `{"use": NAME,
+    KNOB: VALUE, …}` with knobs of that processor (others keep the value of `context.generation`), or a user's own. A
+    listed processor acts in every mode. One whose setting has no effect is left out.
 
     Raises UsageError for whatever cannot be built, in one sentence.
     """
-    _finite(material.generation)
-    if material.explicit is not None:
-        made = (_listed(number, entry, material) for number, entry in enumerate(material.explicit, 1))
+    _finite(context.generation)
+    if context.explicit is not None:
+        made = (_listed(number, entry, context) for number, entry in enumerate(context.explicit, 1))
         return tuple(named for named in made if named is not None)
-    found = (_make(entry, material) for entry in ORDER if material.sampling or not entry.sampling)
+    found = (_make(entry, context) for entry in ORDER if context.sampling or not entry.sampling)
     return tuple(named for named in found if named is not None)
 
 
-def unlisted(material: ProcessorContext) -> tuple[str, ...]:
-    """Processors that the knobs ask for but an explicit list does not name: what that list leaves undone.
+def unlisted(context: ProcessorContext) -> tuple[str, ...]:
+    """Processors that the knobs enable but an explicit list does not name.
 
-    A knob at its default (transformers' top_k = 50) asks for nothing.
+    A knob at its default (transformers' top_k = 50) does not count.
     """
-    if material.explicit is None:
+    if context.explicit is None:
         return ()
-    listed = {entry.get("use") for entry in material.explicit}
+    listed = {entry.get("use") for entry in context.explicit}
     default = Generation()
     return tuple(
         named.name
-        for named in build(dataclasses.replace(material, explicit=None))
+        for named in build(dataclasses.replace(context, explicit=None))
         if named.name not in listed and any(value != getattr(default, knob) for knob, value in named.settings.items())
     )
 
 
-def _make(entry: ProcessorEntry, material: ProcessorContext) -> NamedProcessor | None:
+def _make(entry: ProcessorEntry, context: ProcessorContext) -> NamedProcessor | None:
     try:
-        function = entry.make(material)
+        function = entry.make(context)
     except GenctlError:
         raise
     except (ValueError, TypeError, RuntimeError) as error:  # what transformers' constructors refuse
         raise UsageError(f"{entry.name}: {one_line(error)}") from error
     if function is None:
         return None
-    settings = {name: getattr(material.generation, name) for name in entry.knobs}
+    settings = {name: getattr(context.generation, name) for name in entry.knobs}
     key = (entry.name, repr(settings)) if entry.name in OF_SCORES else None
     return NamedProcessor(entry.name, function, settings, key=key)
 
 
-def _listed(number: int, item: dict[str, Any], material: ProcessorContext) -> NamedProcessor | None:
+def _listed(number: int, item: dict[str, Any], context: ProcessorContext) -> NamedProcessor | None:
     where = f"processors, entry {number}"
     arguments = {key: value for key, value in item.items() if key != "use"}
     use = item.get("use")
@@ -272,7 +272,7 @@ def _listed(number: int, item: dict[str, Any], material: ProcessorContext) -> Na
             close = get_close_matches(use, NAMES, 1)
             meant = f"did you mean {close[0]}?" if close else f"one of {', '.join(NAMES)}, or package.module:Class"
             raise UsageError(f"{where}: no processor {use!r}", hint=meant)
-        function = plugins.load(use, arguments, allowed=material.allow_plugins)
+        function = plugins.load(use, arguments, allowed=context.allow_plugins)
         return NamedProcessor(use, function, arguments, foreign=True)
     entry = NAMES[use]
     for key in arguments:
@@ -282,7 +282,7 @@ def _listed(number: int, item: dict[str, Any], material: ProcessorContext) -> Na
             raise UsageError(f"{where}: {use} has no {key!r}", hint=meant)
     try:
         values = {key: checked(key, value) for key, value in arguments.items()}
-        changed = standard.changed(material, **values)
+        changed = standard.changed(context, **values)
         _finite(changed.generation)
         if use == "temperature" and "temperature" in values:
             if values["temperature"] == 0.0:

@@ -1,4 +1,4 @@
-"""What processors are built from, and what is built: `ProcessorContext` in, `NamedProcessor` out."""
+"""The input and the output of building processors: `ProcessorContext` and `NamedProcessor`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Filters: processors that remove tokens and change no score. What transformers' own remove, without sorting.
+"""Filters: processors that remove tokens and change no score. They remove what transformers' own do, without sorting.
 
-A filter decides about one row in double precision. Where rounding inside transformers' float32 could decide otherwise
-(a running sum that ends on the edge, equal scores of which a sort keeps some), it does not decide: that row goes
-through the `exact` one, which is transformers' own. So what is removed is the same, to the token.
+A filter decides about one row in double precision. If rounding in transformers' float32 could decide otherwise (a
+running sum that ends on the edge, equal scores of which a sort keeps some), the row goes through the `exact` processor,
+which is transformers' own. So the result is the same, to the token.
 
-Filters that follow each other share what is left of a row: after `top_k = 50` the others look at fifty tokens.
+Consecutive filters share the remaining tokens of a row: after `top_k = 50` the others process fifty tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LANES = 4
 
 @dataclass(frozen=True, eq=False)
 class Filter:
-    """A processor that removes tokens. On a GPU, where sorting costs little, `exact` is all there is."""
+    """A processor that removes tokens. On a GPU, where sorting is cheap, only `exact` is used."""
 
     keep: Keep
     exact: Processor
@@ -42,7 +42,7 @@ class Filter:
         return cut((self,), history, scores)[0]
 
     def on(self, row: RowCandidates, history: Tensor) -> RowCandidates | None:
-        """What is left of a row; history int64 [1, T]."""
+        """The remaining tokens of a row; history int64 [1, T]."""
         places = self.keep(row)
         if places is not None:
             return row.take(places)
@@ -50,9 +50,10 @@ class Filter:
 
 
 def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
-    """All filters in turn. history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V], and what is left of each row.
+    """All filters in turn. history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V], and the remaining tokens of
+    each row.
 
-    None where a row was not cut here.
+    None if a row was not filtered here.
     """
     if not transfer.on_host(scores) or scores.dtype != torch.float32:
         return _exactly(filters, history, scores), None
@@ -79,7 +80,7 @@ def _exactly(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> Tens
 
 
 def top_k(k: int) -> Keep:
-    """The k best, and those as good as the last of them."""
+    """The k best, and those equal to the last of them."""
     return lambda row: largest(row.values, k)
 
 
@@ -121,7 +122,7 @@ def top_p(p: float, least: int, *, together: bool = False) -> Keep:
 
 
 def _worst_removed(row: RowCandidates, limit: float, least: int, together: bool) -> Places | None:
-    """transformers' own sums, over a row that numpy has sorted."""
+    """With transformers' own sums, over a row sorted by numpy."""
     ascending = np.full((1, row.size), -np.inf, np.float32)
     missing = row.size - len(row)
     ascending[0, missing:] = np.sort(row.values)
@@ -245,7 +246,7 @@ def _below(row: RowCandidates, share: float) -> float:
 
 
 def _typical_exactly(row: RowCandidates, mass: float, least: int) -> Places | None:
-    """transformers' own numbers over a row that numpy has sorted; only the order of equal ones is not its own."""
+    """With transformers' own numbers over a row sorted by numpy; only the order of equal ones may differ."""
     scores = row.dense()
     normalized = scores.log_softmax(-1)
     entropy = -(normalized * normalized.exp()).nansum(-1, keepdim=True)

@@ -24,9 +24,9 @@ class Mirostat:
 
     mu begins at 2 * tau. After a token x drawn from the kept ones, renormalised to q: mu -= eta * (-log2 q(x) - tau).
 
-    The threshold of a row is looked up by what the row wrote before its last token, so it is a function of its history
-    alone: rows may be moved, forked and rolled back between calls. A row whose past was never scored here begins anew
-    at 2 * tau. A token that was not among the kept ones counts as surprising as the threshold allows.
+    The threshold of a row is looked up by its tokens before the last one, so it is a function of its history alone:
+    rows may be moved, forked and rolled back between calls. A row whose past was never scored here starts again at 2 *
+    tau. A token that was not among the kept ones counts as surprising as the threshold allows.
     """
 
     def __init__(self, tau: float, eta: float, prompt_len: int, min_tokens_to_keep: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""A user's own processors: a dotted path (`package.module:Class`) or an installed entry point `genctl.processors`."""
+"""Processors of users: a dotted path (`package.module:Class`) or an installed entry point `genctl.processors`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ GROUP = "genctl.processors"
 
 
 def installed() -> dict[str, EntryPoint]:
-    """The entry points `genctl.processors` of what is installed, by name."""
+    """The installed entry points `genctl.processors`, by name."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def load(use: str, arguments: dict[str, Any], *, allowed: bool) -> Callable[..., Any]:
-    """Make the processor that `use` names with `arguments`.
+    """The processor that `use` names, with `arguments`.
 
-    A class is made with the arguments as keywords (a transformers LogitsProcessor, or anything whose instances take
-    history and scores); a function takes them after history and scores. Raises UsageError: not allowed, not there, or
-    not made.
+    A class is constructed with the arguments as keywords (a transformers LogitsProcessor, or anything whose instances
+    take history and scores); a function receives them after history and scores. Raises UsageError if it is not allowed,
+    not found or cannot be constructed.
     """
     points = installed()
     point = points.get(use) or next((point for point in points.values() if point.value == use), None)

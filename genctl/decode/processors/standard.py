@@ -1,8 +1,7 @@
-"""Processors that transformers has: plain ones of the same numbers, or its own classes, under its conditions.
+"""The processors that transformers has: plain ones with the same numbers, or its own classes, under its conditions.
 
-Each function takes a `ProcessorContext` and returns a processor, or None where the setting changes nothing.
-Conditions and arguments follow `GenerationMixin._get_logits_processor` of transformers 5; `build.ORDER` follows its
-order.
+Each function takes a `ProcessorContext` and returns a processor, or None if the setting has no effect. Conditions and
+arguments follow `GenerationMixin._get_logits_processor` of transformers 5; `build.ORDER` follows its order.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ def min_new_tokens(m: ProcessorContext) -> Processor | None:
 
 
 def _below(length: int, processor: Any) -> Processor:
-    """`processor` for histories shorter than `length`; beyond, where it changes nothing, it is not even called."""
+    """`processor` for histories shorter than `length`; beyond, where it has no effect, it is not called."""
 
     def bounded(history: Tensor, scores: Tensor) -> Tensor:
         made: Tensor = processor(history, scores) if history.shape[1] < length else scores
@@ -315,5 +314,5 @@ def _within(m: ProcessorContext, knob: str, ids: Any) -> None:
 
 
 def changed(m: ProcessorContext, **values: Any) -> ProcessorContext:
-    """The same material with other knobs."""
+    """The same context with other knobs."""
     return dataclasses.replace(m, generation=dataclasses.replace(m.generation, **values))

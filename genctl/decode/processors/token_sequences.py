@@ -1,7 +1,7 @@
-"""Words given as text, as the sequences of ids that a tokenizer writes for them.
+"""The token sequences that a tokenizer produces for a text.
 
-A text without a leading space stands for itself wherever it begins, at the start, after other text and after a space;
-a text with one stands for its form after a space alone.
+A text without a leading space matches wherever it begins: at the start, after other text and after a space; a text with
+a leading space matches only after a space.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _texts: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
 def variants(tokenizer: Any, text: str, knob: str) -> list[tuple[int, ...]]:
     """Every sequence of ids that the tokenizer produces for `text`, alone, after other text and after a space.
 
-    Raises UsageError when there is no tokenizer, the text is empty, or the tokenizer cannot write it.
+    Raises UsageError without a tokenizer, for an empty text, or if the tokenizer cannot encode it.
     """
     if tokenizer is None:
         raise UsageError(f"{knob}: {text!r} is text, but the checkpoint has no tokenizer", hint="give ids instead")
@@ -42,10 +42,10 @@ def variants(tokenizer: Any, text: str, knob: str) -> list[tuple[int, ...]]:
 
 
 def bias_of(tokenizer: Any, biases: dict[str, float], vocab_size: int) -> dict[tuple[int, ...], float]:
-    """`logit_bias` as sequences of ids, each with what is added to the score of its last one.
+    """`logit_bias` as sequences of ids, each with the bias for the score of its last one.
 
-    "#123" is the token with the id 123. A text with a leading space says more than one without, and wins over it for
-    the form after a space. Raises UsageError for an id outside the vocabulary or a text that cannot be written.
+    "#123" is the token with the id 123. A text with a leading space is more specific than one without, and has priority
+    after a space. Raises UsageError for an id outside the vocabulary or a text that cannot be encoded.
     """
     plain: dict[tuple[int, ...], float] = {}
     exact: dict[tuple[int, ...], float] = {}
@@ -62,7 +62,7 @@ def bias_of(tokenizer: Any, biases: dict[str, float], vocab_size: int) -> dict[t
 
 
 def containing(tokenizer: Any, text: str, knob: str) -> set[tuple[int, ...]]:
-    """Single tokens whose text contains `text`, and where it takes several tokens those sequences.
+    """Single tokens whose text contains `text`, and the sequences that spell it in several tokens.
 
     Raises UsageError as `variants` does.
     """
@@ -94,6 +94,6 @@ def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 
 def _after(tokenizer: Any, before: str, text: str) -> tuple[int, ...]:
-    """The ids of `text` where it follows `before`; empty if a token reaches across."""
+    """The ids of `text` after `before`; empty if a token crosses the boundary."""
     lead, whole = _encode(tokenizer, before), _encode(tokenizer, before + text)
     return whole[len(lead) :] if lead and whole[: len(lead)] == lead else ()

@@ -1,4 +1,4 @@
-"""Whether a value fits a knob, by the knob's own type and bounds (for what an explicit list says beside `use`)."""
+"""Check a value against a knob's type and bounds, for the `processors` list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BOUNDS = {Ge: ("ge", "at least"), Gt: ("gt", "above"), Le: ("le", "at most"), L
 
 
 def checked(knob: str, value: Any) -> Any:
-    """`value` in the type of `knob`; an int where a float is wanted becomes one.
+    """`value` in the type of `knob`; an int becomes a float if that is the type.
 
     Raises UsageError if it does not fit the type or its bounds.
     """
@@ -25,7 +25,7 @@ def checked(knob: str, value: Any) -> Any:
 
 
 def fits(hint: Any, value: Any) -> bool:
-    """Whether `value` is of this type; an int is where a float is wanted."""
+    """Whether `value` has this type; an int counts as a float."""
     return bool(_fit(hint, value)[0])
 
 

@@ -1,8 +1,8 @@
-"""A user's own stopping criterion: found by entry point or dotted path, made, and called in its own way.
+"""Stopping criteria of users: found by entry point or dotted path, constructed and called.
 
-It is called as `criterion(written)` and answers None or False to go on, True, what it saw, or a pair of finish reason
-and what it saw; a subclass of transformers' StoppingCriteria is called with the new tokens as `input_ids` [1, T] and
-`scores` None instead. Either must look only at what it is given: rows are reordered, forked and rolled back.
+A criterion is called as `criterion(written)` and returns None or False to continue, True, a text, or a pair of finish
+reason and text; a subclass of transformers' StoppingCriteria is called with the new tokens as `input_ids` [1, T] and
+`scores` None instead. Either must depend only on its arguments: rows are reordered, forked and rolled back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def installed() -> list[str]:
 def load(use: str, allow_plugins: bool) -> Any:
     """The class or function that `use` names: an entry point of `genctl.stopping`, or `package.module:Class`.
 
-    Raises UsageError when there is none, when it does not load, or when a path is given without `allow_plugins`.
+    Raises UsageError if there is none, if it does not load, or if a path is given without `allow_plugins`.
     """
     if ":" not in use:
         try:
@@ -53,8 +53,8 @@ def load(use: str, allow_plugins: bool) -> Any:
 def make(use: str, target: Any, arguments: Mapping[str, Any], offered: Mapping[str, Any]) -> Criterion:
     """A criterion from a user's class or function and the keys of its table.
 
-    `offered` (the tokenizer, the decoder) is passed where a parameter of that name asks for it. Raises UsageError when
-    the keys do not fit or the result cannot be called.
+    `offered` (the tokenizer, the decoder) is passed to parameters of that name. Raises UsageError if the keys do not
+    fit or the result cannot be called.
     """
     try:
         extra = {name: offered[name] for name in _asked(target) if name in offered and name not in arguments}
@@ -68,7 +68,7 @@ def make(use: str, target: Any, arguments: Mapping[str, Any], offered: Mapping[s
 
 
 def _asked(target: Any) -> list[str]:
-    """The parameters of a class; some written in C do not tell theirs."""
+    """The parameters of a class; unknown for some written in C."""
     try:
         return list(inspect.signature(target).parameters) if isinstance(target, type) else []
     except ValueError:
@@ -108,5 +108,5 @@ def _is_transformers(made: Any) -> bool:
 
 
 def _said(error: BaseException) -> str:
-    """The error in one line: mistakes are told one per line."""
+    """The error in one line."""
     return ": ".join([type(error).__name__, " ".join(str(error).split())]).removesuffix(": ")
