@@ -65,7 +65,9 @@ def forced_phrases(generation: Generation, text: Callable[[Sequence[int]], str])
         result.append(ForcedPhrase(name, tuple(texts) if all(texts) else (), False))
     for word in generation.force_words or []:
         words = [word] if isinstance(word, str) else word
-        result.append(ForcedPhrase(" | ".join(words), tuple(one.strip() or one for one in words), True))
+        result.append(
+            ForcedPhrase(" | ".join(words), tuple(alternative.strip() or alternative for alternative in words), True)
+        )
     return tuple(result)
 
 

@@ -177,8 +177,8 @@ class Planner:
         if truncated:
             settings["truncated"] = truncated
         guard = StopTrimmer(criteria, generation.keep_stop, self.text)
-        kind, wanted = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy)
-        return PlannedLane(lane, prompt, kind, settings, guard, healed, ranking, wanted)
+        kind, phrases = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy)
+        return PlannedLane(lane, prompt, kind, settings, guard, healed, ranking, phrases)
 
     def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
         """What the knobs ask for. Requests with the same knobs have the same strategy, which keeps nothing."""

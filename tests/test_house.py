@@ -82,7 +82,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"compat", "decode.types", "native", "params", "events", "identity", "collection"},
     "batch": {"events"},
     "render": {"events", "sequences"},
-    "decode": {"compat", "params", "events", "identity"},
+    "decode": {"compat", "params", "events", "identity", "sequences"},
     "native": {"compat", "decode"},
     "compat": set(),
     "identity": set(),

@@ -44,8 +44,8 @@ def scan(path: str | Path, kind: str) -> InputScan | None:
                 if separator is None:
                     continue
                 # empty rows at the end do not count: only what is before the last byte that is none of theirs
-                if kept := piece.rstrip(blank):
-                    rows = seen + kept.count(separator) + 1
+                if rest := piece.rstrip(blank):
+                    rows = seen + rest.count(separator) + 1
                 seen += piece.count(separator)
     except (OSError, ValueError):
         return None

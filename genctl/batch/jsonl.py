@@ -59,29 +59,29 @@ def row_id(data: dict[str, Any]) -> str | None:
 
 
 def fields(data: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `InputRow` besides id, index and where. Raises RefusedRow with all errors in one line."""
+    """The keyword arguments of `InputRow` besides id, index and where. Raises RefusedRow with all errors."""
     mistakes = _unknown(data, KNOWN)
     given = [key for key in PROMPTS if key in data]
     if not given:
         mistakes.append("no prompt: expected one of prompt, prompt_ids, messages")
     elif len(given) > 1:
         mistakes.append(f"{' and '.join(given)} exclude each other")
-    made: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, make in (("prompt", _prompt), ("prompt_ids", _prompt_ids), ("messages", _messages), ("params", _params)):
         if key in data:
             try:
-                made[key] = make(data[key])
+                values[key] = make(data[key])
             except RefusedRow as error:
                 mistakes.append(f"{key}: {error}")
     for key in EXTRA:
         value = data.get(key, "")
         listed = key == "reference" and isinstance(value, list) and all(isinstance(item, str) for item in value)
         if not isinstance(value, str) and not listed:
-            wanted = "a string or a list of strings" if key == "reference" else "a string"
-            mistakes.append(f"{key}: expected {wanted}, got {_kind(value)}")
+            expected = "a string or a list of strings" if key == "reference" else "a string"
+            mistakes.append(f"{key}: expected {expected}, got {_kind(value)}")
     if mistakes:
         raise RefusedRow("; ".join(mistakes))
-    return {**made, "extra": {key: data[key] for key in EXTRA if key in data}}
+    return {**values, "extra": {key: data[key] for key in EXTRA if key in data}}
 
 
 def _prompt(value: Any) -> str:
@@ -167,12 +167,12 @@ def _constant(name: str) -> NoReturn:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    items: dict[str, Any] = {}
     for key, value in pairs:
-        if key in made:
+        if key in items:
             raise RefusedRow(f"the key {quote(key)} occurs twice")
-        made[key] = value
-    return made
+        items[key] = value
+    return items
 
 
 def _kind(value: Any) -> str:

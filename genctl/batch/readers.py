@@ -100,9 +100,9 @@ def open_prompts(
     return Prompts(read(file, format=format, name=name, fields=fields), file.close)
 
 
-def format_of(said: str | None, name: str) -> str:
+def format_of(format: str | None, name: str) -> str:
     """The input format: the given one, else by the file's name."""
-    return said or ("jsonl" if name.lower().endswith((".jsonl", ".ndjson")) else "lines")
+    return format or ("jsonl" if name.lower().endswith((".jsonl", ".ndjson")) else "lines")
 
 
 def from_arguments(arguments: Sequence[str]) -> Rows:

@@ -38,7 +38,7 @@ def record(
     is appended at the end; ValueError if it would replace a key. `reused_tokens` of the prompt were in a prompt cache;
     None: there is none.
     """
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "schema": SCHEMA,
         "id": row.id,
         "sequence": sequence,
@@ -55,18 +55,18 @@ def record(
         "usage": {"prompt_tokens": prompt_tokens, "new_tokens": len(hypothesis.tokens)},
     }
     if reused_tokens is not None:
-        made["usage"]["reused_tokens"] = reused_tokens
+        fields["usage"]["reused_tokens"] = reused_tokens
     if hypothesis.unmet:
-        made["unmet"] = list(hypothesis.unmet)
+        fields["unmet"] = list(hypothesis.unmet)
     if tokens is not None:
-        made["tokens"] = [token_entry(token, timing=timing is not None) for token in tokens]
+        fields["tokens"] = [token_entry(token, timing=timing is not None) for token in tokens]
     if timing is not None:
-        made["timing"] = dict(timing)
+        fields["timing"] = dict(timing)
     if extra:
-        if taken := sorted(extra.keys() & made.keys()):
+        if taken := sorted(extra.keys() & fields.keys()):
             raise ValueError(f"the record already has {taken[0]!r}")
-        made.update(extra)
-    plain: dict[str, Any] = _finite(made)
+        fields.update(extra)
+    plain: dict[str, Any] = _finite(fields)
     return plain
 
 

@@ -77,7 +77,7 @@ def score_record(
 
     `given` (context, target, rank, …) precedes the per-token `scores`. Numbers that are not finite become null.
     """
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "schema": SCHEMA,
         "id": id,
         "text": text,
@@ -92,8 +92,8 @@ def score_record(
         **(given or {}),
     }
     if scores is not None:
-        made["scores"] = [token_entry(token) for token in scores]
-    plain: dict[str, Any] = _finite(made)
+        fields["scores"] = [token_entry(token) for token in scores]
+    plain: dict[str, Any] = _finite(fields)
     return plain
 
 

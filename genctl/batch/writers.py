@@ -142,7 +142,7 @@ def to_json(record: Record) -> str:
 
 def escaped(line: str) -> str:
     """The same JSON with control and invisible characters as escapes."""
-    return _JSON_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
+    return _JSON_UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
 
 
 def tsv_cell(value: Any) -> str:
@@ -150,8 +150,8 @@ def tsv_cell(value: Any) -> str:
     return "" if value is None else TSV_UNSEEN.sub(_tsv_escape, str(value))
 
 
-def _tsv_escape(found: re.Match[str]) -> str:
-    letter = found[0]
+def _tsv_escape(match: re.Match[str]) -> str:
+    letter = match[0]
     return _TSV_NAMES.get(letter) or (f"\\x{ord(letter):02x}" if letter <= "\xff" else f"\\u{ord(letter):04x}")
 
 

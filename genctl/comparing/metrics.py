@@ -38,16 +38,16 @@ def measure(written: Written) -> Values:
     count = len(hypothesis.tokens)
     mean = hypothesis.logprob / count if count else None
     entropies = [token.entropy for token in written.tokens if token.entropy is not None]
-    said = words(hypothesis.text)
+    spoken = words(hypothesis.text)
     return {
         "tokens": count,
         "mean_logprob": mean,
         "perplexity": None if mean is None else perplexity(mean),
         "score": hypothesis.score,
         "entropy": sum(entropies) / len(entropies) if entropies else None,
-        "distinct_1": distinct(said, 1),
-        "distinct_2": distinct(said, 2),
-        "longest_repeat": longest_repeat(said),
+        "distinct_1": distinct(spoken, 1),
+        "distinct_2": distinct(spoken, 2),
+        "longest_repeat": longest_repeat(spoken),
     }
 
 
@@ -59,20 +59,20 @@ def perplexity(mean_logprob: float) -> float:
         return math.inf
 
 
-def distinct(said: Sequence[str], n: int) -> float | None:
+def distinct(items: Sequence[str], n: int) -> float | None:
     """Different n-grams as a share of all n-grams; None if there are none."""
-    grams = [tuple(said[start : start + n]) for start in range(len(said) - n + 1)]
+    grams = [tuple(items[start : start + n]) for start in range(len(items) - n + 1)]
     return len(set(grams)) / len(grams) if grams else None
 
 
-def longest_repeat(said: Sequence[Hashable]) -> int:
+def longest_repeat(items: Sequence[Hashable]) -> int:
     """The length of the longest n-gram that occurs twice, overlaps allowed; 0 if there is none.
 
     Ranks of n-grams of length 1, 2, 4, … are computed from those of half the length (Karp, Miller, Rosenberg 1972), and
     any length in between from two that overlap: n log n, and exact.
     """
-    rank, different = _ranks(said)
-    if different == len(said):
+    rank, different = _ranks(items)
+    if different == len(items):
         return 0
     length = 1
     while True:
@@ -99,14 +99,14 @@ def mean_of(values: Sequence[Mapping[str, float | None]]) -> Values:
 
     The perplexity is that of the mean log-probability.
     """
-    found: Values = {}
-    for key in dict.fromkeys(key for one in values for key in one):
-        said = [value for one in values if (value := one.get(key)) is not None]
-        found[key] = sum(said) / len(said) if said else None
-    mean = found.get("mean_logprob")
-    if "perplexity" in found and mean is not None:
-        found["perplexity"] = perplexity(mean)
-    return found
+    means: Values = {}
+    for key in dict.fromkeys(key for numbers in values for key in numbers):
+        known = [value for numbers in values if (value := numbers.get(key)) is not None]
+        means[key] = sum(known) / len(known) if known else None
+    mean = means.get("mean_logprob")
+    if "perplexity" in means and mean is not None:
+        means["perplexity"] = perplexity(mean)
+    return means
 
 
 @dataclass(frozen=True)
@@ -156,15 +156,15 @@ def _holding(written: Written, character: int) -> tuple[int, int]:
     return len(written.tokens), begin
 
 
-def divergence_entry(found: Divergence) -> dict[str, object]:
+def divergence_entry(point: Divergence) -> dict[str, object]:
     """A divergence as in a record: `token` and `other` as [id, text, logprob], or null after the end."""
 
     def entry(token: events.Token | None) -> list[object] | None:
         return None if token is None else [token.id, token.text, token.logprob]
 
     return {
-        "run": found.against,
-        "position": found.position,
-        "token": entry(found.token),
-        "other": entry(found.other),
+        "run": point.against,
+        "position": point.position,
+        "token": entry(point.token),
+        "other": entry(point.other),
     }

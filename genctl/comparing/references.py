@@ -40,12 +40,12 @@ def _ter() -> Any:
 
 def against(text: str, references: Sequence[str]) -> Values:
     """One text against its references; exact match ignores white space at the ends."""
-    given = list(references)
+    expected = list(references)
     return {
-        "exact_match": float(text.strip() in {one.strip() for one in given}),
-        "chrf": _bounded(_chrf().sentence_score(text, given).score),
-        "bleu": _bounded(_bleu().sentence_score(text, given).score),
-        "ter": float(_ter().sentence_score(text, given).score),
+        "exact_match": float(text.strip() in {reference.strip() for reference in expected}),
+        "chrf": _bounded(_chrf().sentence_score(text, expected).score),
+        "bleu": _bounded(_bleu().sentence_score(text, expected).score),
+        "ter": float(_ter().sentence_score(text, expected).score),
     }
 
 

@@ -175,11 +175,11 @@ def _called(preset: str) -> str:
 def _on(run: RunSpec, model: str) -> RunSpec:
     layer = flags_layer({"model": model}, {"model": "--models"})
     others = tuple(
-        Layer(one.origin, {key: value for key, value in one.values.items() if key != "model"}, one.where, one.said)
-        for one in run.layers
-        if one.kind == "command"
+        Layer(old.origin, {key: value for key, value in old.values.items() if key != "model"}, old.where, old.said)
+        for old in run.layers
+        if old.kind == "command"
     )
-    beneath = tuple(one for one in run.layers if one.kind != "command")
+    beneath = tuple(old for old in run.layers if old.kind != "command")
     return RunSpec(f"{run.name}@{model}" if run.name else model, (*beneath, *others, layer))
 
 

@@ -79,8 +79,8 @@ class RunStatistics:
     def add(self, measured: Mapping[str, Sequence[Values]]) -> None:
         """One prompt: for each run the numbers of its sequences, none if it failed."""
         for run in self.runs:
-            found = measured.get(run, ())
-            self.prompts[run].append(mean_of(found) if found else None)
+            values = measured.get(run, ())
+            self.prompts[run].append(mean_of(values) if values else None)
 
     def count(self, run: str, reason: str, tokens: int) -> None:
         """One sequence and why it ended."""
@@ -89,7 +89,7 @@ class RunStatistics:
 
     def means(self, run: str) -> Values:
         """The means over all prompts."""
-        return mean_of([one for one in self.prompts[run] if one is not None])
+        return mean_of([values for values in self.prompts[run] if values is not None])
 
     def speed(self, run: str) -> float | None:
         """Tokens per second while the run's lanes were decoded; None without a time."""
@@ -97,23 +97,23 @@ class RunStatistics:
 
     def column(self, run: str, key: str) -> list[float | None]:
         """One number, prompt by prompt."""
-        return [None if one is None else one.get(key) for one in self.prompts[run]]
+        return [None if values is None else values.get(key) for values in self.prompts[run]]
 
     def interval(self, run: str, key: str, *, seed: int = 0) -> Interval | None:
         """The mean of one number over the prompts, with its interval; the perplexity through its logarithm."""
         if key == "perplexity":
-            found = self.interval(run, "mean_logprob", seed=seed)
-            if found is None:
+            mean = self.interval(run, "mean_logprob", seed=seed)
+            if mean is None:
                 return None
-            return Interval(perplexity(found.mean), perplexity(found.high), perplexity(found.low), found.count)
-        said = [value for value in self.column(run, key) if value is not None]
-        return bootstrap(said, seed=seed) if said else None
+            return Interval(perplexity(mean.mean), perplexity(mean.high), perplexity(mean.low), mean.count)
+        values = [value for value in self.column(run, key) if value is not None]
+        return bootstrap(values, seed=seed) if values else None
 
     def difference(self, run: str, base: str, key: str, *, seed: int = 0) -> Interval | None:
         """The mean paired difference to another run, with its interval."""
         pairs = zip(self.column(run, key), self.column(base, key), strict=True)
-        said = [a - b for a, b in pairs if a is not None and b is not None]
-        return bootstrap(said, seed=seed) if said else None
+        differences = [a - b for a, b in pairs if a is not None and b is not None]
+        return bootstrap(differences, seed=seed) if differences else None
 
     def wins(self, run: str, other: str) -> Wins:
         """How often `run` is ahead of `other` by mean log-probability."""

@@ -111,11 +111,11 @@ def narrowed(cache: Cache, like: Cache) -> Cache:
 
     `like` is an empty cache of the same model without `whole`.
     """
-    for part, made in zip(parts(cache), parts(like), strict=True):
-        for number, (layer, wanted) in enumerate(zip(part.layers, made.layers, strict=True)):
-            if type(layer) is GrowingLayer and isinstance(wanted, SlidingLayer) and layer.is_initialized:
-                wanted.hold(*layer.content())
-                part.layers[number] = wanted
+    for part, empty in zip(parts(cache), parts(like), strict=True):
+        for number, (layer, window) in enumerate(zip(part.layers, empty.layers, strict=True)):
+            if type(layer) is GrowingLayer and isinstance(window, SlidingLayer) and layer.is_initialized:
+                window.hold(*layer.content())
+                part.layers[number] = window
     return cache
 
 

@@ -30,21 +30,21 @@ def describe(cache: Cache | None, cross: Cache | None = None) -> list[dict[str, 
     own = caches.self_part(cache)
     if cross is None and caches.is_double(cache):
         cross = cache.cross_attention_cache
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for number, layer in enumerate(own.layers):
         if isinstance(layer, GrowingLayer):
-            found += [_attention(number, layer)] if layer.is_initialized else []
+            entries += [_attention(number, layer)] if layer.is_initialized else []
             continue
         from genctl.decode import transformers_layers
 
         if transformers_layers.is_recurrent(layer):
-            found += _recurrent(number, layer)
+            entries += _recurrent(number, layer)
         if transformers_layers.has_columns(layer) and layer.is_initialized:
-            found.append(_attention(number, layer))
+            entries.append(_attention(number, layer))
     for number, layer in enumerate(cross.layers if cross is not None else ()):
         if layer.is_initialized:
-            found.append({**_attention(number, layer), "kind": CROSS})
-    return found
+            entries.append({**_attention(number, layer), "kind": CROSS})
+    return entries
 
 
 def reserved(cache: Cache | None) -> int:

@@ -33,7 +33,7 @@ def norms(cache: Cache, *, cross: bool = False) -> tuple[int, list[dict[str, Any
     part = caches.self_part(cache)
     if cross:
         part = cache.cross_attention_cache if caches.is_double(cache) else None
-    found = []
+    entries = []
     total = 0
     for number, layer in enumerate(part.layers if part is not None else ()):
         if not caches.has_columns(layer) or not layer.is_initialized:
@@ -42,11 +42,11 @@ def norms(cache: Cache, *, cross: bool = False) -> tuple[int, list[dict[str, Any
         seen = max(int(layer.get_seq_length()), int(keys.shape[-2]))
         total = max(total, seen)
         gone = [None] * (seen - int(keys.shape[-2]))
-        found.append({"layer": number, "keys": [*gone, *_lengths(keys)], "values": [*gone, *_lengths(values)]})
-    return total, found
+        entries.append({"layer": number, "keys": [*gone, *_lengths(keys)], "values": [*gone, *_lengths(values)]})
+    return total, entries
 
 
 def _lengths(states: Tensor) -> list[float]:
     """states [rows, heads, length, head_dim] -> `length` numbers."""
-    found: list[float] = states.float().norm(dim=-1).mean((0, 1)).tolist()
-    return found
+    lengths: list[float] = states.float().norm(dim=-1).mean((0, 1)).tolist()
+    return lengths

@@ -94,31 +94,31 @@ class Probe:
         """Whether steps on a cache agree with reading everything again, with another prompt read in between."""
         text, other = self._text(5, 0), self._text(5, 50)
         try:
-            wanted = [self._read([text[:4]]), self._read([text])]
+            reference = [self._read([text[:4]]), self._read([text])]
         except _FAILURES:  # a model that cannot do without a cache
             return True
         try:
             rows = self._begin(text[:3])
             self._begin(other)
-            found = [self._step(rows, [text[3]]), self._step(rows, [text[4]])]
+            logits = [self._step(rows, [text[3]]), self._step(rows, [text[4]])]
         except _FAILURES:
             return False
-        return all(map(self.alike, found, wanted))
+        return all(map(self.alike, logits, reference))
 
     def rows(self) -> bool:
         """Whether two rows of equal length agree with each row alone, also after they are swapped."""
         text, other = self._text(5, 0), self._text(5, 50)
         other = [*text[:3], *other[3:]]
         try:
-            wanted = torch.cat([self._alone(text, 3), self._alone(other, 3)])
+            reference = torch.cat([self._alone(text, 3), self._alone(other, 3)])
             if not self.forward.supports_cache:
-                return self.alike(self._read([text, other]), wanted)
+                return self.alike(self._read([text, other]), reference)
             rows = self._fork(self._begin(text[:3]), 2)
             self._step(rows, [other[3], text[3]])
             assert rows.cache is not None
             swap = torch.tensor([1, 0], device=self.forward.device)
             rows.cache, rows.tokens = caches.reorder(rows.cache, swap, 3), rows.tokens[swap]
-            return self.alike(self._step(rows, [text[4], other[4]]), wanted)
+            return self.alike(self._step(rows, [text[4], other[4]]), reference)
         except _FAILURES:
             return False
 
@@ -126,14 +126,14 @@ class Probe:
         """Whether rows of different lengths, padded on the left and masked, agree with each row alone."""
         texts = [self._text(7, 0), self._text(4, 50)]
         try:
-            wanted = torch.cat([self._alone(text, len(text) - 2) for text in texts])
+            reference = torch.cat([self._alone(text, len(text) - 2) for text in texts])
             if not self.forward.supports_cache:
-                return self.alike(self._read(texts), wanted)
+                return self.alike(self._read(texts), reference)
             rows = self._merge([self._begin(text[:-2]) for text in texts])
             self._step(rows, [text[-2] for text in texts])
-            if not self.alike(self._step(rows, [text[-1] for text in texts]), wanted):
+            if not self.alike(self._step(rows, [text[-1] for text in texts]), reference):
                 return False
-            return not self.forward.reads_padded or self.alike(self._prefilled(texts), wanted)
+            return not self.forward.reads_padded or self.alike(self._prefilled(texts), reference)
         except _FAILURES:
             return False
 
@@ -143,9 +143,9 @@ class Probe:
         text = self._text(3, 20)
         try:
             apart = [self._begin(text[:2], source) for source in sources]
-            wanted = torch.cat([self._step(rows, text[2:]) for rows in apart])
+            reference = torch.cat([self._step(rows, text[2:]) for rows in apart])
             together = self._merge([self._begin(text[:2], source) for source in sources], sources)
-            return self.alike(self._step(together, [text[2]] * 2), wanted)
+            return self.alike(self._step(together, [text[2]] * 2), reference)
         except _FAILURES:
             return False
 
@@ -154,7 +154,7 @@ class Probe:
         text, other = self._text(4, 0), self._text(7, 50)
         device = self.forward.device
         try:
-            wanted = torch.cat([self._read([text]), self._read([other])])
+            reference = torch.cat([self._read([text]), self._read([other])])
             feed = torch.tensor([[*text, 0, 0, 0], other], device=device)
             lengths = torch.tensor([[4], [7]], device=device)
             columns = torch.arange(7, device=device)[None]
@@ -162,7 +162,7 @@ class Probe:
             output = self.forward(
                 feed, None, mask=(columns < lengths).long(), positions=columns.expand(2, -1), sources=source, first=True
             )
-            return self.alike(torch.stack([output.logits[0, 3], output.logits[1, 6]]), wanted)
+            return self.alike(torch.stack([output.logits[0, 3], output.logits[1, 6]]), reference)
         except _FAILURES:
             return False
 
@@ -265,13 +265,13 @@ class Probe:
         )
         return output.logits[:, -1]
 
-    def alike(self, found: Tensor, wanted: Tensor) -> bool:
+    def alike(self, logits: Tensor, reference: Tensor) -> bool:
         """Whether logits f32 [N, V] are equal up to rounding."""
-        finite = torch.isfinite(wanted)
-        if found.shape != wanted.shape or not bool((finite == torch.isfinite(found)).all()):
+        finite = torch.isfinite(reference)
+        if logits.shape != reference.shape or not bool((finite == torch.isfinite(logits)).all()):
             return False
-        spread = torch.where(finite, wanted, 0.0).std(-1, keepdim=True)
-        off = torch.where(finite, found - wanted, 0.0).abs()
+        spread = torch.where(finite, reference, 0.0).std(-1, keepdim=True)
+        off = torch.where(finite, logits - reference, 0.0).abs()
         return bool((off <= self.limit * spread + 1e-6).all())
 
 

@@ -45,12 +45,12 @@ def _depth(model: Any) -> int:
 
 def _layers(model: Any, depth: int) -> str | None:
     """The path of the only list of `depth` layers that is not inside another such list."""
-    found: list[str] = []
+    paths: list[str] = []
     for name, module in model.named_modules():
-        inside = any(name.startswith(f"{other}.") for other in found)
+        inside = any(name.startswith(f"{other}.") for other in paths)
         if isinstance(module, nn.ModuleList) and len(module) == depth and not inside:
-            found.append(name)
-    return found[0] if len(found) == 1 else None
+            paths.append(name)
+    return paths[0] if len(paths) == 1 else None
 
 
 def _twin(module: Any) -> Any:

@@ -54,8 +54,8 @@ class Unconditional:
         same = (new[:, None, :-1] == known[None]).all(-1)  # [R, known rows]
         if not bool(same.any(1).all()):
             return None
-        found: list[int] = same.long().argmax(1).tolist()
-        return found
+        parents: list[int] = same.long().argmax(1).tolist()
+        return parents
 
     def _afresh(self, new: Tensor) -> Tensor:
         tokens = self._tokens(new)

@@ -182,9 +182,9 @@ class GrowingLayer:
             )
             self.room = 0
         elif self.buffers[0].shape[-2] < new:
-            wanted = new - self.begin
-            self._grow(self._roomy(wanted))
-            end, new = self.length, wanted
+            needed = new - self.begin
+            self._grow(self._roomy(needed))
+            end, new = self.length, needed
         for buffer, column in zip(self.buffers, columns, strict=True):
             buffer[:, :, end:new] = column
         self.length = new - self.begin

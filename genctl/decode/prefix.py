@@ -46,7 +46,7 @@ class RequiredPrefix:
 
     def __post_init__(self) -> None:
         least = None
-        for target in {one for one in (self.shown, self.spelled) if one}:
+        for target in {form for form in (self.shown, self.spelled) if form}:
             self._count(target)
         rests: _Rest = (self.shown, self.spelled)
         for token in {*self._matching(self.shown, True), *self._matching(self.spelled, False)}:

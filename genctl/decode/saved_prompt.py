@@ -58,9 +58,9 @@ def packed(prefix: Prefix, identity: PromptIdentity) -> bytes:
         tensors |= {"source.tokens": prefix.source.ids[0], "source.states": prefix.source.states}
         tensors |= _tensors("cross", prefix.cache.cross_attention_cache)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    told = {"schema": SCHEMA, **identity.fields()}
-    told["digest"] = _digest(told, tensors)
-    return bytes(serialize(tensors, metadata={"genctl": json.dumps(told)}))
+    metadata = {"schema": SCHEMA, **identity.fields()}
+    metadata["digest"] = _digest(metadata, tensors)
+    return bytes(serialize(tensors, metadata={"genctl": json.dumps(metadata)}))
 
 
 def load(path: Path, identity: PromptIdentity, empty: Cache, device: Any) -> Prefix:
@@ -72,36 +72,36 @@ def load(path: Path, identity: PromptIdentity, empty: Cache, device: Any) -> Pre
 
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            told = json.loads((file.metadata() or {}).get("genctl", "null"))
+            metadata = json.loads((file.metadata() or {}).get("genctl", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — a handle, not a dict
     except OSError as error:
         raise InputError(f"cannot read the prompt cache {path}: {error.strerror or error}") from error
     except (SafetensorError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged, or no prompt cache: {str(error).splitlines()[0]:.120}") from error
-    if not isinstance(told, dict) or told.get("schema") != SCHEMA:
+    if not isinstance(metadata, dict) or metadata.get("schema") != SCHEMA:
         raise InputError(f"{path} is no prompt cache: genctl inspect-cache --save-cache writes them")
-    if told.pop("digest", None) != _digest(told, tensors):
+    if metadata.pop("digest", None) != _digest(metadata, tensors):
         raise InputError(f"{path} is damaged: it is not what was written")
-    _compare(path, told, identity)
+    _compare(path, metadata, identity)
     try:
         return _prefix({name: tensor.to(device) for name, tensor in tensors.items()}, empty)
     except (KeyError, ValueError, IndexError) as error:
         raise InputError(f"{path} is damaged: it lacks {error}") from error
 
 
-def _compare(path: Path, told: dict[str, Any], identity: PromptIdentity) -> None:
-    wanted = asdict(identity)
+def _compare(path: Path, metadata: dict[str, Any], identity: PromptIdentity) -> None:
+    expected = asdict(identity)
     differ = []
-    if told.get("checkpoint") != wanted["checkpoint"] and is_outdated(told.get("checkpoint")):
+    if metadata.get("checkpoint") != expected["checkpoint"] and is_outdated(metadata.get("checkpoint")):
         differ.append("it was written by a version of genctl that did not look at all bytes of a checkpoint")
-    elif told.get("checkpoint") != wanted["checkpoint"]:
-        name = str(told.get("model"))
-        named = f" ({name:.60})" if name != wanted["model"] else ", whose files have changed since"
+    elif metadata.get("checkpoint") != expected["checkpoint"]:
+        name = str(metadata.get("model"))
+        named = f" ({name:.60})" if name != expected["model"] else ", whose files have changed since"
         differ.append(f"it was made with another checkpoint{named}")
     for key in ("dtype", "transformers"):
-        if told.get(key) != wanted[key]:
-            differ.append(f"its {key} is {told.get(key)!s:.40}, here it is {wanted[key]}")
-    if told.get("layout", "") != identity.layout:
+        if metadata.get(key) != expected[key]:
+            differ.append(f"its {key} is {metadata.get(key)!s:.40}, here it is {expected[key]}")
+    if metadata.get("layout", "") != identity.layout:
         differ.append("the runtime that made it keeps keys and values in another way (--runtime native, transformers)")
     if differ:
         raise InputError(
@@ -110,16 +110,16 @@ def _compare(path: Path, told: dict[str, Any], identity: PromptIdentity) -> None
 
 
 def _tensors(part: str, cache: Cache) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for number, layer in enumerate(cache.layers):
         if hasattr(layer, "recurrent_states"):
             for name in ("conv", "recurrent"):
                 states = getattr(layer, f"{name}_states")
-                found |= {f"{part}.{number}.{name}.{i}": state for i, state in states.items() if state is not None}
+                tensors |= {f"{part}.{number}.{name}.{i}": state for i, state in states.items() if state is not None}
         if caches.has_columns(layer) and layer.is_initialized:
             keys, values = layer.content() if isinstance(layer, caches.GrowingLayer) else (layer.keys, layer.values)
-            found |= {f"{part}.{number}.keys": keys, f"{part}.{number}.values": values}
-    return found
+            tensors |= {f"{part}.{number}.keys": keys, f"{part}.{number}.values": values}
+    return tensors
 
 
 def _prefix(tensors: dict[str, Tensor], cache: Cache) -> Prefix:
@@ -157,8 +157,8 @@ def _fill(part: str, cache: Cache, tensors: dict[str, Tensor]) -> None:
             transformers_layers.hold(layer, keys, values, int(tensors["tokens"].shape[0]))
 
 
-def _digest(told: dict[str, Any], tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+def _digest(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())

@@ -135,10 +135,10 @@ def attend(
     rows, heads, _, size = query.shape
     groups = heads // own[0].shape[1]
     # every row and every head of a group is one more query on the prompt, which is read once
-    asked = query.view(rows, heads // groups, groups, size)
-    merged = asked.permute(1, 0, 2, 3).reshape(1, heads // groups, rows * groups, size)
+    queries = query.view(rows, heads // groups, groups, size)
+    merged = queries.permute(1, 0, 2, 3).reshape(1, heads // groups, rows * groups, size)
     far, far_sum = attention_with_sums(merged, prompt[0], prompt[1], scaling)
-    near, near_sum = attention_with_sums(asked, own[0], own[1], scaling)
+    near, near_sum = attention_with_sums(queries, own[0], own[1], scaling)
     far = far.view(heads // groups, rows, groups, size).transpose(0, 1)
     far_sum = far_sum.view(heads // groups, rows, groups).transpose(0, 1)
     weight = torch.sigmoid(far_sum - near_sum)[..., None].to(near.dtype)

@@ -132,7 +132,11 @@ def _read(backend: Any, size: int, knob: str) -> Spelling:
 def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     if decoder is None:
         return []
-    return [step for one in decoder["decoders"] for step in _steps(one)] if decoder["type"] == "Sequence" else [decoder]
+    return (
+        [step for inner in decoder["decoders"] for step in _steps(inner)]
+        if decoder["type"] == "Sequence"
+        else [decoder]
+    )
 
 
 def _bytes_of(name: str) -> bytes:

@@ -85,8 +85,8 @@ def unhealed(stream: Iterable[events.Event], plans: Mapping[str, HealedPrompt]) 
         else:
             states.forget(event)
             if isinstance(event, events.Finished):
-                found = tuple(_hypothesis(one, plan) for one in event.hypotheses)
-                event = dataclasses.replace(event, hypotheses=found)
+                hypotheses = tuple(_hypothesis(hypothesis, plan) for hypothesis in event.hypotheses)
+                event = dataclasses.replace(event, hypotheses=hypotheses)
             yield event
 
 
@@ -102,18 +102,18 @@ def _hide(state: _Hidden, row: events.Row | events.Ended) -> _Hidden:
     plan, left, _ = state
     if left == 0:
         return _Hidden(plan, 0, row.written)
-    made = []
+    tokens = []
     for token in row.written:
         if left is None:
             left = plan.hidden(token.id)
         cut = min(left, len(token.text))
         left -= cut
-        made.append(dataclasses.replace(token, text=token.text[cut:]) if cut else token)
-    return _Hidden(plan, left, tuple(made))
+        tokens.append(dataclasses.replace(token, text=token.text[cut:]) if cut else token)
+    return _Hidden(plan, left, tuple(tokens))
 
 
-def _ended(one: events.Ended, state: _Hidden) -> events.Ended:
-    return dataclasses.replace(one, written=state.written, hypothesis=_hypothesis(one.hypothesis, state.plan))
+def _ended(row: events.Ended, state: _Hidden) -> events.Ended:
+    return dataclasses.replace(row, written=state.written, hypothesis=_hypothesis(row.hypothesis, state.plan))
 
 
 def _hypothesis(hypothesis: events.Hypothesis, plan: HealedPrompt) -> events.Hypothesis:

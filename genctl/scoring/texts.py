@@ -158,8 +158,8 @@ class TextReader:
     def _size_after_first(self, text: str, first: int) -> int:
         """Bytes of UTF-8 after the first token; a character shared with the second one is counted."""
         if getattr(self.tokenizer, "is_fast", False):
-            found = self.tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
-            at = min(found[0][1], found[1][0]) if len(found) > 1 else found[0][1]
+            offsets = self.tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+            at = min(offsets[0][1], offsets[1][0]) if len(offsets) > 1 else offsets[0][1]
             return _size(text[at:])
         return max(_size(text) - _size(texts.decode(self.tokenizer, [first])), 0)
 

@@ -157,17 +157,21 @@ class Closing:
             for size in range(1, min(longest, len(text) - start) + 1):
                 count = best[start + size][0] + 1
                 if count < best[start][0]:
-                    ids = [one for one in self.words.spelled(text[start : start + size]) if one not in self.eos]
+                    ids = [
+                        one_token
+                        for one_token in self.words.spelled(text[start : start + size])
+                        if one_token not in self.eos
+                    ]
                     if ids:
                         best[start] = (count, ids[0])
-        made, start = [], 0
+        packed, start = [], 0
         while start < len(text):
             token = best[start][1]
             if token < 0:
                 return tuple(tokens)
-            made.append(token)
+            packed.append(token)
             start += len(self.words.pieces[token])
-        return tuple(made)
+        return tuple(packed)
 
     def shortest(
         self, matcher: LLMatcher, started: bool, allowed: Sequence[int], most: int
@@ -204,8 +208,8 @@ class Closing:
 
         if self.closes(matcher, started, ()):
             return (), True
-        found = follow(matcher, b"", allowed, started, most) if most > 0 else None
-        return found, left >= 0
+        closing = follow(matcher, b"", allowed, started, most) if most > 0 else None
+        return closing, left >= 0
 
     # -- carrying it along ---------------------------------------------------------------------------------------------
 
@@ -233,11 +237,11 @@ class Closing:
                 self.classes.popitem(last=False)
         else:
             self.classes.move_to_end(key)
-        kept = allowed & (known.lengths <= most)
+        fitting = allowed & (known.lengths <= most)
         if slack <= _NEAR:
-            self._again(matcher, started, allowed, closing, most, known, kept, sure)
-        kept[[token for token in self.eos if 0 <= token < size and allowed[token]]] = True
-        return kept
+            self._again(matcher, started, allowed, closing, most, known, fitting, sure)
+        fitting[[token for token in self.eos if 0 <= token < size and allowed[token]]] = True
+        return fitting
 
     def _class(self, matcher: LLMatcher, started: bool, allowed: NDArray[np.bool_], closing: Tokens) -> _Class:
         closings: list[Tokens] = list(dict.fromkeys(_rests(closing)))
@@ -276,10 +280,10 @@ class Closing:
             return -1, 0
         after = matcher.deep_copy()
         after.consume_tokens(self._known([token], started))
-        found = self.find(after, True)
-        if found is None:
+        closing = self.find(after, True)
+        if closing is None:
             return -1, searches - 1
-        closings.append(found)
+        closings.append(closing)
         return len(closings) - 1, searches - 1
 
     def _again(
@@ -290,18 +294,20 @@ class Closing:
         closing: Tokens,
         most: int,
         known: _Class,
-        kept: NDArray[np.bool_],
+        fitting: NDArray[np.bool_],
         sure: bool,
     ) -> None:
         """Check another state's closings in this state, and look for shorter ones where they count."""
         ids = np.flatnonzero(allowed & self._usable)
-        shorter = list(dict.fromkeys(one for one in (*_rests(closing), *known.closings) if len(one) <= most))
+        shorter = list(
+            dict.fromkeys(candidate for candidate in (*_rests(closing), *known.closings) if len(candidate) <= most)
+        )
         many = len(ids) > _MANY
         for token in ids.tolist():
-            if kept[token] and not sure:
-                kept[token] = self.closes(matcher, started, (token, *known.closings[known.place[token]]))
-            if not kept[token] and not (many and self._plain[token]):
-                kept[token] = any(self.closes(matcher, started, (token, *rest)) for rest in shorter)
+            if fitting[token] and not sure:
+                fitting[token] = self.closes(matcher, started, (token, *known.closings[known.place[token]]))
+            if not fitting[token] and not (many and self._plain[token]):
+                fitting[token] = any(self.closes(matcher, started, (token, *rest)) for rest in shorter)
 
 
 def _rests(closing: Tokens) -> Iterator[Tokens]:

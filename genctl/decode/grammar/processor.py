@@ -141,14 +141,14 @@ class Grammar:
         """The state of a row from its parent's. `forks` counts the rows that still need the parent."""
         parent, token = key[:-_WIDTH], int.from_bytes(key[-_WIDTH:], "little", signed=True)
         forks[parent] -= 1
-        kept = parent in self._live
-        above = self._live[parent] if kept else self._rolled_back(parent) or self._replayed(parent)
+        is_live = parent in self._live
+        above = self._live[parent] if is_live else self._rolled_back(parent) or self._replayed(parent)
         if above is None or token in self.eos or not _bit(self._bits(above), token):
             return None
         matcher = above.matcher
-        if above is self._root or (kept and forks[parent] > 0):
+        if above is self._root or (is_live and forks[parent] > 0):
             matcher = matcher.deep_copy()
-        elif kept:
+        elif is_live:
             del self._live[parent]
             self._moved[parent] = key
         elif forks[parent] > 0:  # just made: its other children will want it too
@@ -187,10 +187,10 @@ class Grammar:
             state = self._advanced(matcher, token, state.started)
         return state
 
-    def _forget(self, wanted: int) -> None:
-        for kept in (self._live, self._moved, self._closings):
-            while len(kept) > max(_KEPT, wanted):
-                kept.popitem(last=False)
+    def _forget(self, needed: int) -> None:
+        for states in (self._live, self._moved, self._closings):
+            while len(states) > max(_KEPT, needed):
+                states.popitem(last=False)
 
     # -- the budget ----------------------------------------------------------------------------------------------------
 
@@ -207,21 +207,21 @@ class Grammar:
             known[key] = closing.find(matcher, False)
             while len(known) > _COMPILED:
                 known.popitem(last=False)
-        found = known[key]
-        if found is not None and len(found) < room:
-            return found
-        found = closing.find(matcher, False, IMPROVED) or found
-        if found is not None and len(found) <= room:
-            return found
+        shortest = known[key]
+        if shortest is not None and len(shortest) < room:
+            return shortest
+        shortest = closing.find(matcher, False, IMPROVED) or shortest
+        if shortest is not None and len(shortest) <= room:
+            return shortest
         allowed = [token for token in range(len(self.words.pieces)) if _bit(self._root.allowed or b"", token)]
         short, certain = closing.shortest(matcher, False, allowed, room)
         if short is None and certain:
-            known_one = "" if found is None else f" (the shortest that was found takes {len(found)})"
+            known_one = "" if shortest is None else f" (the shortest that was found takes {len(shortest)})"
             count = f"{room} token{'s' * (room > 1)}"
             raise UsageError(
                 f"{self.source.knob}: no text of it fits in {count}, which is all that may be written{known_one}"
             )
-        return short or found
+        return short or shortest
 
     def _in_time(self, key: bytes, state: _State | None, bits: bytes) -> bytes:
         """The allowed tokens after which the text can still be closed within the budget."""
@@ -237,10 +237,10 @@ class Grammar:
         slack = left - end - len(closing)
         if slack > self._reach:
             return bits
-        kept = self._closing.leaves_room(state.matcher, state.started, bits, closing, left - 1 - end, slack)
-        if kept.sum() == sum(byte.bit_count() for byte in bits):
+        in_time = self._closing.leaves_room(state.matcher, state.started, bits, closing, left - 1 - end, slack)
+        if in_time.sum() == sum(byte.bit_count() for byte in bits):
             return bits
-        packed = numpy.packbits(kept, bitorder="little").tobytes()
+        packed = numpy.packbits(in_time, bitorder="little").tobytes()
         return packed.ljust(len(bits), b"\0")
 
     def _relax(self, keys: list[bytes], packed: list[bytes], barred: Tensor, scores: Tensor) -> None:
@@ -356,16 +356,16 @@ def begins(context: ProcessorContext) -> int:
 def _compiled(words: Spelling, source: GrammarSource) -> LLMatcher:
     from llguidance import LLMatcher
 
-    kept: OrderedDict[str, LLMatcher] = words.memo.setdefault("grammars", OrderedDict())
-    if source.lark not in kept:
+    grammars: OrderedDict[str, LLMatcher] = words.memo.setdefault("grammars", OrderedDict())
+    if source.lark not in grammars:
         matcher = LLMatcher(_tokenizer(words), LLMatcher.grammar_from_lark(source.lark), log_level=0)
         if matcher.is_error():
             raise UsageError(f"{source.knob}: {_why(matcher)}")
-        kept[source.lark] = matcher
-        while len(kept) > _COMPILED:
-            kept.popitem(last=False)
-    kept.move_to_end(source.lark)
-    return kept[source.lark]
+        grammars[source.lark] = matcher
+        while len(grammars) > _COMPILED:
+            grammars.popitem(last=False)
+    grammars.move_to_end(source.lark)
+    return grammars[source.lark]
 
 
 def _tokenizer(words: Spelling) -> LLTokenizer:
@@ -375,8 +375,8 @@ def _tokenizer(words: Spelling) -> LLTokenizer:
 
     if "llguidance" not in words.memo:
         words.memo["llguidance"] = LLTokenizer(TokenizerWrapper(_GrammarVocabulary(words)))
-    made: LLTokenizer = words.memo["llguidance"]
-    return made
+    tokenizer: LLTokenizer = words.memo["llguidance"]
+    return tokenizer
 
 
 class _GrammarVocabulary:

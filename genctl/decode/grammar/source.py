@@ -37,13 +37,15 @@ class GrammarSource:
 
 def conflicts(generation: Generation) -> list[str]:
     """The conflicts of grammars, prefixes and token healing, one sentence each."""
-    asked = [knob for knob in KNOBS if getattr(generation, knob) is not None]
-    found = [f"{asked[0]} and {other} both say what the text must be; leave out one of them" for other in asked[1:]]
+    knobs = [knob for knob in KNOBS if getattr(generation, knob) is not None]
+    messages = [f"{knobs[0]} and {other} both say what the text must be; leave out one of them" for other in knobs[1:]]
     if generation.token_healing:
-        found += [f"token_healing cannot be combined with {knob}: its text would begin in the prompt" for knob in asked]
+        messages += [
+            f"token_healing cannot be combined with {knob}: its text would begin in the prompt" for knob in knobs
+        ]
         if generation.stop_regex is not None:
-            found.append("token_healing cannot be combined with stop_regex: it could match in the part taken back")
-    return found
+            messages.append("token_healing cannot be combined with stop_regex: it could match in the part taken back")
+    return messages
 
 
 def read(generation: Generation, only: str | None = None) -> GrammarSource | None:
@@ -103,9 +105,9 @@ def _fault(schema: dict[str, Any]) -> str:
     if not isinstance(schema.get("x-guidance", {}), dict):
         return '"x-guidance" must be an object'
     fault = validate(_lark(schema))
-    told = re.search(r"^error: (.*)", fault, re.MULTILINE)  # of a regular expression inside the schema
-    if told:
-        return f"pattern: {told[1]}"
+    match = re.search(r"^error: (.*)", fault, re.MULTILINE)  # of a regular expression inside the schema
+    if match:
+        return f"pattern: {match[1]}"
     return re.sub(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?", "", _reason(fault)) if fault else ""
 
 
@@ -139,9 +141,9 @@ def _regex(value: str) -> GrammarSource:
     lark = f"{_HEADER}start: /{regex_to_lark(value, use_ascii='')}/"
     fault = validate(lark)
     if fault:
-        told = re.search(r"^( *)\^+\nerror: (.*)", fault, re.MULTILINE)  # a caret below the pattern, indented by 4
-        place = f"at character {len(told[1]) - 3} of" if told and "\n" not in value else "in"
-        reason = told[2] if told else re.sub(r"^at .* \(in regex\): | in regex /.*", "", _reason(fault))
+        match = re.search(r"^( *)\^+\nerror: (.*)", fault, re.MULTILINE)  # a caret below the pattern, indented by 4
+        place = f"at character {len(match[1]) - 3} of" if match and "\n" not in value else "in"
+        reason = match[2] if match else re.sub(r"^at .* \(in regex\): | in regex /.*", "", _reason(fault))
         raise UsageError(f"regex: {_shown(reason)} {place} {_shown(json.dumps(value, ensure_ascii=False))}")
     return GrammarSource("regex", lark)
 
@@ -177,21 +179,21 @@ def _reason(fault: str) -> str:
 
 
 def _file(knob: str, name: str) -> str:
-    said = f"{knob}: cannot read {_shown(name)}"
+    problem = f"{knob}: cannot read {_shown(name)}"
     try:
         path = Path(name).expanduser()
         if path.exists() and not path.is_file():  # a device or a pipe has no end
-            raise UsageError(f"{said}: {'a folder' if path.is_dir() else 'not a regular file'}")
+            raise UsageError(f"{problem}: {'a folder' if path.is_dir() else 'not a regular file'}")
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
-            raise UsageError(f"{said}: larger than 1 MiB, which no {knob.replace('_', ' ')} is")
+            raise UsageError(f"{problem}: larger than 1 MiB, which no {knob.replace('_', ' ')} is")
         return data.decode("utf-8-sig")
     except (OSError, ValueError, RuntimeError) as error:
         what = getattr(error, "strerror", None) or (
             "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "not a file name"
         )
-        raise UsageError(f"{said}: {what}") from error
+        raise UsageError(f"{problem}: {what}") from error
 
 
 class _DuplicateKey(ValueError):
@@ -199,12 +201,12 @@ class _DuplicateKey(ValueError):
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    items: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in items:
             raise _DuplicateKey(key)
-        found[key] = value
-    return found
+        items[key] = value
+    return items
 
 
 def _text(where: str, text: str) -> None:

@@ -58,8 +58,8 @@ def _dry(m: ProcessorContext) -> Processor | None:
     if not g.dry_multiplier:
         return None
     knob = "dry_sequence_breakers"
-    found = {ids for text in g.dry_sequence_breakers for ids in token_sequences.containing(m.tokenizer, text, knob)}
-    breakers, phrases = repetition.as_ids(found)
+    sequences = {ids for text in g.dry_sequence_breakers for ids in token_sequences.containing(m.tokenizer, text, knob)}
+    breakers, phrases = repetition.as_ids(sequences)
     return repetition.dry(g.dry_multiplier, g.dry_base, g.dry_allowed_length, breakers, phrases)
 
 
@@ -225,10 +225,10 @@ def build(context: ProcessorContext) -> tuple[NamedProcessor, ...]:
     """
     _finite(context.generation)
     if context.explicit is not None:
-        made = (_listed(number, entry, context) for number, entry in enumerate(context.explicit, 1))
-        return tuple(named for named in made if named is not None)
-    found = (_make(entry, context) for entry in ORDER if context.sampling or not entry.sampling)
-    return tuple(named for named in found if named is not None)
+        listed = (_listed(number, entry, context) for number, entry in enumerate(context.explicit, 1))
+        return tuple(named for named in listed if named is not None)
+    built = (_make(entry, context) for entry in ORDER if context.sampling or not entry.sampling)
+    return tuple(named for named in built if named is not None)
 
 
 def unlisted(context: ProcessorContext) -> tuple[str, ...]:
@@ -270,16 +270,16 @@ def _listed(number: int, item: dict[str, Any], context: ProcessorContext) -> Nam
     if use not in NAMES:
         if ":" not in use and use not in plugins.installed():
             close = get_close_matches(use, NAMES, 1)
-            meant = f"did you mean {close[0]}?" if close else f"one of {', '.join(NAMES)}, or package.module:Class"
-            raise UsageError(f"{where}: no processor {use!r}", hint=meant)
+            hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(NAMES)}, or package.module:Class"
+            raise UsageError(f"{where}: no processor {use!r}", hint=hint)
         function = plugins.load(use, arguments, allowed=context.allow_plugins)
         return NamedProcessor(use, function, arguments, foreign=True)
     entry = NAMES[use]
     for key in arguments:
         if key not in entry.knobs:
             close = get_close_matches(key, entry.knobs, 1)
-            meant = f"did you mean {close[0]}?" if close else f"it has {', '.join(entry.knobs)}"
-            raise UsageError(f"{where}: {use} has no {key!r}", hint=meant)
+            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(entry.knobs)}"
+            raise UsageError(f"{where}: {use} has no {key!r}", hint=hint)
     try:
         values = {key: checked(key, value) for key, value in arguments.items()}
         changed = standard.changed(context, **values)

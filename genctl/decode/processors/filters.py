@@ -57,25 +57,25 @@ def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Ten
     """
     if not transfer.on_host(scores) or scores.dtype != torch.float32:
         return _exactly(filters, history, scores), None
-    given = scores.detach().numpy()
-    made = np.full(given.shape, -np.inf, np.float32)
+    rows = scores.detach().numpy()
+    output = np.full(rows.shape, -np.inf, np.float32)
     left: list[RowCandidates] = []
-    for number, values in enumerate(given):
+    for number, values in enumerate(rows):
         here = slice(number, number + 1)
         row = RowCandidates.of(values)
-        for one in filters:
-            row = None if row is None else one.on(row, history[here])
+        for step in filters:
+            row = None if row is None else step.on(row, history[here])
         if row is None:  # what is no number, and who may say so, is for transformers to tell
-            made[here] = _exactly(filters, history[here], scores[here]).numpy()
+            output[here] = _exactly(filters, history[here], scores[here]).numpy()
         else:
-            row.write(made[number])
+            row.write(output[number])
             left.append(row)
-    return torch.from_numpy(made), left if len(left) == len(made) else None
+    return torch.from_numpy(output), left if len(left) == len(output) else None
 
 
 def _exactly(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> Tensor:
-    for one in filters:
-        scores = one.exact(history, scores)
+    for step in filters:
+        scores = step.exact(history, scores)
     return scores
 
 
@@ -115,8 +115,8 @@ def top_p(p: float, least: int, *, together: bool = False) -> Keep:
             return _worst_removed(row, limit, least, together)
         if not together and removed > 0 and ascending[removed - 1] == ascending[removed]:
             return None
-        kept = np.flatnonzero(chosen >= ascending[removed])
-        return kept if places is None else places[kept]
+        remaining = np.flatnonzero(chosen >= ascending[removed])
+        return remaining if places is None else places[remaining]
 
     return keep
 
@@ -186,16 +186,16 @@ def top_h(share: float, most: int) -> Keep:
 
     def keep(row: RowCandidates) -> Places | None:
         places = largest(row.values, most)
-        found = row.values[places]
+        best = row.values[places]
         descending = np.full((1, min(most, row.size)), -np.inf, np.float32)
-        descending[0, : len(found)] = np.sort(found)[::-1][:most]
+        descending[0, : len(best)] = np.sort(best)[::-1][:most]
         # transformers' own sums, over the same numbers in the same order
         categorical = torch.distributions.Categorical(logits=torch.from_numpy(descending), validate_args=False)
         limit = (categorical.entropy() * share).unsqueeze(-1)  # type: ignore[no-untyped-call]  # torch is, here
         sums = torch.cumsum(-categorical.probs * torch.log(categorical.probs), dim=-1)
-        kept = max(1, int((sums <= limit).sum()))
-        places = places[found >= descending[0, kept - 1]]
-        return places if len(places) == kept else None
+        count = max(1, int((sums <= limit).sum()))
+        places = places[best >= descending[0, count - 1]]
+        return places if len(places) == count else None
 
     return keep
 
@@ -204,8 +204,8 @@ def typical(mass: float, least: int) -> Keep:
     """The tokens whose surprise is nearest to the entropy, up to `mass` (arXiv:2202.00666)."""
 
     def keep(row: RowCandidates) -> Places | None:
-        found = _typical(row, mass, least)
-        return found if found is not None or row.small else _typical_exactly(row, mass, least)
+        places = _typical(row, mass, least)
+        return places if places is not None or row.small else _typical_exactly(row, mass, least)
 
     return keep
 
@@ -218,7 +218,9 @@ def _typical(row: RowCandidates, mass: float, least: int) -> Places | None:
     places = None if row.small else front(-away, row.weights, min(1.0, mass + 1e-3) * row.total)
     if places is None and not row.small:
         return None
-    near, weights, values = (one if places is None else one[places] for one in (away, row.weights, row.values))
+    near, weights, values = (
+        numbers if places is None else numbers[places] for numbers in (away, row.weights, row.values)
+    )
     order = np.argsort(near)
     near = near[order]
     sums = np.cumsum(weights[order], dtype=np.float64) / row.total
@@ -259,8 +261,8 @@ def _typical_exactly(row: RowCandidates, mass: float, least: int) -> Places | No
     last = int(np.searchsorted(sums, np.float32(mass - error), "left"))
     if last >= row.size or last < least or sums[last] < mass + error:
         return None
-    kept = away <= away[order[last]]
-    return np.flatnonzero(kept if row.ids is None else kept[row.ids])
+    remaining = away <= away[order[last]]
+    return np.flatnonzero(remaining if row.ids is None else remaining[row.ids])
 
 
 def top_n_sigma(n: float, least: int) -> Keep:

@@ -28,9 +28,9 @@ def repetition_penalty(penalty: float) -> Processor:
         size = scores.shape[-1]
         ids = history.clamp(max=size)  # an embedding may have more rows than there are scores: they share a spare one
         padded = torch.nn.functional.pad(scores, (0, 1))
-        found = padded.gather(1, ids)
-        found = torch.where(found < 0, found * penalty, found / penalty)
-        return padded.scatter(1, ids, found)[..., :size]
+        penalised = padded.gather(1, ids)
+        penalised = torch.where(penalised < 0, penalised * penalty, penalised / penalty)
+        return padded.scatter(1, ids, penalised)[..., :size]
 
     return processor
 

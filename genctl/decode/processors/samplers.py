@@ -66,7 +66,7 @@ def exclude_top_choices(probability: float, threshold: float, seed: int, min_tok
         act = [drawn < probability for drawn in draws(history, seed)]
         if not any(act):
             return scores
-        made = scores.clone()
+        output = scores.clone()
         for number, row in enumerate(scores.detach().float().cpu().numpy()):
             there = RowCandidates.of(row) if act[number] else None
             if there is None:
@@ -76,8 +76,8 @@ def exclude_top_choices(probability: float, threshold: float, seed: int, min_tok
             if len(top) > 1 and left >= min_tokens_to_keep:
                 removed = np.delete(top, there.weights[top].argmin())
                 ids = removed if there.ids is None else there.ids[removed]
-                made[number, torch.from_numpy(ids).to(made.device)] = -torch.inf
-        return made
+                output[number, torch.from_numpy(ids).to(output.device)] = -torch.inf
+        return output
 
     return processor
 

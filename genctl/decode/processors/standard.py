@@ -30,8 +30,8 @@ def _classes() -> Any:
     return logits_process
 
 
-def _processor(made: Any) -> Processor:
-    function: Processor = made
+def _processor(processor: Any) -> Processor:
+    function: Processor = processor
     return function
 
 
@@ -140,8 +140,8 @@ def _below(length: int, processor: Any) -> Processor:
     """`processor` for histories shorter than `length`; beyond, where it has no effect, it is not called."""
 
     def bounded(history: Tensor, scores: Tensor) -> Tensor:
-        made: Tensor = processor(history, scores) if history.shape[1] < length else scores
-        return made
+        output: Tensor = processor(history, scores) if history.shape[1] < length else scores
+        return output
 
     return bounded
 
@@ -174,8 +174,8 @@ def exponential_decay_length_penalty(m: ProcessorContext) -> Processor | None:
     if not m.eos:
         raise UsageError("exponential_decay_length_penalty makes EOS more likely, but there is no EOS id")
     start, factor = decay
-    made = _classes().ExponentialDecayLengthPenalty((start, float(factor)), list(m.eos), m.prompt_len)
-    return _processor(made)
+    processor = _classes().ExponentialDecayLengthPenalty((start, float(factor)), list(m.eos), m.prompt_len)
+    return _processor(processor)
 
 
 def suppress_tokens(m: ProcessorContext) -> Processor | None:
@@ -263,8 +263,8 @@ def watermarking_config(m: ProcessorContext) -> Processor | None:
     for name in fields:
         if name not in parameters:
             close = get_close_matches(name, parameters, 1)
-            meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(parameters)}"
-            raise UsageError(f"watermarking_config: no field {name!r} in {kind.__name__}", hint=meant)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(parameters)}"
+            raise UsageError(f"watermarking_config: no field {name!r} in {kind.__name__}", hint=hint)
     _check_watermark(fields, get_type_hints(kind.__init__))
     config = kind(**fields)
     config.validate()

@@ -28,17 +28,17 @@ def variants(tokenizer: Any, text: str, knob: str) -> list[tuple[int, ...]]:
     if not text:
         raise UsageError(f"{knob}: the text is empty")
     after_space = _after(tokenizer, _WORD, text if text.startswith(" ") else f" {text}")
-    found = [after_space]
+    candidates = [after_space]
     if text.startswith(" "):
         if not after_space:  # this tokenizer merges it with what comes before
-            found.append(_encode(tokenizer, text))
+            candidates.append(_encode(tokenizer, text))
     else:
-        found += [_encode(tokenizer, text), *(_after(tokenizer, before, text) for before in _BEFORE)]
+        candidates += [_encode(tokenizer, text), *(_after(tokenizer, before, text) for before in _BEFORE)]
     unknown = getattr(tokenizer, "unk_token_id", None)
-    good = [ids for ids in found if ids and not (unknown in ids and text.strip() != tokenizer.unk_token)]
-    if not good:
+    spelled = [ids for ids in candidates if ids and not (unknown in ids and text.strip() != tokenizer.unk_token)]
+    if not spelled:
         raise UsageError(f"{knob}: the checkpoint's tokenizer has no tokens for {text!r}")
-    return list(dict.fromkeys(good))
+    return list(dict.fromkeys(spelled))
 
 
 def bias_of(tokenizer: Any, biases: dict[str, float], vocab_size: int) -> dict[tuple[int, ...], float]:
@@ -70,15 +70,17 @@ def containing(tokenizer: Any, text: str, knob: str) -> set[tuple[int, ...]]:
         raise UsageError(f"{knob}: {text!r} is text, but the checkpoint has no tokenizer", hint="give an empty list")
     if not text:
         raise UsageError(f"{knob}: the text is empty")
-    found: set[tuple[int, ...]] = {(token,) for token, written in enumerate(_vocabulary(tokenizer)) if text in written}
-    singles = {sequence[0] for sequence in found}
+    sequences: set[tuple[int, ...]] = {
+        (token,) for token, written in enumerate(_vocabulary(tokenizer)) if text in written
+    }
+    singles = {sequence[0] for sequence in sequences}
     try:
         spelled = variants(tokenizer, text, knob)
     except UsageError:
-        if not found:
+        if not sequences:
             raise
-        return found
-    return found | {sequence for sequence in spelled if not singles.intersection(sequence)}
+        return sequences
+    return sequences | {sequence for sequence in spelled if not singles.intersection(sequence)}
 
 
 def _vocabulary(tokenizer: Any) -> list[str]:

@@ -83,12 +83,12 @@ def apply(
     stages = []
     for processor in processors:
         # A processor that writes in place would otherwise change what the stage before it is said to have made.
-        given = scores.clone()
+        copied = scores.clone()
         started = _now(scores) if timing else 0.0
-        made = processor(history, given)
-        seconds = _now(made) - started if timing else 0.0
-        stages.append(Stage(name_of(processor), scores, made, seconds))
-        scores = made
+        output = processor(history, copied)
+        seconds = _now(output) - started if timing else 0.0
+        stages.append(Stage(name_of(processor), scores, output, seconds))
+        scores = output
     if stages:
         check(scores, processors)
     return scores, stages

@@ -18,10 +18,10 @@ def checked(knob: str, value: Any) -> Any:
 
     Raises UsageError if it does not fit the type or its bounds.
     """
-    fits, made = _fit(hints()[knob], value)
+    fits, converted = _fit(hints()[knob], value)
     if not fits:
         raise UsageError(f"{knob}: must be {describe(hints()[knob])}, but is {value!r}")
-    return made
+    return converted
 
 
 def fits(hint: Any, value: Any) -> bool:
@@ -58,10 +58,12 @@ def _fit(hint: Any, value: Any) -> tuple[bool, Any]:
     if hint is None or hint is type(None):
         return value is None, None
     if origin is Annotated:
-        fits, made = _fit(arguments[0], value)
-        return fits and all(_within(bound, made) for bound in arguments[1:]), made
+        fits, converted = _fit(arguments[0], value)
+        return fits and all(_within(bound, converted) for bound in arguments[1:]), converted
     if origin in (Union, types.UnionType):
-        return next(((True, made) for fits, made in (_fit(a, value) for a in arguments) if fits), (False, value))
+        return next(
+            ((True, converted) for fits, converted in (_fit(a, value) for a in arguments) if fits), (False, value)
+        )
     if origin is Literal:
         return value in arguments, value
     if origin in (list, tuple):
@@ -83,7 +85,7 @@ def _fit_each(origin: Any, arguments: tuple[Any, ...], value: Any) -> tuple[bool
         return False, value
     kinds = arguments if origin is tuple else arguments * len(value)
     fitted = [_fit(kind, item) for kind, item in zip(kinds, value, strict=True)]
-    return all(fits for fits, _ in fitted), origin(made for _, made in fitted)
+    return all(fits for fits, _ in fitted), origin(converted for _, converted in fitted)
 
 
 def _within(bound: Any, value: Any) -> bool:

@@ -61,13 +61,13 @@ def build(context: StoppingContext) -> tuple[NamedCriterion, ...]:
     Raises PresetError (UsageError without a list) with one line for each error.
     """
     context = dataclasses.replace(context, marks=_marks(context))
-    made: list[NamedCriterion] = []
+    criteria: list[NamedCriterion] = []
     mistakes: list[str] = []
     listed = False
     named = [table.get("use") for table in context.explicit or ()]
     for number, table in enumerate(context.explicit or (), 1):
         try:
-            made.append(_from_table(table, context))
+            criteria.append(_from_table(table, context))
         except (UsageError, ValueError) as error:
             mistakes.append(f"[[stopping]] {number}: {error}")
             listed = True
@@ -75,12 +75,12 @@ def build(context: StoppingContext) -> tuple[NamedCriterion, ...]:
         if name in named or getattr(context.generation, name) in (None, [], ()):
             continue
         try:
-            made.append(maker({}, context))
+            criteria.append(maker({}, context))
         except (UsageError, ValueError) as error:
             mistakes.append(f"{name}: {error}")
     if mistakes:
         raise (PresetError if listed else UsageError)("\n".join(mistakes))
-    return tuple(made)
+    return tuple(criteria)
 
 
 def visible(tokens: Sequence[int], criteria: Sequence[NamedCriterion], keep: bool = False) -> Sequence[int]:
@@ -96,17 +96,17 @@ def cut(text: str, criteria: Sequence[NamedCriterion], keep: bool = False) -> tu
     The text has marks where stops name special tokens. Returns the text before it (with it, if `keep`) and the match,
     or "".
     """
-    found = []
+    spans = []
     for criterion in criteria:
         stop = trim(text, criterion.stops)
         if stop[1]:
-            found.append((len(stop[0]), len(stop[0]) + len(stop[1])))
+            spans.append((len(stop[0]), len(stop[0]) + len(stop[1])))
         span = criterion.pattern.find(text) if criterion.pattern is not None else None
         if span is not None:
-            found.append(span)
-    if not found:
+            spans.append(span)
+    if not spans:
         return text, ""
-    start, end = min(found, key=lambda span: (span[0], -span[1]))
+    start, end = min(spans, key=lambda span: (span[0], -span[1]))
     return text[: end if keep else start], text[start:end]
 
 

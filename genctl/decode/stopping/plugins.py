@@ -40,14 +40,14 @@ def load(use: str, allow_plugins: bool) -> Any:
         raise UsageError(f"{use!r} is code of your own, which runs only with --allow-plugins")
     module, _, path = use.partition(":")
     try:
-        found = importlib.import_module(module)
+        target = importlib.import_module(module)
     except Exception as error:
         raise UsageError(f"the module {module!r} of {use!r} does not load: {_said(error)}") from error
     for name in path.split("."):
-        if not hasattr(found, name):
+        if not hasattr(target, name):
             raise UsageError(f"there is no {path!r} in the module {module!r}")
-        found = getattr(found, name)
-    return found
+        target = getattr(target, name)
+    return target
 
 
 def make(use: str, target: Any, arguments: Mapping[str, Any], offered: Mapping[str, Any]) -> Criterion:
@@ -58,12 +58,12 @@ def make(use: str, target: Any, arguments: Mapping[str, Any], offered: Mapping[s
     """
     try:
         extra = {name: offered[name] for name in _asked(target) if name in offered and name not in arguments}
-        made = target(**extra, **arguments) if isinstance(target, type) else partial(target, **arguments)
+        criterion = target(**extra, **arguments) if isinstance(target, type) else partial(target, **arguments)
     except Exception as error:
         raise UsageError(f"{use!r} cannot be made with {sorted(arguments) or 'no keys'}: {_said(error)}") from error
-    if not callable(made):
+    if not callable(criterion):
         raise UsageError(f"{use!r} is no stopping criterion: it cannot be called")
-    ask = partial(_tensors, made) if _is_transformers(made) else made
+    ask = partial(_tensors, criterion) if _is_transformers(criterion) else criterion
     return partial(_call, use, ask)
 
 
@@ -101,9 +101,9 @@ def _tensors(criterion: Callable[..., Any], written: Written) -> bool:
     return bool(answer.all()) if isinstance(answer, torch.Tensor) else bool(answer)
 
 
-def _is_transformers(made: Any) -> bool:
+def _is_transformers(criterion: Any) -> bool:
     # by name, so that nothing is imported for criteria that have nothing to do with it
-    names = {f"{base.__module__.split('.')[0]}.{base.__name__}" for base in type(made).__mro__}
+    names = {f"{base.__module__.split('.')[0]}.{base.__name__}" for base in type(criterion).__mro__}
     return "transformers.StoppingCriteria" in names
 
 

@@ -49,13 +49,13 @@ class TailText:
         character is not certain), and whether they are the whole text. The cost depends on `characters`, not on the
         length of the row, unless tokens without any text lie between.
         """
-        wanted = characters + _SLACK
-        size = 4 * _HEAD + wanted // 2
+        needed = characters + _SLACK
+        size = 4 * _HEAD + needed // 2
         while True:
             ids = written.tail(size)
             if len(ids) >= written.count:
                 return [self._decode(ids).rstrip(BROKEN)], True
-            body = self._body(ids, 4 * wanted)
+            body = self._body(ids, 4 * needed)
             start = None if body is None else self._start(ids, body)
             if body is None or start is None:
                 size *= 2
@@ -63,7 +63,7 @@ class TailText:
             texts = self._texts(ids, start, body)
             if len(texts[-1]) - self._size(ids[-1]).most >= characters + _SLACK // 4:
                 return [text.rstrip(BROKEN) for text in texts], False
-            wanted *= 2
+            needed *= 2
 
     def _body(self, ids: list[int], quarters: int) -> int | None:
         """The start of a tail that holds so much text before the newest token."""
