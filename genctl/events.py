@@ -161,7 +161,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class CacheRead:
-    """What the cache held after a forward pass, layer by layer (see `decode.describe`), and what the pass was given."""
+    """The cache after a forward pass, layer by layer (see `decode.cache_contents`), and the input of the pass."""
 
     lane: str  # the first of `lanes`
     step: int  # 0 is the prompt

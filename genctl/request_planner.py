@@ -30,7 +30,7 @@ class Prompt:
     """A prompt as the model reads it."""
 
     ids: tuple[int, ...]
-    text: str  # as it is shown and recorded
+    text: str  # shown and recorded
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class PlannedLane:
 
     lane: Lane
     prompt: Prompt
-    kind: str  # what the strategy is called
-    settings: dict[str, Any]  # what a viewer needs to know of it
+    kind: str  # the strategy's name
+    settings: dict[str, Any]  # for viewers
     guard: StopTrimmer
     healed: HealedPrompt | None = None
     rerank: rerank.RerankPlan | None = None

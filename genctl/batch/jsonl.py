@@ -37,7 +37,7 @@ def parse(line: str) -> dict[str, Any]:
     except ValueError:  # the interpreter's limit on the digits of an integer
         raise RefusedRow("an integer has too many digits") from None
     if not isinstance(data, dict):
-        raise RefusedRow(f'expected an object such as {{"prompt": "…"}}, got {_kind(data)}')
+        raise RefusedRow(f'expected an object such as {{"prompt": "…"}}, got {kind_of(data)}')
     for key, value in data.items():
         _check_plain(key, value)
     return data
@@ -49,7 +49,7 @@ def row_id(data: dict[str, Any]) -> str | None:
         return None
     value = data["id"]
     if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise RefusedRow(f"id: expected a string or an integer, got {_kind(value)}")
+        raise RefusedRow(f"id: expected a string or an integer, got {kind_of(value)}")
     if value == "":
         raise RefusedRow("id: is empty")
     try:
@@ -60,7 +60,7 @@ def row_id(data: dict[str, Any]) -> str | None:
 
 def fields(data: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments of `InputRow` besides id, index and where. Raises RefusedRow with all errors."""
-    mistakes = _unknown(data, KNOWN)
+    mistakes = unknown_keys(data, KNOWN)
     given = [key for key in PROMPTS if key in data]
     if not given:
         mistakes.append("no prompt: expected one of prompt, prompt_ids, messages")
@@ -78,7 +78,7 @@ def fields(data: dict[str, Any]) -> dict[str, Any]:
         listed = key == "reference" and isinstance(value, list) and all(isinstance(item, str) for item in value)
         if not isinstance(value, str) and not listed:
             expected = "a string or a list of strings" if key == "reference" else "a string"
-            mistakes.append(f"{key}: expected {expected}, got {_kind(value)}")
+            mistakes.append(f"{key}: expected {expected}, got {kind_of(value)}")
     if mistakes:
         raise RefusedRow("; ".join(mistakes))
     return {**values, "extra": {key: data[key] for key in EXTRA if key in data}}
@@ -86,7 +86,7 @@ def fields(data: dict[str, Any]) -> dict[str, Any]:
 
 def _prompt(value: Any) -> str:
     if not isinstance(value, str):
-        raise RefusedRow(f"expected a string, got {_kind(value)}")
+        raise RefusedRow(f"expected a string, got {kind_of(value)}")
     if not value:
         raise RefusedRow("empty prompt")
     return value
@@ -94,12 +94,12 @@ def _prompt(value: Any) -> str:
 
 def _prompt_ids(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
-        raise RefusedRow(f"expected a list of token ids, got {_kind(value)}")
+        raise RefusedRow(f"expected a list of token ids, got {kind_of(value)}")
     if not value:
         raise RefusedRow("empty prompt")
     for place, item in enumerate(value):
         if isinstance(item, bool) or not isinstance(item, int):
-            raise RefusedRow(f"item {place}: expected an integer, got {_kind(item)}")
+            raise RefusedRow(f"item {place}: expected an integer, got {kind_of(item)}")
         if not 0 <= item <= LARGEST_ID:
             raise RefusedRow(f"item {place}: a token id lies between 0 and {LARGEST_ID}")
     return tuple(value)
@@ -107,19 +107,19 @@ def _prompt_ids(value: Any) -> tuple[int, ...]:
 
 def _messages(value: Any) -> tuple[dict[str, str], ...]:
     if not isinstance(value, list):
-        raise RefusedRow(f"expected a list of messages, got {_kind(value)}")
+        raise RefusedRow(f"expected a list of messages, got {kind_of(value)}")
     if not value:
         raise RefusedRow("empty prompt")
     for place, item in enumerate(value):
         if not isinstance(item, dict):
-            raise RefusedRow(f"item {place}: expected an object with role and content, got {_kind(item)}")
-        if unknown := _unknown(item, ("role", "content")):
+            raise RefusedRow(f"item {place}: expected an object with role and content, got {kind_of(item)}")
+        if unknown := unknown_keys(item, ("role", "content")):
             raise RefusedRow(f"item {place}: {unknown[0]}")
         for key in ("role", "content"):
             if key not in item:
                 raise RefusedRow(f"item {place}: no {key}")
             if not isinstance(item[key], str):
-                raise RefusedRow(f"item {place}: {key}: expected a string, got {_kind(item[key])}")
+                raise RefusedRow(f"item {place}: {key}: expected a string, got {kind_of(item[key])}")
         if not item["role"]:
             raise RefusedRow(f"item {place}: role: is empty")
     return tuple(value)
@@ -127,11 +127,11 @@ def _messages(value: Any) -> tuple[dict[str, str], ...]:
 
 def _params(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise RefusedRow(f"expected an object, got {_kind(value)}")
+        raise RefusedRow(f"expected an object, got {kind_of(value)}")
     return value
 
 
-def _unknown(data: dict[str, Any], known: tuple[str, ...]) -> list[str]:
+def unknown_keys(data: dict[str, Any], known: tuple[str, ...]) -> list[str]:
     unknown = [key for key in data if key not in known]
     mistakes = []
     for key in unknown[:3]:
@@ -175,7 +175,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return items
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):

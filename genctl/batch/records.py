@@ -66,7 +66,7 @@ def record(
         if taken := sorted(extra.keys() & fields.keys()):
             raise ValueError(f"the record already has {taken[0]!r}")
         fields.update(extra)
-    plain: dict[str, Any] = _finite(fields)
+    plain: dict[str, Any] = finite(fields)
     return plain
 
 
@@ -90,15 +90,15 @@ def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
         if not timing:
             for item in entry["trace"]:
                 del item["seconds"]
-    plain: dict[str, Any] = _finite(entry)
+    plain: dict[str, Any] = finite(entry)
     return plain
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

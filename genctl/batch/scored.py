@@ -8,7 +8,7 @@ from typing import Any
 from genctl import events
 from genctl.batch import jsonl, writers
 from genctl.batch.printable import RefusedRow
-from genctl.batch.records import SCHEMA, _finite, token_entry
+from genctl.batch.records import SCHEMA, finite, token_entry
 
 KNOWN = ("id", "text", "prompt", "context", "target", "candidates")
 COLUMNS = ("id", "rank", "ppl", "nll", "tokens", "bits", "bpb", "text", "context", "target", "error")
@@ -20,7 +20,7 @@ def fields(data: dict[str, Any]) -> dict[str, Any]:
     A row has a `text` (or, equivalently, a `prompt`) with `context` or `target`, or a list of `candidates` with
     `context`; the latter three are in `extra`. Raises RefusedRow with all errors in one line.
     """
-    mistakes = jsonl._unknown(data, KNOWN)
+    mistakes = jsonl.unknown_keys(data, KNOWN)
     given = [key for key in ("text", "prompt", "candidates") if key in data]
     if not given:
         mistakes.append("nothing to score: expected one of text, prompt, candidates")
@@ -31,7 +31,7 @@ def fields(data: dict[str, Any]) -> dict[str, Any]:
     for key in ("text", "prompt", "target", "context"):
         value = data.get(key, "-")
         if not isinstance(value, str):
-            mistakes.append(f"{key}: expected a string, got {jsonl._kind(value)}")
+            mistakes.append(f"{key}: expected a string, got {jsonl.kind_of(value)}")
         elif not value:
             mistakes.append(f"{key}: is empty")
     extra: dict[str, Any] = {key: data[key] for key in ("context", "target") if key in data}
@@ -47,12 +47,12 @@ def fields(data: dict[str, Any]) -> dict[str, Any]:
 
 def _candidates(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise RefusedRow(f"expected a list of strings, got {jsonl._kind(value)}")
+        raise RefusedRow(f"expected a list of strings, got {jsonl.kind_of(value)}")
     if not value:
         raise RefusedRow("is empty")
     for place, item in enumerate(value):
         if not isinstance(item, str):
-            raise RefusedRow(f"item {place}: expected a string, got {jsonl._kind(item)}")
+            raise RefusedRow(f"item {place}: expected a string, got {jsonl.kind_of(item)}")
         if not item:
             raise RefusedRow(f"item {place}: is empty")
     return tuple(value)
@@ -93,7 +93,7 @@ def score_record(
     }
     if scores is not None:
         fields["scores"] = [token_entry(token) for token in scores]
-    plain: dict[str, Any] = _finite(fields)
+    plain: dict[str, Any] = finite(fields)
     return plain
 
 

@@ -32,7 +32,7 @@ class Recording:
     seeds: int
     versions: dict[str, str]
     checkpoints: dict[str, str]  # name -> fingerprint
-    runs: tuple[dict[str, Any], ...]  # {"name", "settings", "resolved"}: what was asked, and what it came to
+    runs: tuple[dict[str, Any], ...]  # {"name", "settings", "resolved"}: the given and the effective settings
     prompts: tuple[dict[str, Any], ...]  # as in a JSONL input
     records: tuple[dict[str, Any], ...] = ()
 

@@ -1,10 +1,9 @@
-"""What an architecture can do in one pass, found out by trying it where nobody has.
+"""What an architecture can do in one pass, measured for architectures that are not listed.
 
-transformers does not say whether a model's cache is right, whether its rows leave each other alone, or whether padding
-can be hidden from it: some models take positions from the length of the cache, ignore the mask, or keep states in
-their modules. The architectures in `DECODERS` and
-`ENCODER_DECODERS` were compared with `generate()` in every way (tests/zoo). Any other one
-is tried when a run first needs the ability: a few short passes together, the same apart, and a look at the logits.
+transformers does not say whether a model's cache is exact, whether its rows are independent, or whether padding can be
+masked: some models take positions from the length of the cache, ignore the mask, or keep states in their modules. The
+architectures in `DECODERS` and `ENCODER_DECODERS` were compared with `generate()` in every way (tests/zoo). Any other
+one is tried when a run first needs the capability: the logits of a few short passes together and apart are compared.
 
 N rows, F tokens fed, T tokens so far, V vocabulary.
 """
@@ -47,9 +46,9 @@ moss_transcribe_diarize mt5 mvp nllb-moe pegasus pegasus_x plbart seamless_m4t s
 umt5
 """
 DECODERS, ENCODER_DECODERS = frozenset(_DECODERS.split()), frozenset(_ENCODER_DECODERS.split())
-# With a cache these say something else than without, in transformers too. `generate()` uses it, and so do we.
+# Their logits differ with and without a cache, in transformers too. `generate()` uses the cache, and so do we.
 CACHE_DIFFERS = frozenset({"cpmant", "fsmt", "prophetnet"})
-# Models whose attention goes through transformers' table of attention functions: a mask may come as they want it.
+# Models whose attention uses transformers' table of attention functions: a mask may have the final form.
 _DENSE = """
 bart gemma gemma3_text gpt2 gpt_neox granite llama marian mbart mistral mt5 olmo olmo2 opt pegasus phi qwen2 qwen3
 stablelm starcoder2 t5
@@ -58,7 +57,7 @@ DENSE = frozenset(_DENSE.split())
 # Encoder-decoders whose decoder has relative positions only: its rows may be padded.
 RELATIVE_DECODERS = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
 
-# What differs at most between two ways to the same logits, as a share of their spread.
+# The largest difference between two computations of the same logits, as a share of their spread.
 _EXACT, _ROUNDED = 1e-3, 1e-1
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 
@@ -95,7 +94,7 @@ class Probe:
         text, other = self._text(5, 0), self._text(5, 50)
         try:
             reference = [self._read([text[:4]]), self._read([text])]
-        except _FAILURES:  # a model that cannot do without a cache
+        except _FAILURES:  # a model that needs a cache
             return True
         try:
             rows = self._begin(text[:3])

@@ -104,7 +104,7 @@ class TransformersRuntime(Reader):
             return int(weight.shape[0])
         return int(self.config.get_text_config(decoder=True).vocab_size)
 
-    # -- what the architecture can do, tried where it is not known (see `abilities`) -----------------------------------
+    # -- what the architecture can do, tried where it is not known (see `capabilities`) --------------------------------
 
     @cached_property
     def supports_cache(self) -> bool:

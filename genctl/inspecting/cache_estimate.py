@@ -1,7 +1,7 @@
-"""`--plan`: what a cache will take, told from a config alone, and what fits into a memory beside the weights.
+"""`--plan`: the size of a cache, computed from a config alone, and what fits into a memory beside the weights.
 
-Each part of the cache is tried once with a few tokens that have no numbers (`skeleton.probe`). Its bytes are then
-rows x columns x what one column of one row takes, and how many rows and columns there are depends on its kind:
+Each part of the cache is built once for a few tokens on the meta device (`skeleton.probe`). Its bytes are then
+rows x columns x the bytes of one column of one row; how many rows and columns there are depends on its kind:
 
     full, static, quantised   all rows, all columns
     sliding window            all rows, the newest window - 1 columns
@@ -9,7 +9,7 @@ rows x columns x what one column of one row takes, and how many rows and columns
                               classes, where there are several prompts, all rows)
     recurrent state           all rows, no columns
 
-so a plan equals what `inspect-cache` measures for as many rows and columns, to the byte.
+so an estimate equals what `inspect-cache` measures for as many rows and columns, to the byte.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "genctl/1"
 CROSS, STATE, WINDOW, STATIC = "cross-attention", "recurrent state", "sliding window", "static"
-SHARED = 64  # columns of a prompt from which on its rows keep it once (`decode.shared`), in the native runtime
+SHARED = 64  # columns of a prompt from which on its rows share it (`decode.shared_prompt`), in the native runtime
 
 _MEMORY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,12})?)\s*([a-zA-Z]*)")
 _UNITS: dict[str, int] = {"": 1, "b": 1, "bytes": 1} | {
@@ -104,7 +104,7 @@ class Part:
         from genctl.decode.batch import ROOM
         from genctl.decode.layers import STEP, grown
 
-        # up to ROOM new tokens have their place from the beginning; behind them a buffer grows as it fills
+        # up to ROOM new tokens are allocated at the beginning; beyond them a buffer grows as it fills
         columns = size.length if size.length <= ROOM + 1 else grown(size.length)
         if self.window is not None:
             columns = min(columns, self.window - 1 + STEP)

@@ -192,7 +192,7 @@ def _packs(model: nn.Module, module: nn.Module, names: Sequence[str], runtime: R
 # -- finding the config ------------------------------------------------------------------------------------------------
 
 
-class ConfigOnly(resolve._Hub):
+class ConfigOnly(resolve.HubCheckpoint):
     """A Hub id of which only the configs are fetched."""
 
     @property
@@ -213,7 +213,7 @@ def _locate(runtime: Runtime, allow_pickle: bool, trust_remote_code: bool) -> re
 
 def _is_local(model: str) -> bool:
     """Whether `resolve` decides without the Hub, including refusals."""
-    if model.startswith("builtin:") or not resolve._HUB_ID.fullmatch(model):
+    if model.startswith("builtin:") or not resolve.HUB_ID.fullmatch(model):
         return True
     if "--" in model or ".." in model or model.endswith((".git", "/", ".safetensors")):
         return True
@@ -233,7 +233,7 @@ def _checkpoint(folder: Path, allow_pickle: bool, trust_remote_code: bool) -> ch
         return check.inspect(
             folder, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, need_tokenizer=False
         )
-    check._check_code(config, trust_remote_code)
+    check.check_code(config, trust_remote_code)
     path = folder / "generation_config.json"
     generation = weights.read_json(path, path.name) if path.is_file() else {}
     return check.Checkpoint(folder, config, generation, weights.WeightFiles((), {}), has_tokenizer=False)
@@ -276,7 +276,7 @@ def _check_effort(config: dict[str, Any]) -> None:
 def _device(runtime: Runtime) -> str:
     """Where the model would compute. The device need not exist here: a plan may be for another machine."""
     try:
-        device = hub._device("auto") if runtime.device == "auto" else torch.device(runtime.device)
+        device = hub.device_of("auto") if runtime.device == "auto" else torch.device(runtime.device)
     except RuntimeError as error:
         raise UsageError(f"--device {runtime.device!r} is no device that torch knows") from error
     prepare.check_device(runtime, device if runtime.device_map is None else None)

@@ -87,7 +87,7 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
     """Check a checkpoint folder. Raises ModelError with the problem."""
     check_files(folder)
     config = read_config(folder)
-    _check_code(config, trust_remote_code)
+    check_code(config, trust_remote_code)
     generation = {}
     if (folder / "generation_config.json").is_file():
         generation = read_json(folder / "generation_config.json", "generation_config.json")
@@ -228,7 +228,7 @@ def _check_types(config: dict[str, Any], files: WeightFiles) -> None:
             )
 
 
-def _check_code(config: dict[str, Any], trust_remote_code: bool) -> None:
+def check_code(config: dict[str, Any], trust_remote_code: bool) -> None:
     for part, where in parts(config):
         for name in ("_attn_implementation", "attn_implementation"):
             value = part.get(name)

@@ -7,7 +7,7 @@ imported and before anything is allocated. transformers and torch are imported i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,25 +89,12 @@ def load(
     prepare.check_options(runtime)
     placement = _placement(runtime)
     with quiet():
-        place = resolve(
-            runtime.model,
-            revision=runtime.revision,
-            offline=runtime.offline,
-            allow_pickle=allow_pickle,
-            trust_remote_code=trust_remote_code,
-            on_event=on_event,
-        )
-        checkpoint = check.inspect(
-            place.folder,
-            allow_pickle=allow_pickle,
-            trust_remote_code=trust_remote_code,
-            need_tokenizer=need_tokenizer,
-        )
+        place, checkpoint = _find(runtime, allow_pickle, trust_remote_code, need_tokenizer, on_event)
         if before_weights is not None:
             before_weights(checkpoint.generation)
         read_ahead(checkpoint.weights.files)
         native, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
-        device = _device(runtime.device) if runtime.device_map is None else None
+        device = device_of(runtime.device) if runtime.device_map is None else None
         collection.resume()  # torch is imported; garbage of a model may have to be collected from here on
         prepare.check_device(runtime, device)
         if native is not None and device is not None:
@@ -123,20 +110,7 @@ def load(
         notes += prepare.prepare_for_device(model, runtime, device, checkpoint.config)
         if device is not None:
             model = guarded(lambda: model.to(device), f"cannot move the model to {device}")
-    loaded = LoadedModel(
-        model=model,
-        tokenizer=tokenizer,
-        config=model.config,
-        name=runtime.model,
-        path=place.folder,
-        is_encoder_decoder=bool(getattr(model.config, "is_encoder_decoder", False)),
-        generation=checkpoint.generation,
-        notes=(*place.notes, *notes),
-        checkpoint=checkpoint,
-        runtime=f"transformers ({reason})",
-    )
-    loaded.notes += _vocabulary_notes(loaded)
-    return loaded
+    return _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"transformers ({reason})")
 
 
 def _native(
@@ -154,18 +128,31 @@ def _native(
 
     model, notes = read() if device.type == "cpu" else guarded(read, f"cannot move the model to {device}")
     tokenizer, left_to = _plain_tokenizer(checkpoint) if checkpoint.has_tokenizer else (None, "")
+    loaded = _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"native ({plan.spec.family})")
+    loaded.tokenizer_of = f"transformers ({left_to})" if left_to else ""
+    return loaded
+
+
+def _loaded(
+    model: Any,
+    tokenizer: Any,
+    runtime: Runtime,
+    place: CheckpointFolder,
+    checkpoint: check.Checkpoint,
+    notes: Sequence[str],
+    computed_by: str,
+) -> LoadedModel:
     loaded = LoadedModel(
         model=model,
         tokenizer=tokenizer,
         config=model.config,
         name=runtime.model,
         path=place.folder,
-        is_encoder_decoder=model.config.is_encoder_decoder,
+        is_encoder_decoder=bool(getattr(model.config, "is_encoder_decoder", False)),
         generation=checkpoint.generation,
         notes=(*place.notes, *notes),
         checkpoint=checkpoint,
-        runtime=f"native ({plan.spec.family})",
-        tokenizer_of=f"transformers ({left_to})" if left_to else "",
+        runtime=computed_by,
     )
     loaded.notes += _vocabulary_notes(loaded)
     return loaded
@@ -176,16 +163,20 @@ def generation_config(
 ) -> dict[str, Any]:
     """The generation_config of `runtime.model`, without reading its weights. Raises as `load` does."""
     with quiet():
-        place = resolve(
-            runtime.model,
-            revision=runtime.revision,
-            offline=runtime.offline,
-            allow_pickle=allow_pickle,
-            trust_remote_code=trust_remote_code,
-        )
-    return check.inspect(
-        place.folder, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, need_tokenizer=False
-    ).generation
+        return _find(runtime, allow_pickle, trust_remote_code, need_tokenizer=False)[1].generation
+
+
+def _find(
+    runtime: Runtime,
+    allow_pickle: bool,
+    trust_remote_code: bool,
+    need_tokenizer: bool,
+    on_event: OnEvent | None = None,
+) -> tuple[CheckpointFolder, check.Checkpoint]:
+    """The folder of `runtime.model`, downloaded if necessary, and checked."""
+    flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
+    place = resolve(runtime.model, revision=runtime.revision, offline=runtime.offline, on_event=on_event, **flags)
+    return place, check.inspect(place.folder, need_tokenizer=need_tokenizer, **flags)
 
 
 def max_memory(text: str) -> dict[int | str, str]:
@@ -223,7 +214,7 @@ def _placement(runtime: Runtime) -> dict[str, Any]:
     return placement
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
     import torch
 
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()

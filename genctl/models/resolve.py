@@ -15,7 +15,7 @@ from genctl.models.progress import OnEvent, download_bar
 from genctl.models.weights import shown
 
 BUILTIN = Path(__file__).with_name("builtin")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _UNWRITABLE = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT)
 # Owners under whom the Hub keeps the checkpoints that once had bare ids ("gpt2"). A stranger's "x/gpt2" is never meant.
@@ -76,9 +76,9 @@ def resolve(
     if exists:
         hint = "give the folder that holds it" if path.suffix in (".safetensors", ".json", ".bin") else ""
         raise ModelError(f"{model} is a file, not a checkpoint folder", hint=hint)
-    if not _HUB_ID.fullmatch(model) or "--" in model or ".." in model or model.endswith((".git", "/", ".safetensors")):
+    if not HUB_ID.fullmatch(model) or "--" in model or ".." in model or model.endswith((".git", "/", ".safetensors")):
         raise ModelError(f"no such folder: {model}")
-    return _Hub(model, revision, offline, allow_pickle, trust_remote_code, on_event).fetch()
+    return HubCheckpoint(model, revision, offline, allow_pickle, trust_remote_code, on_event).fetch()
 
 
 def _local(folder: Path, revision: str | None) -> CheckpointFolder:
@@ -89,7 +89,7 @@ def _local(folder: Path, revision: str | None) -> CheckpointFolder:
 
 
 @dataclass(frozen=True)
-class _Hub:
+class HubCheckpoint:
     """A Hub id, to be found in the cache or downloaded."""
 
     model: str

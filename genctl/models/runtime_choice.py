@@ -114,14 +114,14 @@ def _plan(checkpoint: Checkpoint) -> AnyPlan:
     if not (checkpoint.folder / "generation_config.json").is_file():
         needed = ["eos_token_id", "pad_token_id", "decoder_start_token_id" if of_sources else "bos_token_id"]
         lacking = [name for name in needed if name not in config]
-        if lacking:  # transformers has defaults of its own for each architecture
+        if lacking:  # transformers has defaults for each architecture
             raise NotNative(f"config.json has no {lacking[0]}")
     known = CLASSES.get(checkpoint.model_type)
     names = config.get("architectures") or [known]
     if known is not None and (not isinstance(names, list) or known not in names):
         raise NotNative(f"config.json: architectures = {names!r:.80}")
     native = plan_of(config, {name: tensor.shape for name, tensor in checkpoint.weights.tensors.items()})
-    if native.unused:  # whether that is an error is found out there
+    if native.unused:  # transformers' runtime decides whether that is an error
         raise NotNative(f"the weight files hold tensors that it does not read: {few(native.unused)}")
     return native
 

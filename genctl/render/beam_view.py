@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -29,7 +28,7 @@ class BeamView(RunView):
     If `out` is interactive, the certain part of the best text is printed line by line and the live rows below it are
     redrawn, at most every 50 ms; otherwise the certain text is streamed. When a prompt is done, its returned texts
     follow in full, then the table of all finished sequences, the formula of the score (unless `formula` is False) and,
-    with `tree`, the search tree.
+    with `tree`, the search tree. `options` are those of `RunView`.
     """
 
     def __init__(
@@ -37,30 +36,11 @@ class BeamView(RunView):
         out: Console,
         err: Console,
         *,
-        echo: bool = False,
-        scores: bool = False,
-        top: int = 0,
-        labels: bool = False,
-        quiet: bool = False,
-        verbose: bool = False,
-        explain: bool = False,
         tree: bool = False,
         formula: bool = True,
-        clock: Callable[[], float] = time.monotonic,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            out,
-            err,
-            live=True,
-            echo=echo,
-            scores=scores,
-            top=top,
-            labels=labels,
-            quiet=quiet,
-            verbose=verbose,
-            explain=explain,
-            clock=clock,
-        )
+        super().__init__(out, err, **options)
         self._formula = formula
         self._trees = SearchTrees() if tree else None
         self._turns: dict[str, Turn] = {}

@@ -91,125 +91,66 @@ def _mirostat(m: ProcessorContext) -> Processor | None:
     return Mirostat(g.mirostat_tau, g.mirostat_eta, m.prompt_len, m.min_tokens_to_keep)
 
 
-_DRY = ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers")
+# The knobs of processors that do not have exactly one knob of their own name; the first one turns it on.
+_KNOBS = {
+    "dry": ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers"),
+    "dynatemp": ("dynatemp_range", "dynatemp_exponent", "temperature"),
+    "xtc": ("xtc_probability", "xtc_threshold"),
+    "mirostat": ("mirostat_tau", "mirostat_eta"),
+}
 
-ORDER: tuple[ProcessorEntry, ...] = tuple(
-    ProcessorEntry(name, names, make, source)
-    for name, names, make, source in (
-        (
-            "guidance_scale",
-            ("guidance_scale",),
-            standard.guidance,
-            "as UnbatchedClassifierFreeGuidanceLogitsProcessor, arXiv:2306.17806",
-        ),
-        ("sequence_bias", ("sequence_bias",), standard.sequence_bias, "SequenceBiasLogitsProcessor"),
-        ("logit_bias", ("logit_bias",), standard.logit_bias, "OpenAI API, llama.cpp"),
-        (
-            "encoder_repetition_penalty",
-            ("encoder_repetition_penalty",),
-            standard.encoder_repetition_penalty,
-            "EncoderRepetitionPenaltyLogitsProcessor",
-        ),
-        (
-            "repetition_penalty",
-            ("repetition_penalty",),
-            standard.repetition_penalty,
-            "RepetitionPenaltyLogitsProcessor",
-        ),
-        ("presence_penalty", ("presence_penalty",), _presence, "OpenAI API, vLLM"),
-        ("frequency_penalty", ("frequency_penalty",), _frequency, "OpenAI API, vLLM"),
-        ("dry", _DRY, _dry, "oobabooga/text-generation-webui#5677"),
-        (
-            "no_repeat_ngram_size",
-            ("no_repeat_ngram_size",),
-            standard.no_repeat_ngram_size,
-            "NoRepeatNGramLogitsProcessor",
-        ),
-        (
-            "encoder_no_repeat_ngram_size",
-            ("encoder_no_repeat_ngram_size",),
-            standard.encoder_no_repeat_ngram_size,
-            "EncoderNoRepeatNGramLogitsProcessor",
-        ),
-        ("bad_words_ids", ("bad_words_ids",), standard.bad_words_ids, "NoBadWordsLogitsProcessor"),
-        ("bad_words", ("bad_words",), standard.bad_words, "NoBadWordsLogitsProcessor, on text"),
-        ("min_length", ("min_length",), standard.min_length, "MinLengthLogitsProcessor"),
-        ("min_new_tokens", ("min_new_tokens",), standard.min_new_tokens, "MinNewTokensLengthLogitsProcessor"),
-        (
-            "forced_bos_token_id",
-            ("forced_bos_token_id",),
-            standard.forced_bos_token_id,
-            "ForcedBOSTokenLogitsProcessor",
-        ),
-        (
-            "forced_eos_token_id",
-            ("forced_eos_token_id",),
-            standard.forced_eos_token_id,
-            "ForcedEOSTokenLogitsProcessor",
-        ),
-        (
-            "remove_invalid_values",
-            ("remove_invalid_values",),
-            standard.remove_invalid_values,
-            "InfNanRemoveLogitsProcessor",
-        ),
-        (
-            "exponential_decay_length_penalty",
-            ("exponential_decay_length_penalty",),
-            standard.exponential_decay_length_penalty,
-            "ExponentialDecayLengthPenalty",
-        ),
-        ("suppress_tokens", ("suppress_tokens",), standard.suppress_tokens, "SuppressTokensLogitsProcessor"),
-        (
-            "begin_suppress_tokens",
-            ("begin_suppress_tokens",),
-            standard.begin_suppress_tokens,
-            "SuppressTokensAtBeginLogitsProcessor",
-        ),
-        ("json_schema", ("json_schema",), grammar.json_schema, "llguidance"),
-        ("regex", ("regex",), grammar.regex, "llguidance"),
-        ("grammar", ("grammar",), grammar.grammar, "llguidance"),
-        ("prefix", ("prefix",), prefix.prefix, "bytes of the vocabulary"),
-        ("top_n_sigma", ("top_n_sigma",), _top_n_sigma, "arXiv:2411.07641"),
-        ("temperature", ("temperature",), standard.temperature, "TemperatureLogitsWarper"),
-        ("dynatemp", ("dynatemp_range", "dynatemp_exponent", "temperature"), _dynatemp, "llama.cpp temp_ext"),
-        ("top_h", ("top_h",), standard.top_h, "TopHLogitsWarper, arXiv:2509.02510"),
-        ("top_k", ("top_k",), standard.top_k, "TopKLogitsWarper"),
-        ("top_p", ("top_p",), standard.top_p, "TopPLogitsWarper, arXiv:1904.09751"),
-        ("min_p", ("min_p",), standard.min_p, "MinPLogitsWarper, arXiv:2407.01082"),
-        ("typical_p", ("typical_p",), standard.typical_p, "TypicalLogitsWarper, arXiv:2202.00666"),
-        ("epsilon_cutoff", ("epsilon_cutoff",), standard.epsilon_cutoff, "EpsilonLogitsWarper, arXiv:2210.15191"),
-        ("eta_cutoff", ("eta_cutoff",), standard.eta_cutoff, "EtaLogitsWarper, arXiv:2210.15191"),
-        ("xtc", ("xtc_probability", "xtc_threshold"), _xtc, "oobabooga/text-generation-webui#6335"),
-        ("mirostat", ("mirostat_tau", "mirostat_eta"), _mirostat, "arXiv:2007.14966, version 2 as in llama.cpp"),
-        (
-            "watermarking_config",
-            ("watermarking_config",),
-            standard.watermarking_config,
-            "WatermarkLogitsProcessor, as SynthIDTextWatermarkLogitsProcessor",
-        ),
-        ("renormalize_logits", ("renormalize_logits",), standard.renormalize_logits, "LogitNormalization"),
-    )
+_TABLE: tuple[tuple[str, Callable[[ProcessorContext], Processor | None], str], ...] = (
+    ("guidance_scale", standard.guidance, "as UnbatchedClassifierFreeGuidanceLogitsProcessor, arXiv:2306.17806"),
+    ("sequence_bias", standard.sequence_bias, "SequenceBiasLogitsProcessor"),
+    ("logit_bias", standard.logit_bias, "OpenAI API, llama.cpp"),
+    ("encoder_repetition_penalty", standard.encoder_repetition_penalty, "EncoderRepetitionPenaltyLogitsProcessor"),
+    ("repetition_penalty", standard.repetition_penalty, "RepetitionPenaltyLogitsProcessor"),
+    ("presence_penalty", _presence, "OpenAI API, vLLM"),
+    ("frequency_penalty", _frequency, "OpenAI API, vLLM"),
+    ("dry", _dry, "oobabooga/text-generation-webui#5677"),
+    ("no_repeat_ngram_size", standard.no_repeat_ngram_size, "NoRepeatNGramLogitsProcessor"),
+    ("encoder_no_repeat_ngram_size", standard.encoder_no_repeat_ngram_size, "EncoderNoRepeatNGramLogitsProcessor"),
+    ("bad_words_ids", standard.bad_words_ids, "NoBadWordsLogitsProcessor"),
+    ("bad_words", standard.bad_words, "NoBadWordsLogitsProcessor, on text"),
+    ("min_length", standard.min_length, "MinLengthLogitsProcessor"),
+    ("min_new_tokens", standard.min_new_tokens, "MinNewTokensLengthLogitsProcessor"),
+    ("forced_bos_token_id", standard.forced_bos_token_id, "ForcedBOSTokenLogitsProcessor"),
+    ("forced_eos_token_id", standard.forced_eos_token_id, "ForcedEOSTokenLogitsProcessor"),
+    ("remove_invalid_values", standard.remove_invalid_values, "InfNanRemoveLogitsProcessor"),
+    ("exponential_decay_length_penalty", standard.exponential_decay_length_penalty, "ExponentialDecayLengthPenalty"),
+    ("suppress_tokens", standard.suppress_tokens, "SuppressTokensLogitsProcessor"),
+    ("begin_suppress_tokens", standard.begin_suppress_tokens, "SuppressTokensAtBeginLogitsProcessor"),
+    ("json_schema", grammar.json_schema, "llguidance"),
+    ("regex", grammar.regex, "llguidance"),
+    ("grammar", grammar.grammar, "llguidance"),
+    ("prefix", prefix.prefix, "bytes of the vocabulary"),
+    ("top_n_sigma", _top_n_sigma, "arXiv:2411.07641"),
+    ("temperature", standard.temperature, "TemperatureLogitsWarper"),
+    ("dynatemp", _dynatemp, "llama.cpp temp_ext"),
+    ("top_h", standard.top_h, "TopHLogitsWarper, arXiv:2509.02510"),
+    ("top_k", standard.top_k, "TopKLogitsWarper"),
+    ("top_p", standard.top_p, "TopPLogitsWarper, arXiv:1904.09751"),
+    ("min_p", standard.min_p, "MinPLogitsWarper, arXiv:2407.01082"),
+    ("typical_p", standard.typical_p, "TypicalLogitsWarper, arXiv:2202.00666"),
+    ("epsilon_cutoff", standard.epsilon_cutoff, "EpsilonLogitsWarper, arXiv:2210.15191"),
+    ("eta_cutoff", standard.eta_cutoff, "EtaLogitsWarper, arXiv:2210.15191"),
+    ("xtc", _xtc, "oobabooga/text-generation-webui#6335"),
+    ("mirostat", _mirostat, "arXiv:2007.14966, version 2 as in llama.cpp"),
+    (
+        "watermarking_config",
+        standard.watermarking_config,
+        "WatermarkLogitsProcessor, as SynthIDTextWatermarkLogitsProcessor",
+    ),
+    ("renormalize_logits", standard.renormalize_logits, "LogitNormalization"),
 )
+ORDER = tuple(ProcessorEntry(name, _KNOBS.get(name, (name,)), make, source) for name, make, source in _TABLE)
 
 # Processors that look at scores alone: lanes with equal knobs may share one pass of them.
-OF_SCORES = frozenset(
-    (
-        "temperature",
-        "dynatemp",
-        "top_n_sigma",
-        "top_h",
-        "top_k",
-        "top_p",
-        "min_p",
-        "typical_p",
-        "epsilon_cutoff",
-        "eta_cutoff",
-        "remove_invalid_values",
-        "suppress_tokens",
-        "renormalize_logits",
-    )
-)
+_OF_SCORES = """
+temperature dynatemp top_n_sigma top_h top_k top_p min_p typical_p epsilon_cutoff eta_cutoff
+remove_invalid_values suppress_tokens renormalize_logits
+"""
+OF_SCORES = frozenset(_OF_SCORES.split())
 
 NAMES: dict[str, ProcessorEntry] = {entry.name: entry for entry in ORDER}
 
