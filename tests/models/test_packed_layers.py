@@ -366,7 +366,7 @@ def test_int8_contradictions_name_both_sides(options: dict[str, Any], said: str)
 def test_int8_is_refused_on_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     from genctl.models import hub
 
-    monkeypatch.setattr(hub, "_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(hub, "device_of", lambda name: torch.device("cuda"))
     with pytest.raises(UsageError, match="--quantize int8 runs on the CPU, not on cuda") as caught:
         load(Runtime(quantize="int8"))
     assert caught.value.hint == "add --device cpu"
