@@ -69,6 +69,6 @@ def test_what_others_write_meanwhile_is_not_lost(capfd: pytest.CaptureFixture[st
 
 
 def test_a_closed_standard_error_is_no_obstacle() -> None:
-    code = "from genctl.models import rust_panics\nwith panics.without_panic_reports(): print('fine')"
+    code = "from genctl.models import rust_panics\nwith rust_panics.without_panic_reports(): print('fine')"
     done = subprocess.run(["sh", "-c", f'{sys.executable} -c "{code}" 2>&-'], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, b"fine\n")
