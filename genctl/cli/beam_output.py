@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from genctl.cli.run_options import RunOptions
-    from genctl.render.stream import StreamView
-    from genctl.render.tree import Trees
+    from genctl.render.search_tree import SearchTrees
+    from genctl.render.stream_view import StreamView
 
 COMMAND = "genctl beam"
 BENEATH = (Layer(COMMAND, {"num_beams": 5}, said="user"),)
@@ -62,14 +62,14 @@ class Search:
     def __init__(self, asked: RunOptions, err: Console | None, *, live: bool) -> None:
         self.asked = asked
         self.err = err
-        self.trees: Trees | None = None
+        self.trees: SearchTrees | None = None
         self.stream: StreamView | None = None
         if (asked.tree and not live) or asked.tree_format:
-            from genctl.render.tree import Trees
+            from genctl.render.search_tree import SearchTrees
 
-            self.trees = Trees()
+            self.trees = SearchTrees()
         if asked.stream:
-            from genctl.render.stream import StreamView
+            from genctl.render.stream_view import StreamView
 
             self.stream = StreamView(stream_writer(asked.raw), echo=asked.echo)
 
@@ -89,7 +89,7 @@ class Search:
         """What is written of a finished lane in place of its texts; nothing where its texts are."""
         if self.trees is None or self.asked.tree_format is None:
             return []
-        from genctl.render.tree_text import tree_dot, tree_json, tree_lines
+        from genctl.render.tree_formats import tree_dot, tree_json, tree_lines
 
         tree = self.trees.take(lane)
         if tree is None:
@@ -111,7 +111,7 @@ class Search:
         if self.stream is not None:
             self.stream.close()
         if self.trees is not None and self.err is not None and self.asked.tree_format is None:
-            from genctl.render.tree_text import tree_lines
+            from genctl.render.tree_formats import tree_lines
 
             for tree in self.trees.take_all():
                 for line in tree_lines(tree, self.err.width if self.err.is_terminal else None):
@@ -132,7 +132,7 @@ class TerminalWriter:
     """The same for a person, whose terminal must not be given control characters by a model."""
 
     def __call__(self, text: str) -> None:
-        from genctl.render.parts import visible
+        from genctl.render.widgets import visible
 
         sys.stdout.write(visible(text))
         sys.stdout.flush()

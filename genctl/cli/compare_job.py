@@ -32,7 +32,7 @@ from genctl.results import Collector
 
 if TYPE_CHECKING:
     from genctl.cli.compare_output import ComparisonOutput
-    from genctl.render.compare import CompareView
+    from genctl.render.compare_view import CompareView
     from genctl.requests import Request
     from genctl.session import Session
 
@@ -98,7 +98,7 @@ class CompareJob:
     def run(self) -> int:
         """Check, load, decode, write. Returns the exit status. Raises CheckError where --expect is not met."""
         from genctl.cli.compare_output import open_outputs
-        from genctl.render.compare import CompareView
+        from genctl.render.compare_view import CompareView
         from genctl.render.console import make_consoles
 
         asked = self.asked
@@ -207,7 +207,7 @@ class CompareJob:
                 session.check(self.resolved[place])
                 self.hidden[place] = session.reads_hidden(self.resolved[place])
         if asked.verbose:
-            for note in session.loaded.told:
+            for note in session.loaded.verbose_notes:
                 self.say(f"note: {note}")
             for place in members:
                 for note in self.resolved[place].notes:
@@ -311,7 +311,7 @@ class CompareJob:
 
     def _show(self, chunk: Sequence[ComparedPrompt], view: CompareView) -> None:
         from genctl.cli.compare_output import heading
-        from genctl.render.compare import Column
+        from genctl.render.compare_view import Column
 
         if len(chunk) == 1:
             prompt = chunk[0]
@@ -403,6 +403,6 @@ class CompareJob:
 
     def say(self, line: str) -> None:
         """One line on standard error."""
-        from genctl.render.parts import visible
+        from genctl.render.widgets import visible
 
         print(visible(line), file=sys.stderr, flush=True)

@@ -11,12 +11,13 @@ from rich.text import Text
 
 from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
+from genctl.batch.writers import TsvWriter
 from genctl.comparing import formats, references
 from genctl.comparing.expectations import Outcome
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
 from genctl.comparing.statistics import Interval, RunStatistics
-from genctl.render import comparison as shown
-from genctl.render import parts
+from genctl.render import compare_report as shown
+from genctl.render import widgets
 from genctl.render.summary import DOT, count, put, stop_words
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class ComparisonOutput:
         if asked.format in ("json", "jsonl"):
             self.writer = writers.open_writer(asked.format, sink, on_error=lambda record: None)  # type: ignore[arg-type]
         elif asked.format == "tsv":
-            self.writer = formats.ComparisonTsvWriter(sink)
+            self.writer = TsvWriter(sink, formats.COLUMNS)
         self.silent = asked.expect is not None and asked.format == "text"
         self.closed = False
         self._found: tuple[ComparedPrompt, dict[str, list[Measured]]] | None = None
@@ -172,7 +173,7 @@ class ComparisonOutput:
         elif self.asked.format == "text" and not self.silent and (done > 1 or (done and not self.job.texts)):
             if self._blocks:
                 self._write([Text("")])
-            self._write([parts.header(self.width or 80, f"over {count(done, 'prompt')}")])
+            self._write([widgets.header(self.width or 80, f"over {count(done, 'prompt')}")])
             self._tables(self.tally, intervals=done > 1)
         quiet = self.asked.quiet or not (self.err.is_terminal or self.out.is_terminal or self.asked.verbose)
         if not quiet and saved.lanes:
@@ -205,7 +206,7 @@ class ComparisonOutput:
         if not outcome.differences:
             found.append(f"{count(outcome.compared, 'output')} as recorded in {self.asked.expect}")
         if self.silent:
-            self._write([Text(parts.visible(line)) for line in found])
+            self._write([Text(widgets.visible(line)) for line in found])
         else:
             for line in found:
                 self.job.say(line)
@@ -322,7 +323,7 @@ class ComparisonOutput:
 def heading(row: InputRow | BadRow, width: int) -> Text:
     """What stands above the texts of one prompt of several."""
     said = row.prompt or "" if isinstance(row, InputRow) else ""
-    return parts.header(width, f"prompt {row.id}", parts.first_words(said, max(width - 24, 16)))
+    return widgets.header(width, f"prompt {row.id}", widgets.first_words(said, max(width - 24, 16)))
 
 
 def _passage(one: Measured, label: str) -> shown.Passage:

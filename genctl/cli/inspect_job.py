@@ -21,8 +21,8 @@ from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.errors import Exit, GenctlError, InputError, UsageError
 
 if TYPE_CHECKING:
-    from genctl.inspecting.measured import Measurement
-    from genctl.render.cache_live import CacheView
+    from genctl.inspecting.measurement import Measurement
+    from genctl.render.cache_view import CacheView
     from genctl.requests import Request
     from genctl.session import Session
 
@@ -86,7 +86,7 @@ class InspectJob:
 
     def run(self) -> int:
         """Load, decode, write. Returns the exit status."""
-        from genctl.render.cache_live import CacheView
+        from genctl.render.cache_view import CacheView
         from genctl.render.console import make_consoles
 
         asked = self.asked
@@ -143,7 +143,7 @@ class InspectJob:
         if not asked.quiet:
             self.asides += notes.cache_notes(session, self.base)
         if asked.verbose:
-            self.asides += [*self.base.notes, *session.loaded.told]
+            self.asides += [*self.base.notes, *session.loaded.verbose_notes]
         self.weights = view.weights = weights_bytes(session.loaded.model)
         return session, self._requests()
 
@@ -157,7 +157,7 @@ class InspectJob:
             name = "cache_implementation" if self.base.generation.use_cache else "use_cache"
             raise UsageError(f"{wanted[0]} looks into the cache, and there is none ({self.base.origins[name]})")
         if asked.heatmap:
-            from genctl.inspecting.heat import check
+            from genctl.inspecting.heatmap import check
 
             check(session)
 
@@ -192,7 +192,7 @@ class InspectJob:
 
     def _measure(self, session: Session, requests: Sequence[Request], view: CacheView) -> dict[str, Any] | None:
         """What the prompts come to; None if none could be decoded."""
-        from genctl.inspecting.measured import Measurement
+        from genctl.inspecting.measurement import Measurement
 
         asked = self.asked
         reuse = notes.Reuse(self.base.runtime.prompt_cache)
@@ -216,11 +216,11 @@ class InspectJob:
         form = self.base.generation.cache_implementation if self._cached else "off"
         report = measured.report(self.weights, form, beside=beside)
         if self.heat is not None:
-            from genctl.inspecting.heat import heatmap
+            from genctl.inspecting.heatmap import heatmap
 
             report["heatmap"] = heatmap(session, requests[0], self.heat, measured.tokens[0])
         if asked.diff is not None and not self.interrupt.status:
-            from genctl.inspecting.difference import difference
+            from genctl.inspecting.prompt_diff import difference
 
             other = replace(requests[0], id="other", prompt=asked.diff, prompt_ids=None, messages=None)
             report["diff"] = difference(session, requests[0], other, interrupted=self.interrupt)
@@ -246,9 +246,9 @@ class InspectJob:
                     reuse.feed(event)
                     view.feed(event)
                 if main and self.asked.heatmap and found is not None and isinstance(event, told.CacheRead):
-                    from genctl.inspecting.heat import look
+                    from genctl.inspecting.heatmap import current_norms
 
-                    self.heat = look(session)
+                    self.heat = current_norms(session)
 
     def _cut(self, event: told.Began) -> str:
         row = next((row for row in self.rows if row.id == event.lane and isinstance(row, InputRow)), None)
@@ -274,10 +274,10 @@ class InspectJob:
         sink.close()
 
     def _lines(self, report: dict[str, Any]) -> list[Any]:
-        from genctl.render.cache import report_lines
         from genctl.render.cache_diff import diff_lines
-        from genctl.render.cache_given import given_lines
+        from genctl.render.cache_inputs import given_lines
         from genctl.render.cache_norms import heatmap_lines
+        from genctl.render.cache_report import report_lines
 
         width = self.out.width if self.out.is_terminal and self.asked.output is None else None
         lines = report_lines(report, width)
@@ -295,7 +295,7 @@ class InspectJob:
 
     def say(self, line: str) -> None:
         """One line on standard error."""
-        from genctl.render.parts import visible
+        from genctl.render.widgets import visible
 
         print(visible(line), file=sys.stderr, flush=True)
 

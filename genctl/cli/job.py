@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import events as told
 from genctl.batch import readers
-from genctl.batch.input_scan import Looked, look_over
+from genctl.batch.input_scan import InputScan, scan
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
@@ -30,15 +30,15 @@ from genctl.cli.tally import RowTally
 from genctl.cli.view import make_bar, make_view, shows, wants_bar
 from genctl.config.layers import Layer, Resolved, overlay, row_layer
 from genctl.errors import CheckError, Exit, GenctlError
-from genctl.render.unseen import Unseen, never_fail_to_encode
+from genctl.render.silent_view import SilentView, never_fail_to_encode
 from genctl.results import Collector, Result
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.inspecting.batches import BatchDivergence
-    from genctl.render.live import RunView
-    from genctl.render.progress import RowsBar
+    from genctl.inspecting.batch_divergence import BatchDivergence
+    from genctl.render.rows_bar import RowsBar
+    from genctl.render.run_view import RunView
     from genctl.requests import Report, Request
     from genctl.session import Session
 
@@ -83,7 +83,7 @@ class Job:
             output = open_output(asked, self._written, self._say_failed, self.tally.kept, nowhere=nowhere)
             self.output: RecordOutput = stack.enter_context(opened(output, lambda: self._cut_short))
             self.trace = stack.enter_context(EventFile(Path(asked.events))) if asked.events else None
-            self.view: RunView | Unseen = stack.enter_context(view)  # type: ignore[assignment]
+            self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
             self.search = stack.enter_context(search)
             self.interrupt.hide = self._hide
             looked = self._look()
@@ -107,26 +107,26 @@ class Job:
 
     # -- before decoding -----------------------------------------------------------------------------------------------
 
-    def _make_view(self) -> RunView | Unseen:
+    def _make_view(self) -> RunView | SilentView:
         asked = self.asked
         self.err: Console | None = None
         if not shows(asked, live=self.live):
             for stream in (sys.stdout, sys.stderr):
                 never_fail_to_encode(stream)
-            return Unseen()
+            return SilentView()
         from genctl.render.console import make_consoles
 
         out, self.err = make_consoles(asked.color)  # type: ignore[arg-type]
         several = len(asked.arguments) != 1 or self.early.generation.num_return_sequences > 1
         return make_view(asked, out, self.err, live=self.live, top=self._report().top, several=several)
 
-    def _look(self) -> Looked | None:
+    def _look(self) -> InputScan | None:
         """The input file looked over, where somebody wants to know how many rows it has or what it holds."""
         asked = self.asked
         if asked.input in (None, "-") or not (asked.resume or wants_bar(asked, self.err, live=self.live)):
             return None
         assert asked.input is not None
-        return look_over(asked.input, self._input_format)
+        return scan(asked.input, self._input_format)
 
     @property
     def _input_format(self) -> str:
@@ -154,7 +154,7 @@ class Job:
         if asked.strategy:
             strategy.check(asked.strategy, kind)
         if asked.verbose:
-            for note in (*base.notes, *session.loaded.told):
+            for note in (*base.notes, *session.loaded.verbose_notes):
                 self.say(f"note: {note}")
         self.reuse = notes.Reuse(base.runtime.prompt_cache)
         for note in () if asked.quiet else notes.cache_notes(session, base):
@@ -167,14 +167,14 @@ class Job:
                 self.bar.hide()  # a companion of the checkpoint: its bar takes the place of ours
             self.view.feed(event)
 
-    def _begin(self, looked: Looked | None) -> None:
+    def _begin(self, looked: InputScan | None) -> None:
         """The checkpoint is known, and so is the seed: one that nobody asked for is that of the job's beginning."""
         given = self.base.runtime.seed
         self.seed = random_seed() if given is None else given
         if not self.asked.resume:
             return
         session = self.session
-        loaded = [session.loaded, *(one for one, _ in session.planner.companions.values())]
+        loaded = [session.loaded, *(one for one, _ in session.planner.auxiliary_models.values())]
         identity = resume.identity(
             self.asked,
             self.base,
@@ -238,13 +238,13 @@ class Job:
                 on_shortage=self._shortage,
                 ahead=AHEAD * self.width if at_hand and self.width > 1 else 0,
             )
-        from genctl.inspecting.batches import checked
+        from genctl.inspecting.batch_divergence import checked
 
         return checked(self.session, requests, report, width=self.width, told=self._differs, interrupted=self.interrupt)
 
     def _compared(self, requests: Iterator[Request]) -> Iterator[Request]:
         """The same requests; the first prompt goes through both runtimes before it is decoded."""
-        from genctl.inspecting.runtimes import compare
+        from genctl.inspecting.runtime_check import compare
 
         for number, request in enumerate(requests):
             if number == 0 and not self.checked:
@@ -406,7 +406,7 @@ class Job:
 
     def say(self, line: str) -> None:
         """One line on standard error."""
-        from genctl.render.parts import visible
+        from genctl.render.widgets import visible
 
         self._hide()
         print(visible(line), file=sys.stderr, flush=True)

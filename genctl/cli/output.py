@@ -214,7 +214,7 @@ def open_output(
 
 
 def _visible(text: str) -> str:
-    from genctl.render.parts import visible
+    from genctl.render.widgets import visible
 
     return visible(text)
 

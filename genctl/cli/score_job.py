@@ -22,9 +22,9 @@ from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import Exit, GenctlError, InputError, UsageError
 
 if TYPE_CHECKING:
-    from genctl.render.heat import Figures
+    from genctl.render.token_heat import Figures
     from genctl.scoring.scorer import Scored, Scorer
-    from genctl.scoring.texts import Wanted
+    from genctl.scoring.texts import TextToScore
 
 SORTED = 4  # batches that are sorted by length together
 SHOWN_TOP = 3  # alternatives shown with --scores on a terminal unless --top-logprobs says otherwise
@@ -192,7 +192,9 @@ class ScoreJob:
 
     # -- before scoring ------------------------------------------------------------------------------------------------
 
-    def _wanted(self, rows: Iterator[InputRow | BadRow], ordered: writers.Ordered) -> Iterator[tuple[InputRow, Wanted]]:
+    def _wanted(
+        self, rows: Iterator[InputRow | BadRow], ordered: writers.Ordered
+    ) -> Iterator[tuple[InputRow, TextToScore]]:
         for row in self._gathered(rows) if self.asked.rank and not self._jsonl else rows:
             if isinstance(row, BadRow):
                 self._failure(row.id, row.index, row.code, row.message, ordered)
@@ -202,9 +204,9 @@ class ScoreJob:
             except InputError as error:
                 self._failure(row.id, row.index, error.code, error.message, ordered)
 
-    def _asked_of(self, row: InputRow) -> Wanted:
+    def _asked_of(self, row: InputRow) -> TextToScore:
         """What a row says, and the flags where it says nothing. Raises InputError where they contradict each other."""
-        from genctl.scoring.texts import Wanted
+        from genctl.scoring.texts import TextToScore
 
         candidates = row.extra.get("candidates", ())
         context = row.extra.get("context", self.asked.context)
@@ -213,7 +215,7 @@ class ScoreJob:
             raise InputError(f"{row.where}: --rank sorts candidates, and the row has none")
         if candidates and target is not None:
             raise InputError(f"{row.where}: the row has candidates, and --target is something else to score")
-        return Wanted(row.prompt or "", context, target, tuple(candidates))
+        return TextToScore(row.prompt or "", context, target, tuple(candidates))
 
     @property
     def _jsonl(self) -> bool:
@@ -261,7 +263,7 @@ class ScoreJob:
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
         """Count it, and on a terminal (or, with --scores, beside the results in a pipe) show it."""
-        from genctl.render import heat, parts
+        from genctl.render import token_heat, widgets
 
         for one in outcome:
             self.texts += 1
@@ -274,24 +276,24 @@ class ScoreJob:
         width = console.width
         lines = []
         if self.labels:
-            lines.append(parts.header(width, f"text {row.id}", row.prompt or ""))
+            lines.append(widgets.header(width, f"text {row.id}", row.prompt or ""))
         ranked = outcome[0].rank is not None
         if ranked and self.live:
-            entries = [heat.RankedToken(one.text, _figures(one)) for one in outcome]
-            lines += heat.ranking(entries, BY[self.asked.by or "mean"], width)
+            entries = [token_heat.RankedToken(one.text, _figures(one)) for one in outcome]
+            lines += token_heat.ranking(entries, BY[self.asked.by or "mean"], width)
         for one in outcome:
             if ranked and self.details:
-                lines.append(parts.header(width, f"rank {one.rank}", one.text))
+                lines.append(widgets.header(width, f"rank {one.rank}", one.text))
             if not ranked and self.live:
                 context = row.prompt if one.text != row.prompt else row.extra.get("context", self.asked.context)
-                lines += heat.heat(context or "", one.lead, one.tokens, width)
+                lines += token_heat.heat(context or "", one.lead, one.tokens, width)
                 self.mapped = True
             if self.details:
-                lines += heat.token_table(one.tokens, width, self.top)
+                lines += token_heat.token_table(one.tokens, width, self.top)
         for line in lines:
             console.print(line)
         if self.live and not ranked:
-            console.print(heat.figures(_figures(outcome[0])))
+            console.print(token_heat.figures(_figures(outcome[0])))
 
     def _failure(self, id: str, index: int, code: str, message: str, ordered: writers.Ordered) -> None:
         self.failed += 1
@@ -301,24 +303,24 @@ class ScoreJob:
         ordered.put(index, [made])
 
     def _sum_up(self) -> None:
-        from genctl.render import heat
+        from genctl.render import token_heat
 
         if self.asked.quiet:
             return
         if self.mapped:
-            self.out.print(heat.legend())
+            self.out.print(token_heat.legend())
         wanted = self.asked.verbose or self.live or is_terminal(sys.stderr)
         if not wanted or self.asked.rank or self.texts + self.failed < (1 if self.asked.verbose else 2):
             return
         words = [f"{self.texts} text{'' if self.texts == 1 else 's'}"]
         if self.tokens:
-            words.append(heat.figures(_sums(self.nll, self.tokens, self.bytes)))
+            words.append(token_heat.figures(_sums(self.nll, self.tokens, self.bytes)))
         if self.failed:
             words.append(f"{self.failed} failed")
         self._say(" · ".join(words))
 
     def _say(self, line: str) -> None:
-        from genctl.render.parts import visible
+        from genctl.render.widgets import visible
 
         print(visible(line), file=sys.stderr, flush=True)
 
@@ -331,7 +333,7 @@ def _figures(one: Scored) -> Figures:
 
 
 def _sums(nll: float, tokens: int, bytes: int) -> Figures:
-    from genctl.render.heat import Figures
+    from genctl.render.token_heat import Figures
     from genctl.scoring.scorer import perplexity
 
     bits = nll / math.log(2)

@@ -11,8 +11,8 @@ from genctl.cli.run_options import RunOptions
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.render.live import RunView
-    from genctl.render.progress import RowsBar
+    from genctl.render.rows_bar import RowsBar
+    from genctl.render.run_view import RunView
 
 
 def shows(asked: RunOptions, *, live: bool) -> bool:
@@ -28,12 +28,12 @@ def _is_quiet(asked: RunOptions, *, live: bool) -> bool:
 def make_view(asked: RunOptions, out: Console, err: Console, *, live: bool, top: int, several: bool) -> RunView:
     """What is shown. Where records are written instead, only the summary is, and what --scores asks for."""
     from genctl.render.console import discard
-    from genctl.render.live import RunView
+    from genctl.render.run_view import RunView
 
     details = asked.scores or asked.explain
     scores = asked.scores or (asked.top_logprobs or 0) > 0
     if live and asked.view == "beam":
-        from genctl.render.beam import BeamView
+        from genctl.render.beam_view import BeamView
 
         return BeamView(
             out,
@@ -71,6 +71,6 @@ def wants_bar(asked: RunOptions, err: Console | None, *, live: bool) -> bool:
 
 def make_bar(err: Console, total: int | None, done: int) -> RowsBar:
     """The bar for so many rows, of which some are done."""
-    from genctl.render.progress import RowsBar
+    from genctl.render.rows_bar import RowsBar
 
     return RowsBar(err, total, done=done)
