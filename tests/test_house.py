@@ -82,7 +82,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"compat", "decode.types", "native", "params", "events", "identity", "collection"},
     "batch": {"events"},
     "render": {"events"},
-    "decode": {"compat", "params", "fit", "events", "identity"},
+    "decode": {"compat", "params", "fit", "events", "identity", "sequences"},
     "native": {"compat", "decode"},
     "compat": set(),
     "identity": set(),
