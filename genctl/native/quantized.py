@@ -49,7 +49,7 @@ class Int8:
         codes, scales = int8_codes(weight)
         self.packed, self.bias = kernels.int8_packed(codes, scales / 127), bias
         self.size, self.most = weight.shape[0], torch.tensor(127.0)
-        self.counted = torch.empty_like(codes, device="meta")
+        self.counted = (torch.empty_like(codes, device="meta"), torch.empty_like(scales, device="meta"))
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., I] -> [..., O]."""
@@ -64,8 +64,8 @@ class Int8:
         return y.to(x.dtype).view(*x.shape[:-1], -1)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What stands for the panels, which are no tensor, and the bias."""
-        return (self.counted,) if self.bias is None else (self.counted, self.bias)
+        """What stands for codes and scales in the panels, which are no tensors, and the bias."""
+        return self.counted if self.bias is None else (*self.counted, self.bias)
 
 
 class Int8Weights:
