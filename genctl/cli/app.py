@@ -11,9 +11,9 @@ from typing import Any
 
 import typer
 import typer.main
-from typer.core import TyperGroup
 
 from genctl import __version__
+from genctl.cli.help import CommandGroup, nearest_option, write_rows
 from genctl.cli.standard_streams import let_go
 from genctl.errors import Exit, GenctlError, without_secrets
 
@@ -24,15 +24,21 @@ EPILOG = (
 
 # Commands are imported when they are asked for: name -> (where it is, what it does in a line).
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("genctl.cli.run:run", "Continue prompts with a causal or an encoder-decoder checkpoint."),
-    "beam": ("genctl.cli.beam:beam", "Search for the best continuation, and watch the beams."),
-    "score": ("genctl.cli.score:score", "Score texts: log-likelihood, perplexity, bits per byte, token by token."),
-    "compare": ("genctl.cli.compare:compare", "Continue the same prompts in several ways, and see the difference."),
+    "run": ("genctl.cli.run_options:RUN", "Continue prompts with a causal or an encoder-decoder checkpoint."),
+    "beam": ("genctl.cli.run_options:BEAM", "Search for the best continuation, and watch the beams."),
+    "score": (
+        "genctl.cli.score_options:SCORE",
+        "Score texts: log-likelihood, perplexity, bits per byte, token by token.",
+    ),
+    "compare": (
+        "genctl.cli.compare_options:COMPARE",
+        "Continue the same prompts in several ways, and see the difference.",
+    ),
     "inspect-cache": (
-        "genctl.cli.inspect_cache:inspect_cache",
+        "genctl.cli.inspect_options:INSPECT_CACHE",
         "Show what is in the KV cache, pass by pass; save a prompt's cache.",
     ),
-    "replay": ("genctl.cli.replay:replay", "Show a recorded run again, as it was seen, or step by step."),
+    "replay": ("genctl.cli.replay:REPLAY", "Show a recorded run again, as it was seen, or step by step."),
     "presets": ("genctl.cli.presets:app", "List, show and check presets: TOML files that hold any knob."),
 }
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -59,7 +65,7 @@ def _quietly() -> Iterator[None]:
         raise ClosedPipe from None
 
 
-class Root(TyperGroup):
+class Root(CommandGroup):
     """The root command. It knows its commands by name; only the one that is run is imported."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -72,13 +78,7 @@ class Root(TyperGroup):
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         found = getattr(import_module(module), name)
-        if not isinstance(found, typer.Typer):
-            from genctl.cli.help import GroupedCommand
-
-            alone = typer.Typer(rich_markup_mode=None, context_settings=SETTINGS, add_completion=False)
-            alone.command(cmd_name, cls=GroupedCommand, epilog=EPILOG)(found)
-            found = alone
-        command = typer.main.get_command(found)
+        command = typer.main.get_command(found) if isinstance(found, typer.Typer) else found.build(EPILOG)
         command.name = cmd_name
         return command
 
@@ -94,8 +94,7 @@ class Root(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
+        write_rows(formatter, "Commands", [(name, about) for name, (_, about) in COMMANDS.items()])
 
 
 app = typer.Typer(
@@ -155,6 +154,9 @@ def _run(arguments: list[str]) -> int:
             print(context.get_help(), file=sys.stderr)
             return int(Exit.USAGE)
         hint = "" if context is None else f"see {context.command_path} --help"
+        if type(error).__name__ == "NoSuchOption" and context is not None:
+            nearest = nearest_option(context, vars(error)["option_name"])
+            return _say(error.message, f'did you mean "{nearest}"?' if nearest else hint, int(Exit.USAGE))
         message = error.format_message().replace("Value error, ", "", 1)  # what pydantic puts before a reason
         return _say(message, hint, int(Exit.USAGE))
     except (KeyboardInterrupt, typer.Abort) as error:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from genctl.cli.options import check_count
+from genctl.cli.table import check_count
 from genctl.errors import Exit, UsageError
 from genctl.params import Generation, Runtime
 

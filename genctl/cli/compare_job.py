@@ -17,7 +17,7 @@ from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import notes
-from genctl.cli.compare_options import CompareOptions, Naming, check, dry, each, rows_of, runs_of, settled
+from genctl.cli.compare_options import CompareOptions, Naming, dry, each, rows_of, runs_of, settled
 from genctl.cli.event_log import EventFile
 from genctl.cli.inputs import is_terminal
 from genctl.cli.interrupt import Interrupt
@@ -55,7 +55,6 @@ class Saved:
 
 def perform(asked: CompareOptions) -> int | None:
     """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
-    check(asked)
     recording = None if asked.expect is None else expectations.read(asked.expect)
     runs = runs_of(asked, recording)
     if asked.baseline is not None and asked.baseline not in [run.name for run in runs]:

@@ -1,69 +1,105 @@
-"""What `genctl compare` was asked: its runs and its prompts, checked as far as that goes before anything is loaded."""
+"""`genctl compare`: its table, its runs and its prompts, checked before anything is loaded."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from genctl.batch import jsonl
 from genctl.batch.printable import Refused
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.inputs import prompts_of
+from genctl.cli.options import CHECKS, IN_OUT, SHOWN, TRUST, ModelOptions
+from genctl.cli.table import Command, knob_layers, option, repeated, switch
 from genctl.comparing import expectations
 from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, read_runs, recorded_layer, split_models
 from genctl.config.dry import to_toml
 from genctl.config.layers import Layer, Resolved, model_layer
 from genctl.errors import Exit, GenctlError, InputError, PresetError, UsageError
 
+RUNS = "Runs"
+
 
 @dataclass(frozen=True)
-class CompareOptions:
-    """The command line of `genctl compare`, parsed."""
+class CompareOptions(ModelOptions):
+    """The command line of `genctl compare`."""
 
-    arguments: tuple[str, ...] = ()
-    presets: tuple[str, ...] = ()
-    strategies: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    seeds: int | None = None
-    baseline: str | None = None
-    save: str | None = None
-    expect: str | None = None
-    tolerance: float | None = None
-    references: str | None = None
-    input: str | None = None
-    input_format: str | None = None
-    output: str | None = None
-    force: bool = False
-    format: str = "text"
-    flags: Sequence[Layer] = ()
-    events: str | None = None
-    timing: bool = False
-    dry: bool = False
-    quiet: bool = False
-    verbose: bool = False
-    color: str = "auto"
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
-    allow_plugins: bool = False
+    presets: tuple[str, ...] = repeated(
+        "A preset by name or path: each is a run.", "--preset", "-p", metavar="NAME", group=RUNS
+    )
+    strategies: tuple[str, ...] = repeated(
+        "A run given inline; values as TOML or JSON; extends=PRESET.",
+        "--strategy",
+        metavar="NAME:KNOB=VALUE,…",
+        group=RUNS,
+    )
+    models: tuple[str, ...] = repeated("Each run on each of these checkpoints.", metavar="A,B", group=RUNS)
+    seeds: int | None = option("Repeat each run with N seeds (default: 1).", metavar="N", group=RUNS, least=1)
+    baseline: str | None = option("Show differences against this run.", metavar="RUN", group=RUNS)
+    set: tuple[str, ...] = repeated("Any preset key, as a TOML value, for every run.", metavar="KEY=VALUE", group=RUNS)
+    references: str | None = option("Expected texts, a line for each prompt.", metavar="FILE", group=IN_OUT)
+    force: bool = switch("Replace an existing --output or --save file.", group=IN_OUT)
+    format: Literal["text", "json", "jsonl", "tsv", "md"] = option(
+        "How results are written (default: text).", group=IN_OUT, default="text"
+    )
+    save: str | None = option("Record outputs, for --expect.", metavar="FILE", group=CHECKS)
+    expect: str | None = option(
+        "Repeat what --save recorded; exit with 4 if it is different.", metavar="FILE", group=CHECKS
+    )
+    tolerance: float | None = option(
+        "How far --expect lets log-probabilities be, in nats (default: 0.001).", metavar="X", group=CHECKS, least=0
+    )
+    dry: bool = switch("Print each run as TOML with the origin of every value.", group=CHECKS)
+    events: str | None = option("Also write every event as JSON lines.", metavar="FILE", group=SHOWN)
+    timing: bool = switch("Add seconds and tokens per second to records.", group=SHOWN)
+    allow_plugins: bool = switch("Let presets name processors by dotted path.", group=TRUST)
+
+    def with_knobs(self, knobs: Mapping[str, Any]) -> CompareOptions:
+        """The same options with their `flags`. Raises UsageError or PresetError."""
+        return replace(self, flags=knob_layers(knobs, self.set))
 
 
-def check(asked: CompareOptions) -> None:
-    """Everything that flags alone can get wrong. Raises UsageError."""
-    if asked.seeds is not None and asked.seeds < 1:
-        raise UsageError(f"--seeds {asked.seeds}: must be at least 1")
-    if asked.tolerance is not None:
-        if asked.expect is None:
-            raise UsageError("--tolerance says how far scores may be from --expect FILE, but there is none")
-        if not asked.tolerance >= 0:
-            raise UsageError(f"--tolerance {asked.tolerance:g}: must be at least 0")
-    if asked.force and asked.output is None and asked.save is None:
-        raise UsageError("--force replaces an existing --output or --save file, but there is neither")
-    if asked.timing and asked.format in ("text", "md", "tsv"):
-        raise UsageError(f"--timing adds seconds to records, but --format {asked.format} has no place for them")
-    if asked.save is not None and asked.save in (asked.output, asked.expect):
-        raise UsageError(f"--save {asked.save}: another option names the same file")
+COMPARE = Command(
+    "compare",
+    CompareOptions,
+    "genctl.cli.compare_job:perform",
+    """Continue the same prompts in several ways, and see how the texts differ.
+
+    Each -p and each --strategy is one run. Other flags hold for every run, above its preset or inline knobs. The runs
+    of a checkpoint share one prefill of the prompt and one forward pass per step; each text equals what its run gives
+    alone.""",
+    (
+        'genctl compare --strategy greedy --strategy "beam:num_beams=4" "The sea"',
+        "genctl compare -p creative -p precise -i prompts.txt --format md",
+        'genctl compare --models gpt2,distilgpt2 --strategy greedy "The sea"',
+    ),
+    {
+        "Runs": ("presets", "strategies", "models", "seeds", "baseline"),
+        "Every run": ("model", "max_new_tokens", "do_sample", "seed", "set", "dry"),
+        IN_OUT: ("input", "output", "format", "references"),
+        CHECKS: ("save", "expect"),
+    },
+    (
+        (
+            lambda options: options.tolerance is not None and options.expect is None,
+            "--tolerance says how far scores may be from --expect FILE, but there is none",
+        ),
+        (
+            lambda options: options.force and options.output is None and options.save is None,
+            "--force replaces an existing --output or --save file, but there is neither",
+        ),
+        (
+            lambda options: options.timing and options.format in ("text", "md", "tsv"),
+            "--timing adds seconds to records, but --format {format} has no place for them",
+        ),
+        (
+            lambda options: options.save is not None and options.save in (options.output, options.expect),
+            "--save {save}: another option names the same file",
+        ),
+    ),
+)
 
 
 def runs_of(asked: CompareOptions, recording: expectations.Recording | None) -> tuple[RunSpec, ...]:

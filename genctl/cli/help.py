@@ -1,32 +1,136 @@
-"""Help that is quick and fits 80 columns: options under the headings of their groups, in two plain columns."""
+"""Help that is quick and fits the terminal: a short page with examples, and a long one with every option by group."""
 
 from __future__ import annotations
 
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
-from typer.core import TyperCommand
+import typer
+from typer.core import TyperCommand, TyperGroup
 
-GENERAL = "Options"
+from genctl.errors import UsageError
+
+GENERAL = "General"
+WIDE = 70  # from this width on, the column of flags may be wider
 
 
-class GroupedCommand(TyperCommand):
-    """A command whose help lists its options group by group."""
+class TableCommand(TyperCommand):
+    """A command whose help lists its options by group.
+
+    `brief` says what the short help shows: headings, and the names of the options under them. Without it, the short
+    help is the long one.
+    """
+
+    examples: Sequence[str] = ()
+    brief: Mapping[str, Sequence[str]] = {}
+    whole = False  # show the long help
+
+    @property
+    def _is_brief(self) -> bool:
+        return bool(self.brief) and not self.whole
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write what the command does (in the short help its first paragraph), and examples."""
+        paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
+        for text in paragraphs[:1] if self._is_brief else paragraphs:
+            formatter.write("\n" + _wrapped(text, formatter.width, "  ", "  "))
+        if self.examples:
+            formatter.write("\nExamples:\n" + "".join(f"  {line}\n" for line in self.examples))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments, the general options, then those of each group in the order of their declaration."""
-        arguments, groups = [], {GENERAL: []}  # type: ignore[var-annotated]
+        """Write arguments and options, group by group."""
+        rows: dict[str, tuple[str, str]] = {}
+        groups: dict[str, list[str]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is None:
                 continue
-            if parameter.param_type_name == "argument":
-                arguments.append(record)
-            else:
-                groups.setdefault(getattr(parameter, "rich_help_panel", None) or GENERAL, []).append(record)
-        if arguments:
-            with formatter.section("Arguments"):
-                formatter.write_dl(arguments)
-        for name, records in groups.items():
-            if records:
-                with formatter.section(name):
-                    formatter.write_dl(records, col_max=34)
+            is_argument = parameter.param_type_name == "argument"
+            if is_argument:
+                record = (parameter.metavar, record[1])
+            rows[parameter.name] = record
+            group = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or GENERAL
+            groups.setdefault(group, []).append(parameter.name)
+        general = groups.pop(GENERAL)
+        if not self._is_brief:
+            for heading, names in {**groups, GENERAL: general}.items():
+                write_rows(formatter, heading, [rows[name] for name in names])
+            return
+        for heading, shown in self.brief.items():
+            write_rows(formatter, heading, [_short(*rows[name]) for name in shown])
+        formatter.write(
+            "\n" + _wrapped(f"{ctx.command_path} --help-all shows all {len(rows)} options.", formatter.width)
+        )
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the exit statuses, in the long help."""
+        if self.epilog and not self._is_brief:
+            formatter.write("\n" + _wrapped(self.epilog, formatter.width))
+
+
+class CommandGroup(TyperGroup):
+    """A group that answers an unknown command with the nearest one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of a command line. Raises UsageError."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            near = nearest(name, self.list_commands(ctx))
+            hint = f'did you mean "{near}"?' if near else f"see {ctx.command_path} --help"
+            raise UsageError(f'no such command "{name}"', hint=hint)
+        return super().resolve_command(ctx, args)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The one of `names` that `name` abbreviates or misspells, else an empty string."""
+    names = sorted(names, key=len)
+    longer = [known for known in names if known.startswith(name)]
+    return next(iter(longer or get_close_matches(name, names, n=1)), "")
+
+
+def nearest_option(context: Any, flag: str) -> str:
+    """The flag of a command that `flag` misspells, else an empty string."""
+    flags = [known for one in context.command.get_params(context) for known in (*one.opts, *one.secondary_opts)]
+    return nearest(flag, [known for known in flags if known.startswith("--")]) if flag.startswith("--") else ""
+
+
+def help_all(ctx: typer.Context, wanted: bool) -> None:
+    """Show the long help and end, as `--help-all`."""
+    if wanted:
+        command: Any = ctx.command
+        command.whole = True
+        typer.echo(command.get_help(ctx))
+        raise typer.Exit
+
+
+def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Write a section of two columns. No word is cut; flags that are too long have a line of their own."""
+    formatter.write(f"\n{heading}:\n")
+    column = min(max(len(flags) for flags, _ in rows), 30 if formatter.width > WIDE else 24) + 4
+    for flags, about in rows:
+        text = _wrapped(about, formatter.width, " " * column, " " * column)
+        if len(flags) + 4 <= column:
+            formatter.write(f"  {flags}".ljust(column) + text.lstrip(" "))
+        else:
+            formatter.write(_wrapped(flags, formatter.width, "  ", "      ") + text)
+
+
+def _short(flags: str, about: str) -> tuple[str, str]:
+    """A row of the short help: without the flag that says no, and without a default that is a number."""
+    return flags.split(" / ")[0], re.sub(r" \(default: [\d.]+\)$", "", about)
+
+
+def _wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
+    lines = textwrap.wrap(
+        " ".join(text.split()),
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "".join(f"{line}\n" for line in lines)

@@ -14,7 +14,7 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import notes, strategy
 from genctl.cli.inputs import are_texts, is_terminal, prompts_of
-from genctl.cli.inspect_options import STEPS, InspectOptions, check, check_length, check_rows
+from genctl.cli.inspect_options import STEPS, InspectOptions, check_length, check_rows
 from genctl.cli.interrupt import Interrupt
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
@@ -31,7 +31,6 @@ COLUMNS = ("step", "rows", "layer", "kind", "shape", "dtype", "device", "bytes",
 
 def perform(asked: InspectOptions) -> int | None:
     """Do what was asked. Returns the exit status, or None if there is no prompt to be had."""
-    check(asked)
     layers = [*settings.standing_layers(asked.presets), *asked.flags]
     early = resolve(layers, tentative=True)
     if asked.plan:

@@ -19,16 +19,17 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import beam_output, notes, resume, strategy
 from genctl.cli.event_log import EventFile
-from genctl.cli.inputs import are_texts, is_terminal
+from genctl.cli.inputs import are_texts, is_terminal, prompts_of
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.output import Nowhere as Nowhere
 from genctl.cli.output import RecordOutput, ends_to_tell, open_output, opened, records_of
 from genctl.cli.partial_results import Unfinished
-from genctl.cli.run_options import RunOptions
+from genctl.cli.run_options import RunOptions, check_search
 from genctl.cli.shortfall import shortfalls
 from genctl.cli.tally import RowTally
 from genctl.cli.view import make_bar, make_view, shows, wants_bar
-from genctl.config.layers import Layer, Resolved, overlay, row_layer
+from genctl.config import settings
+from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.errors import CheckError, Exit, GenctlError
 from genctl.render.unseen import Unseen, never_fail_to_encode
 from genctl.results import Collector, Result
@@ -46,6 +47,32 @@ WIDTH = 16  # prompts decoded at once where nobody watches
 AHEAD = 2  # times as many rows are looked at, where they are at hand, for the longest to begin first
 SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
 SHOWN_TOP = 3  # alternatives shown with --scores on a terminal unless --top-logprobs says otherwise
+
+
+def perform(asked: RunOptions) -> int | None:
+    """Do what was asked. Returns the exit status, or None if there is no prompt."""
+    with Interrupt() as interrupt, ExitStack() as stack:
+        layers = [*asked.beneath, *settings.standing_layers(asked.presets), *asked.flags]
+        early = resolve(layers, tentative=True)
+        if asked.view == "beam":
+            check_search(early)
+        if asked.dry:
+            return _dry(asked, early, layers)
+        rows = prompts_of(asked)
+        if rows is None:
+            return None
+        stack.enter_context(rows)
+        return Job(asked, layers, early, interrupt).run(iter(rows))
+
+
+def _dry(asked: RunOptions, early: Resolved, layers: Sequence[Layer]) -> int:
+    """Print the resolved job as TOML. Reads the checkpoint's settings, not its weights."""
+    from genctl.config.dry import to_toml
+    from genctl.session import planned
+
+    flags = {"allow_pickle": asked.allow_pickle, "trust_remote_code": asked.trust_remote_code}
+    sys.stdout.write(to_toml(planned(early.runtime, layers, **flags)))
+    return int(Exit.DONE)
 
 
 @dataclass
@@ -77,7 +104,7 @@ class Job:
             and is_terminal(sys.stdout)
         )
         view = self._make_view()
-        search = beam_output.Search(asked, self.err, live=self.live)
+        search = beam_output.Search(asked, self.err, stream=asked.stream, raw=asked.raw, live=self.live)
         with ExitStack() as stack:
             nowhere = self.live or asked.stream
             output = open_output(asked, self._written, self._say_failed, self.tally.kept, nowhere=nowhere)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from genctl.cli.help import CommandGroup
 from genctl.errors import PresetError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 app = typer.Typer(
+    cls=CommandGroup,
     help="List, show and check presets: TOML files that hold any knob.",
     no_args_is_help=True,
     add_completion=False,
@@ -24,29 +25,14 @@ app = typer.Typer(
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A preset, by name or path.", show_default=False)]
 
 
-class ListFormat(str, Enum):
-    """How a list is written."""
-
-    TEXT = "text"
-    JSON = "json"
+Listing = Annotated[Literal["text", "json"], typer.Option("--format", help="How the list is written.")]
+Color = Annotated[Literal["auto", "always", "never"], typer.Option("--color", help="Auto decides for each stream.")]
 
 
-class When(str, Enum):
-    """Whether colour is used."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
-
-
-Listing = Annotated[ListFormat, typer.Option("--format", help="How the list is written.")]
-Color = Annotated[When, typer.Option("--color", help="Judged for each stream.")]
-
-
-def _out(color: When) -> Console:
+def _out(color: Any) -> Console:
     from genctl.render.console import make_consoles
 
-    return make_consoles(color.value)[0]
+    return make_consoles(color)[0]
 
 
 def _print(out: Console, text: str) -> None:
@@ -72,7 +58,7 @@ def _columns(out: Console, rows: list[tuple[str, str, str]]) -> None:
 
 
 @app.command("list")
-def list_presets(format: Listing = ListFormat.TEXT, color: Color = When.AUTO) -> None:
+def list_presets(format: Listing = "text", color: Color = "auto") -> None:
     """Every preset that has a name, with what it is for. A broken one is listed with what is wrong."""
     import json
 
@@ -88,7 +74,7 @@ def list_presets(format: Listing = ListFormat.TEXT, color: Color = When.AUTO) ->
             entry["error"] = error.message.splitlines()[0]
         found.append(entry)
     out = _out(color)
-    if format is ListFormat.JSON:
+    if format == "json":
         _print(out, json.dumps(found, indent=2) + "\n")
         return
     about = [printable(f"broken: {entry['error']}" if "error" in entry else entry["about"]) for entry in found]
@@ -99,7 +85,7 @@ def list_presets(format: Listing = ListFormat.TEXT, color: Color = When.AUTO) ->
 def show(
     name: Name,
     raw: Annotated[bool, typer.Option("--raw", help="The file as it is, without what it extends.")] = False,
-    color: Color = When.AUTO,
+    color: Color = "auto",
 ) -> None:
     """What a preset sets, with what it extends, as TOML; the origin of each value in a comment."""
     from genctl.config import presets
@@ -124,7 +110,7 @@ def check(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Presets, by path or name.", show_default=False)
     ],
-    color: Color = When.AUTO,
+    color: Color = "auto",
 ) -> None:
     """Check presets, alone and with what they extend. Every mistake of every file is told; exit status 2 if any."""
     from genctl.config import presets
@@ -148,7 +134,7 @@ def check(
 
 
 @app.command()
-def schema(color: Color = When.AUTO) -> None:
+def schema(color: Color = "auto") -> None:
     """The JSON Schema (draft 2020-12) of a preset, with which editors complete and check TOML."""
     import json
 
@@ -160,7 +146,7 @@ def schema(color: Color = When.AUTO) -> None:
 @app.command("path")
 def path_of(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A preset.", show_default=False)] = None,
-    color: Color = When.AUTO,
+    color: Color = "auto",
 ) -> None:
     """Where presets are looked for, in order; with NAME, which file it is."""
     from genctl.config import presets

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from genctl.batch import scored, writers
@@ -16,10 +16,10 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.inputs import is_terminal, prompts_of
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import WIDTH, Nowhere
-from genctl.cli.options import check_count
+from genctl.cli.score_options import ScoreOptions, check_encoding
 from genctl.config import settings
-from genctl.config.layers import Layer, Resolved, resolve
-from genctl.errors import Exit, GenctlError, InputError, UsageError
+from genctl.config.layers import Resolved, resolve
+from genctl.errors import Exit, GenctlError, InputError
 
 if TYPE_CHECKING:
     from genctl.render.heat import Figures
@@ -31,70 +31,15 @@ SHOWN_TOP = 3  # alternatives shown with --scores on a terminal unless --top-log
 BY = {"mean": "mean log-probability", "total": "total log-probability", "bits-per-byte": "bits per byte"}
 
 
-@dataclass(frozen=True)
-class ScoreOptions:
-    """The command line of `genctl score`, parsed."""
-
-    arguments: tuple[str, ...] = ()
-    input: str | None = None
-    input_format: str | None = None
-    output: str | None = None
-    force: bool = False
-    format: str = "text"
-    context: str | None = None
-    target: str | None = None
-    rank: bool = False
-    by: str | None = None
-    add_eos: bool = False
-    stride: int | None = None
-    window: int | None = None
-    scores: bool = False
-    top_logprobs: int | None = None
-    flags: Sequence[Layer] = ()
-    quiet: bool = False
-    verbose: bool = False
-    color: str = "auto"
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
-
-
 def perform(asked: ScoreOptions) -> int | None:
     """Do what was asked. Returns the exit status, or None if there is no text to be had."""
-    _check(asked)
+    check_encoding(asked)
     early = resolve([*settings.standing_layers(), *asked.flags], tentative=True)
     rows = prompts_of(asked, fields=scored.fields)
     if rows is None:
         return None
     with Interrupt() as interrupt, rows:
         return ScoreJob(asked, early, interrupt).run(iter(rows))
-
-
-def _check(asked: ScoreOptions) -> None:
-    """Everything that flags alone can get wrong. Raises UsageError."""
-    for name in ("stride", "window"):
-        check_count(name, getattr(asked, name), least=1)
-    check_count("top-logprobs", asked.top_logprobs, least=0)
-    if asked.force and asked.output is None:
-        raise UsageError("--force replaces an existing --output file, but there is no --output")
-    if asked.window is not None and asked.stride is None:
-        raise UsageError(f"--window {asked.window} is for long texts read with --stride, but there is no --stride")
-    if asked.format == "tsv" and (asked.scores or asked.top_logprobs is not None):
-        flag = "--scores" if asked.scores else "--top-logprobs"
-        raise UsageError(f"{flag} tells of each token, which --format tsv has no place for; --format jsonl has")
-    if asked.rank and asked.stride is not None:
-        raise UsageError("--stride slides over one text; candidates share a context and must fit with it")
-    if asked.rank and asked.target is not None:
-        raise UsageError("--rank and --target exclude each other: the candidates are the targets")
-    if asked.by is not None and not asked.rank:
-        raise UsageError(f"--by {asked.by} says how --rank sorts, but there is no --rank")
-    for name in ("context", "target"):
-        text = getattr(asked, name)
-        if text == "":
-            raise UsageError(f"--{name} is empty")
-        try:
-            (text or "").encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"--{name}: not UTF-8 at character {error.start + 1}") from None
 
 
 class ScoreJob:
