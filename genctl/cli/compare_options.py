@@ -12,7 +12,7 @@ from genctl.batch.printable import Refused
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.inputs import prompts_of
 from genctl.cli.options import CHECKS, IN_OUT, SHOWN, TRUST, ModelOptions
-from genctl.cli.table import Command, knob_layers, option, repeated, switch
+from genctl.cli.table import Command, given, knob_layers, option, repeated, switch
 from genctl.comparing import expectations
 from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, read_runs, recorded_layer, split_models
 from genctl.config.dry import to_toml
@@ -83,15 +83,15 @@ COMPARE = Command(
     },
     (
         (
-            lambda options: options.tolerance is not None and options.expect is None,
+            given("tolerance", without=["expect"]),
             "--tolerance says how far scores may be from --expect FILE, but there is none",
         ),
         (
-            lambda options: options.force and options.output is None and options.save is None,
+            given("force", without=["output", "save"]),
             "--force replaces an existing --output or --save file, but there is neither",
         ),
         (
-            lambda options: options.timing and options.format in ("text", "md", "tsv"),
+            given("timing", format=("text", "md", "tsv")),
             "--timing adds seconds to records, but --format {format} has no place for them",
         ),
         (
@@ -122,7 +122,7 @@ def runs_of(asked: CompareOptions, recording: expectations.Recording | None) -> 
 
 
 def each(runs: Sequence[RunSpec], ask: Any) -> list[Resolved]:
-    """`ask` of every run; the mistakes of all of them at once."""
+    """`ask` of every run. Raises PresetError with the mistakes of all runs."""
     found, mistakes, hints = [], [], []
     for run in runs:
         try:
@@ -136,7 +136,7 @@ def each(runs: Sequence[RunSpec], ask: Any) -> list[Resolved]:
 
 
 def dry(asked: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> int:
-    """Each run as TOML, with what its checkpoint says; weights are not read."""
+    """Print each run as TOML, with the settings of its checkpoint. Reads no weights."""
     resolved = settled(asked, runs, early)
     pieces = [f"# run {run.name}\n\n{to_toml(one, defaults=False)}" for run, one in zip(runs, resolved, strict=True)]
     sys.stdout.write("\n".join(pieces))
@@ -144,7 +144,7 @@ def dry(asked: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved
 
 
 def settled(asked: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> list[Resolved]:
-    """The runs with their checkpoints' settings beneath them, checked as far as that goes without weights."""
+    """The settings of all runs, with those of their checkpoints beneath them. Reads no weights."""
     from genctl.models.hub import generation_config
     from genctl.session import check_settings
 
@@ -182,7 +182,7 @@ class Naming:
 
 
 def rows_of(asked: CompareOptions, recording: expectations.Recording | None) -> list[InputRow | BadRow] | None:
-    """All prompts. None if there are none to be had."""
+    """All prompts, or None if there is none."""
     if recording is not None and not asked.arguments and asked.input is None:
         if asked.input_format is not None:
             raise UsageError(f"--input-format {asked.input_format}: the prompts come from {asked.expect}")

@@ -1,10 +1,8 @@
-"""Where a comparison goes: texts and tables for people, records for programs, Markdown for a page."""
+"""The output of a comparison: texts and tables, records, or Markdown."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from genctl.cli.compare_job import CompareJob, Saved
     from genctl.cli.compare_options import CompareOptions
 
-# key -> heading, digits, whether it needs a place only where it is known
+# key -> heading, digits, whether the column is left out where no run has a value
 COLUMNS: dict[str, tuple[str, int, bool]] = {
     "tokens": ("tokens", 1, False),
     "mean_logprob": ("logprob/token", 3, False),
@@ -44,41 +42,21 @@ COLUMNS: dict[str, tuple[str, int, bool]] = {
 SPEED, ENDED = "tok/s", "ended by"
 
 
-@contextmanager
-def open_outputs(job: CompareJob, asked: CompareOptions, out: Console, err: Console) -> Iterator[ComparisonOutput]:
-    """The output of a comparison. One that an error cuts short is given up, so that an old file is not lost to it."""
-    to_terminal = asked.output in (None, "-") and asked.format == "text" and out.is_terminal
-    sink = (
-        None
-        if to_terminal
-        else writers.open_output(asked.output, sys.stdout, force=asked.force and asked.output is not None)
-    )
-    output = ComparisonOutput(job, asked, out, err, sink)
-    try:
-        yield output
-        output.finish()
-    except BaseException:
-        if sink is not None:
-            sink.abandon()
-        raise
-
-
 class ComparisonOutput:
-    """Takes prompts as they are done, in input order, and says at the end what they came to."""
+    """Writes each finished prompt, in input order, and at the end tables over all prompts."""
 
-    def __init__(self, job: CompareJob, asked: CompareOptions, out: Console, err: Console, sink: Any) -> None:
-        self.job, self.asked, self.out, self.err, self.sink = job, asked, out, err, sink
+    def __init__(self, job: CompareJob, options: CompareOptions, out: Console, err: Console, sink: Any) -> None:
+        self.job, self.options, self.out, self.err, self.sink = job, options, out, err, sink
         self.names = [run.name for run in job.runs]
         self.tally = RunStatistics(self.names)
         self.corpus: dict[str, tuple[list[str], list[tuple[str, ...]]]] = {name: ([], []) for name in self.names}
         self.width = out.width if sink is None else None
         self.writer: Any = None
-        if asked.format in ("json", "jsonl"):
-            self.writer = writers.open_writer(asked.format, sink, on_error=lambda record: None)  # type: ignore[arg-type]
-        elif asked.format == "tsv":
+        if options.format in ("json", "jsonl"):
+            self.writer = writers.open_writer(options.format, sink, on_error=lambda record: None)
+        elif options.format == "tsv":
             self.writer = formats.ComparisonTsvWriter(sink)
-        self.silent = asked.expect is not None and asked.format == "text"
-        self.closed = False
+        self.silent = options.expect is not None and options.format == "text"
         self._found: tuple[ComparedPrompt, dict[str, list[Measured]]] | None = None
         self._blocks = 0
 
@@ -86,7 +64,7 @@ class ComparisonOutput:
 
     def prompt(self, prompt: ComparedPrompt) -> int:
         """Write one prompt, every run of it. Returns how many runs failed."""
-        found = measured(prompt, self.names, self.job.base, timing=self.asked.timing)
+        found = measured(prompt, self.names, self.job.base, timing=self.options.timing)
         self._found = prompt, found
         failed = self._failures(prompt)
         alone = RunStatistics(self.names)
@@ -98,10 +76,10 @@ class ComparisonOutput:
                     self.corpus[name][0].append(one.sequence.text)
                     self.corpus[name][1].append(prompt.references)
         if self.writer is not None:
-            load_s = self.job.load_s if self.asked.timing else None
-            for record in records(prompt, self.names, found, baseline=self.asked.baseline, load_s=load_s):
+            load_s = self.job.load_s if self.options.timing else None
+            for record in records(prompt, self.names, found, baseline=self.options.baseline, load_s=load_s):
                 self.writer.write(record)
-        elif self.asked.format == "md":
+        elif self.options.format == "md":
             self._markdown(prompt, found, alone)
         elif self.job.texts and not self.silent and isinstance(prompt.row, InputRow):
             self._text(prompt, found, alone)
@@ -165,16 +143,16 @@ class ComparisonOutput:
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
     def end(self, saved: Saved) -> None:
-        """Everything is decoded: tables over all prompts, and what sharing saved."""
+        """Write tables over all prompts, and say what sharing saved."""
         done = max((len(values) for values in self.tally.prompts.values()), default=0)
-        if self.asked.format == "md" and done > 1:
+        if self.options.format == "md" and done > 1:
             self._markdown_end(done)
-        elif self.asked.format == "text" and not self.silent and (done > 1 or (done and not self.job.texts)):
+        elif self.options.format == "text" and not self.silent and (done > 1 or (done and not self.job.texts)):
             if self._blocks:
                 self._write([Text("")])
             self._write([parts.header(self.width or 80, f"over {count(done, 'prompt')}")])
             self._tables(self.tally, intervals=done > 1)
-        quiet = self.asked.quiet or not (self.err.is_terminal or self.out.is_terminal or self.asked.verbose)
+        quiet = self.options.quiet or not (self.err.is_terminal or self.out.is_terminal or self.options.verbose)
         if not quiet and saved.lanes:
             put(self.err, Text(DOT.join(self._summary(saved, done)), style="dim"))
 
@@ -197,13 +175,13 @@ class ComparisonOutput:
         return words
 
     def compared(self, outcome: Outcome, notes: Sequence[str]) -> None:
-        """What `--expect` found: to the output where it is text, else to standard error."""
+        """Write what `--expect` found: to the output where it is text, else to standard error."""
         found: list[str] = []
         for difference in outcome.differences:
             found += [difference.heading, *(f"  {line}" for line in difference.lines), ""]
         found += [f"note: {note}" for note in notes]
         if not outcome.differences:
-            found.append(f"{count(outcome.compared, 'output')} as recorded in {self.asked.expect}")
+            found.append(f"{count(outcome.compared, 'output')} as recorded in {self.options.expect}")
         if self.silent:
             self._write([Text(parts.visible(line)) for line in found])
         else:
@@ -211,13 +189,10 @@ class ComparisonOutput:
                 self.job.say(line)
 
     def finish(self) -> None:
-        """Close what was opened. Safe to call twice."""
-        if self.closed:
-            return
-        self.closed = True
+        """Close the output."""
         if self.writer is not None:
             self.writer.close()
-        elif self.sink is not None and not self.silent:
+        elif self.sink is not None:
             self.sink.close()
 
     def _write(self, made: Sequence[Text]) -> None:
@@ -237,7 +212,7 @@ class ComparisonOutput:
 
     def _all_tables(self, tally: RunStatistics, *, intervals: bool) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         """Titles, headings and cells: the numbers, differences to the baseline, the corpus, and who is ahead."""
-        base = self.asked.baseline
+        base = self.options.baseline
         means = {name: tally.means(name) for name in self.names}
         keys = [
             key
@@ -320,7 +295,7 @@ class ComparisonOutput:
 
 
 def heading(row: InputRow | BadRow, width: int) -> Text:
-    """What stands above the texts of one prompt of several."""
+    """The heading above the texts of one prompt of several."""
     said = row.prompt or "" if isinstance(row, InputRow) else ""
     return parts.header(width, f"prompt {row.id}", parts.first_words(said, max(width - 24, 16)))
 

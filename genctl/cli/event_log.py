@@ -1,4 +1,4 @@
-"""Recorded runs: events written as they happen, and read back with every line checked before anything is shown."""
+"""Recorded runs: write events as they happen; read them back, every line checked before anything is shown."""
 
 from __future__ import annotations
 
@@ -108,5 +108,5 @@ class EventFile:
 
     def _fail(self, error: OSError) -> NoReturn:
         with contextlib.suppress(OSError):
-            self.file.close()  # what it holds back would fail again, later
+            self.file.close()  # what is buffered would fail again later
         raise OutputError(f"cannot write events to {self.path}: {error.strerror or error}") from error

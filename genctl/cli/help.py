@@ -51,7 +51,7 @@ class TableCommand(TyperCommand):
                 continue
             is_argument = parameter.param_type_name == "argument"
             if is_argument:
-                record = (parameter.metavar, record[1])
+                record = (parameter.metavar or "", record[1])
             rows[parameter.name] = record
             group = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or GENERAL
             groups.setdefault(group, []).append(parameter.name)

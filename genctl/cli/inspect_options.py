@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.options import IN_OUT, PresetOptions
-from genctl.cli.table import Command, Conflict, because, option, switch
+from genctl.cli.table import Command, Conflict, because, flag_of, given, option, switch
 from genctl.config.layers import Resolved
 from genctl.errors import UsageError
 
@@ -42,53 +42,39 @@ class InspectOptions(PresetOptions):
     )
 
 
-def _given(name: str) -> Any:
-    """Whether an option is on the command line."""
-    return lambda options: all(getattr(options, name) is not absent for absent in (None, False, ()))
+def _each(*names: str, sentence: str, **values: Sequence[Any]) -> tuple[Conflict, ...]:
+    """A row for each option; FLAG stands for its flag, and VALUE for what it is given."""
+    return tuple(
+        (given(name, **values), sentence.replace("FLAG", flag_of(name)).replace("VALUE", f"{{{name}}}"))
+        for name in names
+    )
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
+_ONE_PROMPT = ("save_cache", "heatmap", "diff")
+_MEASURED = ("input", "input_format", "steps", "inputs", "heatmap", "diff", "save_cache", "output")
 CONFLICTS: tuple[Conflict, ...] = (
     *because(
-        lambda options: not options.plan,
+        given(without=["plan"]),
         "",
-        *(
-            (_given(name), f"{_flag(name)} {{{name}}} belongs to --plan; here bytes are measured")
-            for name in ("batch", "length", "source_length", "memory")
+        *_each(
+            *("batch", "length", "source_length", "memory"),
+            sentence="FLAG VALUE belongs to --plan; here bytes are measured",
         ),
     ),
-    *because(
-        lambda options: options.plan,
-        "",
-        (_given("arguments"), "a prompt belongs to a measurement, and --plan decodes nothing"),
-        *(
-            (_given(name), f"{_flag(name)} belongs to a measurement, and --plan decodes nothing")
-            for name in ("input", "input_format", "steps", "inputs", "heatmap", "diff", "save_cache", "output")
-        ),
-    ),
+    (given("plan", "arguments"), "a prompt belongs to a measurement, and --plan decodes nothing"),
+    *_each(*_MEASURED, sentence="FLAG belongs to a measurement, and --plan decodes nothing", plan=[True]),
     (
-        lambda options: options.force and options.output is None and options.save_cache is None,
+        given("force", without=["output", "save_cache"]),
         "--force replaces an existing --output or --save-cache file, but there is neither",
     ),
-    (
-        lambda options: options.save_cache == "-",
-        "--save-cache -: a prompt cache is a file that is read again; give it a name",
-    ),
+    (given(save_cache=["-"]), "--save-cache -: a prompt cache is a file that is read again; give it a name"),
     (
         lambda options: options.save_cache is not None and options.save_cache == options.output,
         "--save-cache {save_cache}: --output names the same file",
     ),
-    (lambda options: options.diff == "", "--diff: the other prompt is empty"),
-    *because(
-        lambda options: options.format == "tsv",
-        "",
-        *(
-            (_given(name), f"{_flag(name)} has no place in --format tsv; --format json has it")
-            for name in ("inputs", "heatmap", "diff")
-        ),
+    (given(diff=[""]), "--diff: the other prompt is empty"),
+    *_each(
+        "inputs", "heatmap", "diff", sentence="FLAG has no place in --format tsv; --format json has it", format=["tsv"]
     ),
 )
 
@@ -137,6 +123,6 @@ def check_length(early: Resolved, given: int | None, steps: int) -> None:
 
 def check_rows(options: InspectOptions, rows: Sequence[InputRow | BadRow]) -> None:
     """Raises UsageError where an option takes exactly one prompt."""
-    for name in ("save_cache", "heatmap", "diff"):
-        if len(rows) != 1 and _given(name)(options):
-            raise UsageError(f"{_flag(name)} takes exactly one prompt; there are {len(rows)}")
+    for name in _ONE_PROMPT:
+        if len(rows) != 1 and given(name)(options):
+            raise UsageError(f"{flag_of(name)} takes exactly one prompt; there are {len(rows)}")

@@ -1,4 +1,4 @@
-"""What the lanes at work have written so far, from their events alone: for a run whose model does not come back."""
+"""The tokens of unfinished lanes, from their events alone: for a run whose model does not return."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _PartialLane:
 
 
 class Unfinished:
-    """Feed it events; `results` has each lane that began to write and is not done."""
+    """A listener of events; `results` gives each lane that has tokens and is not finished."""
 
     def __init__(self, *, texts: bool = True) -> None:
         self._texts = texts  # whether there is a tokenizer to write any
@@ -30,7 +30,7 @@ class Unfinished:
         self._returned: dict[str, int] = {}
 
     def expect(self, lane: str, returned: int) -> None:
-        """A lane will begin, of which so many sequences are returned."""
+        """Say how many sequences of a lane are returned."""
         self._returned[lane] = returned
 
     def feed(self, event: events.Event) -> None:
@@ -50,7 +50,7 @@ class Unfinished:
             self._lanes[event.lane].prefilled = event
 
     def results(self) -> list[Result]:
-        """What there is, the rows that live ended as interrupted, as the loop would have done it."""
+        """Results of all unfinished lanes; live rows end as interrupted, as in the loop."""
         return [result for lane in self._lanes.values() if (result := _result(lane, self._texts)) is not None]
 
 

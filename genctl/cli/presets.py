@@ -1,4 +1,4 @@
-"""`genctl presets`: which there are, what one holds, whether a file is right, and the schema for editors."""
+"""`genctl presets`: list them, show one, check files, and print the schema for editors."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def _out(color: Any) -> Console:
 
 
 def _print(out: Console, text: str) -> None:
-    """`text` as it is: not wrapped, not coloured, tabs kept, no markup in it."""
+    """Print `text` as it is: not wrapped, not coloured, tabs kept, without markup."""
     out.file.write(text)
 
 
 def _columns(out: Console, rows: list[tuple[str, str, str]]) -> None:
-    """Name, where it comes from, and what it is for; the last one wrapped on a terminal, whole in a pipe."""
+    """Print name, folder and purpose; on a terminal as a table that wraps, in a pipe between tabs."""
     from rich.table import Table
     from rich.text import Text
 
@@ -59,7 +59,7 @@ def _columns(out: Console, rows: list[tuple[str, str, str]]) -> None:
 
 @app.command("list")
 def list_presets(format: Listing = "text", color: Color = "auto") -> None:
-    """Every preset that has a name, with what it is for. A broken one is listed with what is wrong."""
+    """List every preset with its purpose. A broken one is listed with its mistake."""
     import json
 
     from genctl.config import presets
@@ -84,10 +84,10 @@ def list_presets(format: Listing = "text", color: Color = "auto") -> None:
 @app.command()
 def show(
     name: Name,
-    raw: Annotated[bool, typer.Option("--raw", help="The file as it is, without what it extends.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Show the file as it is, without what it extends.")] = False,
     color: Color = "auto",
 ) -> None:
-    """What a preset sets, with what it extends, as TOML; the origin of each value in a comment."""
+    """Show what a preset sets, with what it extends, as TOML; comments give the origin of each value."""
     from genctl.config import presets
     from genctl.config.dry import to_toml
     from genctl.config.layers import resolve
@@ -100,7 +100,7 @@ def show(
     path = presets.find(name)
     text = decode(read_bytes(path), presets.short(path))
     out = _out(color)
-    if out.is_terminal:  # a file is data: what a terminal might obey is shown instead
+    if out.is_terminal:  # control characters in a file must not reach the terminal
         text = "".join(mark if mark in "\n\t" else printable(mark) for mark in text)
     _print(out, text)
 
@@ -112,7 +112,7 @@ def check(
     ],
     color: Color = "auto",
 ) -> None:
-    """Check presets, alone and with what they extend. Every mistake of every file is told; exit status 2 if any."""
+    """Check presets, with what they extend. Prints every mistake of every file; exit status 2 if there is one."""
     from genctl.config import presets
     from genctl.config.layers import resolve
     from genctl.config.toml import printable
@@ -135,7 +135,7 @@ def check(
 
 @app.command()
 def schema(color: Color = "auto") -> None:
-    """The JSON Schema (draft 2020-12) of a preset, with which editors complete and check TOML."""
+    """Print the JSON Schema (draft 2020-12) of a preset, for completion and checks in editors."""
     import json
 
     from genctl.config.schema import schema as preset_schema
@@ -148,7 +148,7 @@ def path_of(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A preset.", show_default=False)] = None,
     color: Color = "auto",
 ) -> None:
-    """Where presets are looked for, in order; with NAME, which file it is."""
+    """Print the folders of presets, in order; with NAME, its file."""
     from genctl.config import presets
     from genctl.config.toml import printable, read_bytes
 

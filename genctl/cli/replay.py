@@ -17,7 +17,7 @@ from genctl.cli.inputs import is_terminal
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import TreeFormat
 from genctl.cli.run_options import TREE_ECHO
-from genctl.cli.table import Color, Command, CommandOptions, Conflict, argument, option, switch
+from genctl.cli.table import Color, Command, CommandOptions, Conflict, argument, because, given, option, switch
 from genctl.errors import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -49,28 +49,21 @@ def _live(options: ReplayOptions) -> bool:
     return options.tree_format is None and is_terminal(sys.stdout)
 
 
-def _paced(options: ReplayOptions) -> bool:
-    return options.step or options.speed is not None
+def _in_pipe(options: ReplayOptions) -> bool:
+    return not _live(options)
 
 
 CONFLICTS: tuple[Conflict, ...] = (
     (lambda options: options.speed is not None and not 0 < options.speed < inf, "--speed {speed:g}: must be above 0"),
-    (
-        lambda options: options.step and options.speed is not None,
-        "--step waits for a key and --speed sets a pace; leave out one of them",
-    ),
-    (
-        lambda options: options.tree_format is not None and _paced(options),
-        "--tree-format {tree_format} writes the tree and shows no steps",
-    ),
+    (given("step", "speed"), "--step waits for a key and --speed sets a pace; leave out one of them"),
+    (given("tree_format", "step"), "--tree-format {tree_format} writes the tree and shows no steps"),
+    (given("tree_format", "speed"), "--tree-format {tree_format} writes the tree and shows no steps"),
     TREE_ECHO,
-    (
-        lambda options: options.step and not _live(options),
-        "--step is for a terminal, and standard output is none",
-    ),
-    (
-        lambda options: options.speed is not None and not _live(options),
-        "--speed is for a terminal, and standard output is none",
+    *because(
+        _in_pipe,
+        "",
+        (given("step"), "--step is for a terminal, and standard output is none"),
+        (given("speed"), "--speed is for a terminal, and standard output is none"),
     ),
     (
         lambda options: options.step and not is_terminal(sys.stdin),

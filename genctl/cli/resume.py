@@ -1,4 +1,4 @@
-"""Whether a job that goes on is the job that began: what is asked, as the journal keeps it, and what has changed."""
+"""Whether --resume continues the same job: the job as the journal keeps it, and what has changed since."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from genctl.config.layers import Resolved
 from genctl.errors import UsageError
 from genctl.identity import brief, is_outdated
 
-APART = ("seed", "offline")  # settings that have a place of their own, or change nothing in a result
+APART = ("seed", "offline")  # settings that are kept elsewhere, or change no result
 IN_FILES = ("json_schema", "grammar", "prompt_cache")  # settings that may name a file
 _SHORT = 40  # characters of a value in a sentence
 
@@ -30,7 +30,7 @@ class OutputIdentity:
     """Everything that decides the bytes of an output."""
 
     seed: int
-    said: bool  # whether the seed was asked for; else it is whatever the job began with
+    said: bool  # whether a seed is set; else it is the seed that the job began with
     settings: Mapping[str, Any]
     files: Mapping[str, str]
     checkpoints: Mapping[str, str]
@@ -42,14 +42,14 @@ class OutputIdentity:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def header(self) -> dict[str, Any]:
-        """As the journal keeps it: plain JSON, without names of places."""
+        """The header of the journal: plain JSON, without origins."""
         kept = {key: value for key, value in vars(self).items() if key not in ("said", "origins")}
         plain: dict[str, Any] = json.loads(json.dumps(kept))
         return plain
 
 
 def identity(
-    asked: RunOptions,
+    options: RunOptions,
     resolved: Resolved,
     *,
     seed: int,
@@ -58,17 +58,17 @@ def identity(
     input: Mapping[str, Any] | None,
     top: int,
 ) -> OutputIdentity:
-    """What is asked now. `checkpoints` are fingerprints by name, `input` says what the input file holds."""
+    """The identity of the job as it is now. `checkpoints`: fingerprints by name. `input`: what the input file holds."""
     settings = {key: value for key, value in settings_of(resolved).items() if key not in APART}
     for key in ("processors", "stopping"):
         if (listed := getattr(resolved, key)) is not None:
             settings[key] = listed
     records = {
-        "echo": asked.echo,
-        "tokens": asked.with_tokens,
+        "echo": options.echo,
+        "tokens": options.with_tokens,
         "top": top,
-        "explain": asked.explain,
-        "fail_on": sorted(asked.fail_on),
+        "explain": options.explain,
+        "fail_on": sorted(options.fail_on),
     }
     return OutputIdentity(
         seed=seed,
@@ -76,7 +76,7 @@ def identity(
         settings=settings,
         files={key: digest for key in IN_FILES if (digest := _digest(settings.get(key)))},
         checkpoints=checkpoints,
-        format=asked.format,
+        format=options.format,
         records=records,
         batch=batch,
         input=input,
@@ -85,7 +85,7 @@ def identity(
     )
 
 
-_COUNTED = ("torch", "transformers", "tokenizers")  # libraries whose versions decide the last digits
+_COUNTED = ("torch", "transformers", "tokenizers")  # their versions decide the last digits
 
 
 def _version(name: str) -> str:
@@ -96,7 +96,7 @@ def _version(name: str) -> str:
 
 
 def _digest(value: Any) -> str:
-    """Of the file that a setting names; nothing where it names none."""
+    """The digest of the file that a setting names, or an empty string."""
     if not isinstance(value, str):
         return ""
     try:
@@ -106,7 +106,7 @@ def _digest(value: Any) -> str:
 
 
 def check_same(name: str, before: Mapping[str, Any], now: OutputIdentity) -> OutputIdentity:
-    """What is asked, with the seed that the job began with. Raises UsageError with all that has changed."""
+    """`now`, with the seed that the job began with. Raises UsageError with everything that has changed."""
     if not now.said and isinstance(before.get("seed"), int):
         now = replace(now, seed=before["seed"])
     changes = differences(before, now.header(), now.origins)
@@ -180,11 +180,11 @@ def _checkpoints(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
                 continue
             told = f"{brief(before[name])} → {brief(now[name])}"
             changes.append(f"the checkpoint {name} has changed ({told})")
-    return changes  # another name is another setting, which has been told
+    return changes  # another name is another setting, which is listed already
 
 
 class Echo:
-    """Rows that an earlier run has written and that are decoded again because their neighbours need them.
+    """Rows that an earlier run has written and that are decoded again beside the rows that follow.
 
     What a row's numbers are in their last digits depends on the rows that were computed with it; decoding the same rows
     together gives the same bytes. Whether it did is looked at here.
@@ -198,7 +198,7 @@ class Echo:
         self.differs = False
 
     def put(self, index: int, records: Sequence[writers.Record]) -> None:
-        """What became of a row this time."""
+        """Take the records of a row of this run."""
         self._ordered.put(index, records)
 
     def _seen(self, index: int, records: Sequence[writers.Record]) -> None:

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from genctl.cli.options import CHECKS, IN_OUT, SHOWN, PresetOptions, TreeFormat
-from genctl.cli.table import Command, Conflict, because, option, repeated, switch
+from genctl.cli.table import Command, Conflict, because, given, option, repeated, switch
 from genctl.config.layers import Layer, Resolved
 from genctl.errors import UsageError
 
@@ -90,70 +90,51 @@ def check_search(early: Resolved) -> None:
         )
 
 
+RECORDS = ("json", "jsonl", "tsv")
 NO_OUTPUT: Conflict = (
-    lambda options: options.force and options.output is None,
+    given("force", without=["output"]),
     "--force replaces an existing --output file, but there is no --output",
 )
 TREE_ECHO: Conflict = (
-    lambda options: options.tree_format is not None and options.echo,
+    given("tree_format", "echo"),
     "--echo begins texts with their prompt, but --tree-format writes trees instead of texts",
 )
+TREES = "--tree-format {tree_format} writes trees instead of texts"
 CONFLICTS: tuple[Conflict, ...] = (
     NO_OUTPUT,
     (
-        lambda options: options.timing and options.format in ("text", "tsv"),
+        given("timing", format=("text", "tsv")),
         "--timing adds seconds to records, but --format {format} has no place for them",
     ),
     (
-        lambda options: options.raw and options.format != "text",
+        given("raw", format=RECORDS),
         "--raw writes texts as they are to a terminal, but --format {format} writes records",
     ),
-    (
-        lambda options: options.raw and options.tree_format is not None,
-        "--raw writes texts as they are, but --tree-format {tree_format} writes trees",
-    ),
-    (
-        lambda options: options.raw and options.tree,
-        "--raw writes only texts as they are, but --tree draws them on the terminal",
-    ),
+    (given("raw", "tree_format"), "--raw writes texts as they are, but --tree-format {tree_format} writes trees"),
+    (given("raw", "tree"), "--raw writes only texts as they are, but --tree draws them on the terminal"),
     *because(
-        lambda options: options.resume,
+        given("resume"),
         "--resume goes on with an output where it was cut off, but ",
-        (lambda options: options.output is None, "there is no --output FILE to go on with"),
-        (lambda options: options.output == "-", "--output - is standard output, which cannot be gone on with"),
-        (lambda options: options.force, "--force replaces it"),
-        (
-            lambda options: options.format == "json",
-            "--format json is an array, which is whole only at its end: use jsonl",
-        ),
-        (
-            lambda options: options.unordered,
-            "--unordered writes rows as they finish, so that none of them marks how far it has come",
-        ),
-        (lambda options: options.events is not None, "--events records one run from its beginning"),
-        (lambda options: options.timing, "--timing writes seconds, which are others each time"),
-        (lambda options: options.check_batch, "--check-batch compares the batches of one run"),
-        (lambda options: options.tree, "--tree draws the searches of one run"),
-        (
-            lambda options: options.tree_format is not None,
-            "--tree-format {tree_format} writes trees instead of texts",
-        ),
+        (given(without=["output"]), "there is no --output FILE to go on with"),
+        (given(output=["-"]), "--output - is standard output, which cannot be gone on with"),
+        (given("force"), "--force replaces it"),
+        (given(format=["json"]), "--format json is an array, which is whole only at its end: use jsonl"),
+        (given("unordered"), "--unordered writes rows as they finish, so that none of them marks how far it has come"),
+        (given("events"), "--events records one run from its beginning"),
+        (given("timing"), "--timing writes seconds, which are others each time"),
+        (given("check_batch"), "--check-batch compares the batches of one run"),
+        (given("tree"), "--tree draws the searches of one run"),
+        (given("tree_format"), TREES),
     ),
     *because(
-        lambda options: options.stream,
+        given("stream"),
         "--stream writes text as soon as it is certain, in input order, but ",
-        (lambda options: options.format != "text", "--format {format} writes whole records"),
-        (lambda options: options.to_file, "--output keeps results until they are whole"),
-        (lambda options: options.unordered, "--unordered writes results as they finish"),
-        (
-            lambda options: options.tree_format is not None,
-            "--tree-format {tree_format} writes trees instead of texts",
-        ),
+        (given(format=RECORDS), "--format {format} writes whole records"),
+        (given(to_file=[True]), "--output keeps results until they are whole"),
+        (given("unordered"), "--unordered writes results as they finish"),
+        (given("tree_format"), TREES),
     ),
-    (
-        lambda options: options.tree_format is not None and options.format != "text",
-        "--tree-format {tree_format} writes trees instead of texts, which contradicts --format {format}",
-    ),
+    (given("tree_format", format=RECORDS), f"{TREES}, which contradicts --format {{format}}"),
     TREE_ECHO,
 )
 
@@ -166,7 +147,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
 RUN = Command(
     "run",
     RunOptions,
-    "genctl.cli.job:perform",
+    "genctl.cli.run_job:perform",
     """Continue prompts with a causal or an encoder-decoder checkpoint.
 
     Prompts are arguments, else --input, else standard input, one per line. On a terminal the text streams as it is
@@ -182,7 +163,7 @@ RUN = Command(
 BEAM = Command(
     "beam",
     BeamOptions,
-    "genctl.cli.job:perform",
+    "genctl.cli.run_job:perform",
     """Search for the best continuation, and watch the beams.
 
     As genctl run, with num_beams = 5 where nothing else sets it. On a terminal the beams evolve, and a table of all

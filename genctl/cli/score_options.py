@@ -8,7 +8,7 @@ from typing import Literal
 from genctl import params
 from genctl.cli.options import IN_OUT, SHOWN, ModelOptions
 from genctl.cli.run_options import NO_OUTPUT
-from genctl.cli.table import Command, Conflict, argument, option, switch
+from genctl.cli.table import Command, Conflict, argument, flag_of, given, option, switch
 from genctl.errors import UsageError
 
 SCORED = "What is scored"
@@ -47,31 +47,21 @@ class ScoreOptions(ModelOptions):
 CONFLICTS: tuple[Conflict, ...] = (
     NO_OUTPUT,
     (
-        lambda options: options.window is not None and options.stride is None,
+        given("window", without=["stride"]),
         "--window {window} is for long texts read with --stride, but there is no --stride",
     ),
-    (
-        lambda options: options.format == "tsv" and options.scores,
-        "--scores tells of each token, which --format tsv has no place for; --format jsonl has",
+    *(
+        (
+            given(name, format=["tsv"]),
+            f"{flag_of(name)} tells of each token, which --format tsv has no place for; --format jsonl has",
+        )
+        for name in ("scores", "top_logprobs")
     ),
-    (
-        lambda options: options.format == "tsv" and options.top_logprobs is not None,
-        "--top-logprobs tells of each token, which --format tsv has no place for; --format jsonl has",
-    ),
-    (
-        lambda options: options.rank and options.stride is not None,
-        "--stride slides over one text; candidates share a context and must fit with it",
-    ),
-    (
-        lambda options: options.rank and options.target is not None,
-        "--rank and --target exclude each other: the candidates are the targets",
-    ),
-    (
-        lambda options: options.by is not None and not options.rank,
-        "--by {by} says how --rank sorts, but there is no --rank",
-    ),
-    (lambda options: options.context == "", "--context is empty"),
-    (lambda options: options.target == "", "--target is empty"),
+    (given("rank", "stride"), "--stride slides over one text; candidates share a context and must fit with it"),
+    (given("rank", "target"), "--rank and --target exclude each other: the candidates are the targets"),
+    (given("by", without=["rank"]), "--by {by} says how --rank sorts, but there is no --rank"),
+    (given(context=[""]), "--context is empty"),
+    (given(target=[""]), "--target is empty"),
 )
 
 

@@ -1,4 +1,4 @@
-"""What a result lacks, in one line each: sequences without candidates, forced words, the end of a structured text."""
+"""Warnings about what a result lacks: sequences, forced words, the end of a structured text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from genctl.results import Result
 
 
 def shortfalls(result: Result, what: str) -> list[str]:
-    """What standard error is told about a finished prompt, whoever reads it. `what` names the prompt."""
+    """The warnings about a finished prompt, for standard error. `what` names the prompt."""
     found = []
     if result.fewer:
         returned, wanted = len(result.sequences), result.num_return_sequences

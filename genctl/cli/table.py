@@ -79,7 +79,7 @@ def _rows(options: type[CommandOptions]) -> Iterator[dataclasses.Field[Any]]:
 
 
 def _flags(item: dataclasses.Field[Any]) -> tuple[str, ...]:
-    return item.metadata["flags"] or (f"--{item.name.replace('_', '-')}",)
+    return item.metadata["flags"] or (flag_of(item.name),)
 
 
 def _parameters(options: type[CommandOptions]) -> Iterator[inspect.Parameter]:
@@ -137,6 +137,17 @@ def check_count(name: str, value: float | None, *, least: int) -> None:
         raise UsageError(f"--{name} {value if isinstance(value, int) else f'{value:g}'}: must be at least {least}")
 
 
+def given(*names: str, without: Sequence[str] = (), **values: Sequence[Any]) -> Callable[[Any], bool]:
+    """Whether all of `names` are on the command line, none of `without`, and other options have one of `values`."""
+
+    def holds(options: Any) -> bool:
+        present = {name: getattr(options, name) for name in (*names, *without)}
+        there = {name for name, value in present.items() if value is not None and value is not False and value != ()}
+        return there == set(names) and all(getattr(options, name) in choices for name, choices in values.items())
+
+    return holds
+
+
 def because(when: Callable[[Any], object], start: str, *rows: Conflict) -> tuple[Conflict, ...]:
     """Conflicts of one option with others: `start` begins every sentence, and no row holds unless `when` does."""
 
@@ -144,6 +155,11 @@ def because(when: Callable[[Any], object], start: str, *rows: Conflict) -> tuple
         return lambda options: when(options) and other(options)
 
     return tuple((both(other), f"{start}{sentence}") for other, sentence in rows)
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field that has no other."""
+    return f"--{name.replace('_', '-')}"
 
 
 # -- flags of knobs ----------------------------------------------------------------------------------------------------
