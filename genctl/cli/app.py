@@ -13,7 +13,7 @@ import typer
 import typer.main
 
 from genctl import __version__
-from genctl.cli.help import CommandGroup, nearest_option, write_rows
+from genctl.cli.help import CommandGroup, option_hint, write_rows
 from genctl.cli.standard_streams import let_go
 from genctl.errors import Exit, GenctlError, without_secrets
 
@@ -164,8 +164,7 @@ def _usage(error: typer.TyperException) -> int:
         return int(Exit.USAGE)
     hint = "" if context is None else f"see {context.command_path} --help"
     if type(error).__name__ == "NoSuchOption" and context is not None:
-        nearest = nearest_option(context, vars(error)["option_name"])
-        return _say(error.message, f'did you mean "{nearest}"?' if nearest else hint, int(Exit.USAGE))
+        return _say(error.message, option_hint(context, vars(error)["option_name"]), int(Exit.USAGE))
     message = error.format_message().replace("Value error, ", "", 1)  # what pydantic puts before a reason
     return _say(message, hint, int(Exit.USAGE))
 

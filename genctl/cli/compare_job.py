@@ -15,7 +15,7 @@ from genctl import events
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import notes
-from genctl.cli.compare_options import CompareOptions, Naming, dry, each, rows_of, runs_of, settled
+from genctl.cli.compare_options import CompareOptions, dry, each, naming, rows_of, runs_of, settled
 from genctl.cli.inputs import is_terminal
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import Job, request_of
@@ -196,7 +196,7 @@ class CompareJob(Job[CompareOptions]):
         self.detail(*session.loaded.told)
         for place in members:
             name = self.runs[place].name
-            with Naming(self.runs[place]):
+            with naming(self.runs[place]):
                 self.resolved[place] = resolved = self.settle(session, self.runs[place].layers)
                 self.hidden[place] = session.reads_hidden(resolved)
             self.detail(*(f"run {name}: {line}" for line in resolved.notes))

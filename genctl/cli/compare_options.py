@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -71,9 +72,9 @@ COMPARE = Command(
     of a checkpoint share one prefill of the prompt and one forward pass per step; each text equals what its run gives
     alone.""",
     (
-        'genctl compare --strategy greedy --strategy "beam:num_beams=4" "The sea"',
-        "genctl compare -p creative -p precise -i prompts.txt --format md",
-        'genctl compare --models gpt2,distilgpt2 --strategy greedy "The sea"',
+        'genctl compare -p greedy -p beam5 "The sea"',
+        "genctl compare -p creative -p precise -i prompts.txt",
+        'genctl compare --models A,B -p greedy "The sea"',
     ),
     {
         "Runs": ("presets", "strategies", "models", "seeds", "baseline"),
@@ -159,26 +160,23 @@ def settled(asked: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Reso
 
     def ask(run: RunSpec) -> Resolved:
         resolved = run.resolve([beneath[keys[run.name]]])
-        with Naming(run):
+        with naming(run):
             check_settings(resolved.generation)
         return resolved
 
     return each(runs, ask)
 
 
-class Naming:
-    """Puts the name of a run before the message of a GenctlError that passes through."""
-
-    def __init__(self, run: RunSpec) -> None:
-        self.run = run
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, GenctlError) and not error.message.startswith("run "):
-            error.message = "\n".join(f"run {self.run.name}: {line}" for line in error.message.splitlines())
+@contextmanager
+def naming(run: RunSpec) -> Iterator[None]:
+    """Put the name of a run before the message of a GenctlError that passes through."""
+    try:
+        yield
+    except GenctlError as error:
+        if not error.message.startswith("run "):
+            error.message = "\n".join(f"run {run.name}: {line}" for line in error.message.splitlines())
             error.args = (error.message,)
+        raise
 
 
 def rows_of(asked: CompareOptions, recording: expectations.Recording | None) -> list[InputRow | BadRow] | None:

@@ -89,13 +89,27 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """The one of `names` that `name` abbreviates or misspells, else an empty string."""
     names = sorted(names, key=len)
     longer = [known for known in names if known.startswith(name)]
-    return next(iter(longer or get_close_matches(name, names, n=1)), "")
+    return next(iter(longer or get_close_matches(name, names, n=1, cutoff=0.7)), "")
 
 
-def nearest_option(context: Any, flag: str) -> str:
-    """The flag of a command that `flag` misspells, else an empty string."""
-    flags = [known for one in context.command.get_params(context) for known in (*one.opts, *one.secondary_opts)]
-    return nearest(flag, [known for known in flags if known.startswith("--")]) if flag.startswith("--") else ""
+def option_hint(context: Any, flag: str) -> str:
+    """What an unknown `flag` may be: a misspelled flag of the command, or a flag of another command."""
+    hint = f"see {context.command_path} --help"
+    if not flag.startswith("--"):
+        return hint
+    if near := nearest(flag[2:], [known[2:] for known in _flags(context.command, context)]):
+        return f'did you mean "--{near}"?'
+    root = context.find_root().command
+    for name in root.list_commands(context):
+        if flag in _flags(root.get_command(context, name), context):
+            return f"genctl {name} has {flag}; {hint}"
+    return hint
+
+
+def _flags(command: Any, context: Any) -> list[str]:
+    """The long flags of a command."""
+    flags = [flag for option in command.get_params(context) for flag in (*option.opts, *option.secondary_opts)]
+    return [flag for flag in flags if flag.startswith("--")]
 
 
 def help_all(ctx: typer.Context, wanted: bool) -> None:
@@ -112,8 +126,10 @@ def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) ->
     formatter.write(f"\n{heading}:\n")
     column = min(max(len(flags) for flags, _ in rows), 30 if formatter.width > WIDE else 24) + 4
     for flags, about in rows:
-        text = _wrapped(about, formatter.width, " " * column, " " * column)
-        if len(flags) + 4 <= column:
+        fits = column + max(map(len, about.split()), default=0) <= formatter.width
+        indent = " " * (column if fits else 6)
+        text = _wrapped(about, formatter.width, indent, indent)
+        if fits and len(flags) + 4 <= column:
             formatter.write(f"  {flags}".ljust(column) + text.lstrip(" "))
         else:
             formatter.write(_wrapped(flags, formatter.width, "  ", "      ") + text)

@@ -92,8 +92,8 @@ INSPECT_CACHE = Command(
     of them each row belongs to. --format tsv has a line for each layer of each pass.""",
     (
         'genctl inspect-cache "Once upon a time"',
-        "genctl inspect-cache --plan -m Qwen/Qwen3-0.6B --batch 8 --memory 24GiB",
-        'genctl inspect-cache --save-cache story.cache "A long prompt"',
+        "genctl inspect-cache --plan -m gpt2 --memory 24GiB",
+        'genctl inspect-cache --save-cache F "A long prompt"',
     ),
     {
         MEASURED: ("steps", "inputs", "heatmap", "diff"),

@@ -1,8 +1,8 @@
 """SIGINT, SIGTERM, SIGHUP: the first asks to stop, the second ends at once. SIGTSTP leaves the terminal usable.
 
-Python handles signals only between two of its instructions, and one step of the model, a long prefill or loading weights
-may take seconds. So a thread listens too (`signal.set_wakeup_fd`): if the main thread has not ended after a quarter of a
-second, it saves the results and ends the process.
+Python handles signals only between two of its instructions, and one step of the model, a long prefill or loading
+weights may take seconds. So a thread listens too (`signal.set_wakeup_fd`): if the main thread has not ended after a
+quarter of a second, it saves the results and ends the process.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from genctl.batch import writers
 from genctl.batch.records import record
 from genctl.batch.resumable import Resumable
 from genctl.batch.rows import BadRow, InputRow
-from genctl.cli.resume import Echo, OutputIdentity, check_same
+from genctl.cli.resume import Echo, OutputIdentity, Unclosed, check_same
 from genctl.cli.run_options import RunOptions
 from genctl.cli.shortfall import listed
 from genctl.results import Result
@@ -21,18 +21,13 @@ Record = writers.Record
 Written = Callable[[int, Sequence[Record]], object]
 
 
-class Nowhere:
+def nowhere() -> Unclosed:
     """The writer of a live run: the view has shown what it would write."""
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    return Unclosed(lambda record: None)
 
 
 class RecordOutput:
-    """Records to standard output, a device or a new file, or `nowhere`. `ResumedOutput` is the other kind."""
+    """Records to standard output, a device or a new file, or to nothing where they are `shown` already."""
 
     done = 0  # rows whose records are out since an earlier run
     again = 0  # the first row to decode: rows before `done` are decoded again where others need them beside them
@@ -42,15 +37,15 @@ class RecordOutput:
     tally: Mapping[str, Any] = {}  # what earlier runs have counted in the rows that are done
 
     def __init__(
-        self, options: RunOptions, written: Written, on_error: Callable[[Record], None], *, nowhere: bool
+        self, options: RunOptions, written: Written, on_error: Callable[[Record], None], *, shown: bool
     ) -> None:
         self._sink: writers.Sink | None = None
-        writer: writers.Writer = Nowhere()
-        if not nowhere:
+        writer: writers.Writer = nowhere()
+        if not shown:
             self._sink = writers.open_output(options.output, sys.stdout, force=options.force)
             format: writers.Format = "json" if options.tree_format == "json" else options.format
-            shown = _visible if self._sink.is_terminal and not (options.raw or options.tree_format) else str
-            writer = writers.open_writer(format, self._sink, on_error=on_error, shown=shown)
+            escape = _visible if self._sink.is_terminal and not (options.raw or options.tree_format) else str
+            writer = writers.open_writer(format, self._sink, on_error=on_error, shown=escape)
         self._ordered: writers.Ordered | None = writers.Ordered(writer, unordered=options.unordered, written=written)
 
     @property
@@ -123,7 +118,7 @@ class ResumedOutput(RecordOutput):
         self.file.start(identity.header(), span)
         self.again = self.done - self.done % span
         begun = self.file.mark.bytes > 0
-        writer = writers.open_writer(self._format, Unclosed(self.file), on_error=self._on_error, begun=begun)
+        writer = writers.open_writer(self._format, Unclosed(self.file.write), on_error=self._on_error, begun=begun)
         self._ordered = writers.Ordered(writer, start=self.done, written=self._written)
         if self.again < self.done:
             self._echo = Echo(self.file, self._format, self.again, self.done)
@@ -159,34 +154,6 @@ class ResumedOutput(RecordOutput):
     def _written(self, index: int, records: Sequence[Record]) -> None:
         self._row_written(index, records)
         self.file.written(index + 1, self._counted())
-
-
-class Unclosed:
-    """A sink whose `close` does nothing: the journal closes the file."""
-
-    def __init__(self, file: Resumable) -> None:
-        self.write = file.write
-
-    def close(self) -> None:
-        pass
-
-
-def open_output(
-    options: RunOptions,
-    written: Written,
-    on_error: Callable[[Record], None],
-    counted: Callable[[], Mapping[str, Any]],
-    *,
-    nowhere: bool,
-) -> RecordOutput:
-    """The output that is asked for.
-
-    `written` is told of each row that is out, `on_error` of the failures that the format has no place for; `counted`
-    gives what the journal is to keep for the next run.
-    """
-    if options.resume:
-        return ResumedOutput(options, written, on_error, counted)
-    return RecordOutput(options, written, on_error, nowhere=nowhere)
 
 
 def _visible(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -193,7 +193,9 @@ class Echo:
     def __init__(self, file: Resumable, format: writers.Format, start: int, end: int) -> None:
         self._file, self._start, self._end = file, start, end
         self._digest = hashlib.blake2b(digest_size=16)
-        writer = writers.open_writer(format, _Hashed(self._digest), on_error=lambda record: None, begun=start > 0)
+        writer = writers.open_writer(
+            format, Unclosed(self._digest.update), on_error=lambda record: None, begun=start > 0
+        )
         self._ordered = writers.Ordered(writer, start=start, written=self._seen)
         self.differs = False
 
@@ -208,9 +210,14 @@ class Echo:
             self.differs = self._file.digest_of(start, marks[-1].bytes) != self._digest.hexdigest()
 
 
-class _Hashed:
-    def __init__(self, digest: Any) -> None:
-        self.write = digest.update
+class Unclosed:
+    """A sink or a writer whose `close` does nothing, because somebody else closes it."""
+
+    def __init__(self, write: Callable[[Any], object]) -> None:
+        self._write = write
+
+    def write(self, piece: Any) -> None:
+        self._write(piece)
 
     def close(self) -> None:
         pass

@@ -18,7 +18,7 @@ from genctl.cli import job, notes, resume
 from genctl.cli.beam_output import Search
 from genctl.cli.inputs import is_terminal, prompts_of
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.output import ends_to_tell, open_output, opened, records_of
+from genctl.cli.output import RecordOutput, ResumedOutput, ends_to_tell, opened, records_of
 from genctl.cli.partial_results import Unfinished
 from genctl.cli.run_options import RunOptions, check_search
 from genctl.cli.shortfall import shortfalls
@@ -96,8 +96,12 @@ class RunJob(job.Job[RunOptions]):
         self.live = not plain and options.format == "text" and is_terminal(sys.stdout)
         view = self._make_view()
         search = Search(options, self.err, stream=options.stream, raw=options.raw, live=self.live)
-        nowhere = self.live or options.stream
-        output = open_output(options, self._written, self._say_failed, self.tally.kept, nowhere=nowhere)
+        output: RecordOutput
+        if options.resume:
+            output = ResumedOutput(options, self._written, self._say_failed, self.tally.kept)
+        else:
+            shown = self.live or options.stream
+            output = RecordOutput(options, self._written, self._say_failed, shown=shown)
         self.output = stack.enter_context(opened(output, lambda: self._cut_short))
         self.listeners = self.event_log(stack, options.events)
         self.view: RunView | Unseen = stack.enter_context(view)  # type: ignore[assignment]

@@ -172,8 +172,8 @@ BEAM = Command(
     that each token continued).""",
     (
         'genctl beam "Once upon a time"',
-        'genctl beam --num-beams 8 --tree --trace run.jsonl "The sea"',
-        'genctl beam --num-return-sequences 3 --format tsv "The sea" | cat',
+        'genctl beam --num-beams 8 --tree "The sea"',
+        'genctl beam --trace run.jsonl "The sea"',
     ),
     {
         "Model and text": ("model", "max_new_tokens", "num_return_sequences"),

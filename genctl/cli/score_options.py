@@ -93,7 +93,7 @@ SCORE = Command(
     begin the text with a space where there is one.""",
     (
         'genctl score "The cat sat on the mat."',
-        'genctl score --rank --context "The capital of France is" " Paris" " Rome"',
+        'genctl score --rank --context "I drink" " tea" " glue"',
         "genctl score -i texts.txt --format jsonl --scores",
     ),
     {
