@@ -77,8 +77,8 @@ class Root(CommandGroup):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        found = getattr(import_module(module), name)
-        command = typer.main.get_command(found) if isinstance(found, typer.Typer) else found.build(EPILOG)
+        target = getattr(import_module(module), name)
+        command = typer.main.get_command(target) if isinstance(target, typer.Typer) else target.build(EPILOG)
         command.name = cmd_name
         return command
 

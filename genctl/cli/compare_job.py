@@ -102,10 +102,9 @@ class CompareJob(Job[CompareOptions]):
         """Open the output, the recording, the event log and the view."""
         from genctl.cli.compare_output import ComparisonOutput
         from genctl.render.compare import CompareView
-        from genctl.render.console import make_consoles
 
         options = self.options
-        self.out, self.err = make_consoles(options.color)
+        self.open_consoles()
         plain = options.format == "text" and self.recording is None
         self.live = plain and options.output is None and self.texts and is_terminal(sys.stdout)
         total = len(self.rows) * len(self.runs) * self.seeds
@@ -132,16 +131,12 @@ class CompareJob(Job[CompareOptions]):
             self._compare(self.recording)
         self.output.finish()
 
-    def hide(self) -> None:
-        """Take away what moves on the terminal."""
-        self.view.hide()
-
     def _prompts(self) -> list[ComparedPrompt]:
         """The prompts with their references. Raises InputError where references do not fit."""
         given = None
         if self.options.references is not None:
             given = references.read(self.options.references, len(self.rows))
-        found = []
+        prompts = []
         for place, row in enumerate(self.rows):
             own: Any = [] if isinstance(row, BadRow) else row.extra.get("reference", [])
             known = [own] if isinstance(own, str) else list(own)
@@ -149,8 +144,8 @@ class CompareJob(Job[CompareOptions]):
                 if known:
                     raise InputError(f"{row.where} has a reference, and so has line {place + 1} of --references")
                 known = [given[place]]
-            found.append(ComparedPrompt(row, tuple(known), [[None] * self.seeds for _ in self.runs]))
-        return found
+            prompts.append(ComparedPrompt(row, tuple(known), [[None] * self.seeds for _ in self.runs]))
+        return prompts
 
     # -- decoding ------------------------------------------------------------------------------------------------------
 
@@ -251,7 +246,7 @@ class CompareJob(Job[CompareOptions]):
         row = prompt.row
         if isinstance(row, BadRow):
             return []
-        found: list[tuple[bool, Request]] = []
+        requests: list[tuple[bool, Request]] = []
         for place in members:
             base, name = self.resolved[place], self.runs[place].name
             try:
@@ -271,8 +266,8 @@ class CompareJob(Job[CompareOptions]):
                 prompt.lanes.setdefault(place, []).append(lane)
                 if resolved.generation.guidance_scale not in (None, 1.0):
                     self.guided.add(lane)
-                found.append((hidden, request_of(row, resolved, seed, lane)))
-        return [request for _, request in sorted(found, key=lambda pair: not pair[0])]
+                requests.append((hidden, request_of(row, resolved, seed, lane)))
+        return [request for _, request in sorted(requests, key=lambda pair: not pair[0])]
 
     def _show(self, chunk: Sequence[ComparedPrompt]) -> None:
         from genctl.cli.compare_output import heading

@@ -103,16 +103,17 @@ COMPARE = Command(
 )
 
 
-def runs_of(asked: CompareOptions, recording: expectations.Recording | None) -> tuple[RunSpec, ...]:
+def runs_of(options: CompareOptions, recording: expectations.Recording | None) -> tuple[RunSpec, ...]:
     """The runs of a comparison: those of the command line, or of the recording that --expect reads."""
-    models = split_models(asked.models)
-    if recording is not None and not (asked.presets or asked.strategies or models):
+    models = split_models(options.models)
+    if recording is not None and not (options.presets or options.strategies or models):
         runs = tuple(
-            RunSpec(one["name"], (recorded_layer(one["name"], one["settings"]), *asked.flags)) for one in recording.runs
+            RunSpec(one["name"], (recorded_layer(one["name"], one["settings"]), *options.flags))
+            for one in recording.runs
         )
         check_names(runs)
         return runs
-    runs = read_runs(asked.presets, asked.strategies, models, asked.flags)
+    runs = read_runs(options.presets, options.strategies, models, options.flags)
     if len(runs) < 2:
         have = f"there is only {runs[0].name}" if runs else "there is none"
         raise UsageError(
@@ -124,27 +125,27 @@ def runs_of(asked: CompareOptions, recording: expectations.Recording | None) -> 
 
 def each(runs: Sequence[RunSpec], ask: Any) -> list[Resolved]:
     """`ask` of every run. Raises PresetError with the mistakes of all runs."""
-    found, mistakes, hints = [], [], []
+    resolved, mistakes, hints = [], [], []
     for run in runs:
         try:
-            found.append(ask(run))
+            resolved.append(ask(run))
         except (PresetError, UsageError) as error:
             mistakes.append(error.message)
             hints.append(error.hint)
     if mistakes:
         raise PresetError("\n".join(mistakes), hint="; ".join(dict.fromkeys(hint for hint in hints if hint)))
-    return found
+    return resolved
 
 
-def dry(asked: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> int:
+def dry(options: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> int:
     """Print each run as TOML, with the settings of its checkpoint. Reads no weights."""
-    resolved = settled(asked, runs, early)
+    resolved = settled(options, runs, early)
     pieces = [f"# run {run.name}\n\n{to_toml(one, defaults=False)}" for run, one in zip(runs, resolved, strict=True)]
     sys.stdout.write("\n".join(pieces))
     return int(Exit.DONE)
 
 
-def settled(asked: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> list[Resolved]:
+def settled(options: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> list[Resolved]:
     """The settings of all runs, with those of their checkpoints beneath them. Reads no weights."""
     from genctl.models.hub import generation_config
     from genctl.session import check_settings
@@ -152,10 +153,10 @@ def settled(asked: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Reso
     beneath: dict[tuple[Any, ...], Layer] = {}
     for one in early:
         if checkpoint_of(one) not in beneath:
-            said = generation_config(
-                one.runtime, allow_pickle=asked.allow_pickle, trust_remote_code=asked.trust_remote_code
+            settings = generation_config(
+                one.runtime, allow_pickle=options.allow_pickle, trust_remote_code=options.trust_remote_code
             )
-            beneath[checkpoint_of(one)] = model_layer(said, one.runtime.model)
+            beneath[checkpoint_of(one)] = model_layer(settings, one.runtime.model)
     keys = {run.name: checkpoint_of(one) for run, one in zip(runs, early, strict=True)}
 
     def ask(run: RunSpec) -> Resolved:
@@ -179,18 +180,18 @@ def naming(run: RunSpec) -> Iterator[None]:
         raise
 
 
-def rows_of(asked: CompareOptions, recording: expectations.Recording | None) -> list[InputRow | BadRow] | None:
+def rows_of(options: CompareOptions, recording: expectations.Recording | None) -> list[InputRow | BadRow] | None:
     """All prompts, or None if there is none."""
-    if recording is not None and not asked.arguments and asked.input is None:
-        if asked.input_format is not None:
-            raise UsageError(f"--input-format {asked.input_format}: the prompts come from {asked.expect}")
-        return list(_recorded_rows(recording, asked.expect or ""))
-    prompts = prompts_of(asked)
+    if recording is not None and not options.arguments and options.input is None:
+        if options.input_format is not None:
+            raise UsageError(f"--input-format {options.input_format}: the prompts come from {options.expect}")
+        return list(_recorded_rows(recording, options.expect or ""))
+    prompts = prompts_of(options)
     if prompts is None:
         return None
     with prompts:
         rows = list(prompts)
-    if asked.save is not None:
+    if options.save is not None:
         bad = next((row for row in rows if isinstance(row, BadRow)), None)
         if bad is not None:
             raise InputError(f"--save records prompts that can be used: {bad.message}")

@@ -64,25 +64,25 @@ class ComparisonOutput:
 
     def prompt(self, prompt: ComparedPrompt) -> int:
         """Write one prompt, every run of it. Returns how many runs failed."""
-        found = measured(prompt, self.names, self.job.base, timing=self.options.timing)
-        self._found = prompt, found
+        by_run = measured(prompt, self.names, self.job.base, timing=self.options.timing)
+        self._found = prompt, by_run
         failed = self._failures(prompt)
         alone = RunStatistics(self.names)
         for tally in (self.tally, alone):
-            _add(tally, prompt, found, self.names)
+            _add(tally, prompt, by_run, self.names)
         if prompt.references:
             for name in self.names:
-                for one in found[name]:
+                for one in by_run[name]:
                     self.corpus[name][0].append(one.sequence.text)
                     self.corpus[name][1].append(prompt.references)
         if self.writer is not None:
             load_s = self.job.load_s if self.options.timing else None
-            for record in records(prompt, self.names, found, baseline=self.options.baseline, load_s=load_s):
+            for record in records(prompt, self.names, by_run, baseline=self.options.baseline, load_s=load_s):
                 self.writer.write(record)
         elif self.options.format == "md":
-            self._markdown(prompt, found, alone)
+            self._markdown(prompt, by_run, alone)
         elif self.job.texts and not self.silent and isinstance(prompt.row, InputRow):
-            self._text(prompt, found, alone)
+            self._text(prompt, by_run, alone)
         return failed
 
     def full(self, prompt: ComparedPrompt) -> list[dict[str, Any]]:
@@ -92,22 +92,22 @@ class ComparisonOutput:
         return records(prompt, self.names, self._found[1], baseline=None, tokens=True)
 
     def _failures(self, prompt: ComparedPrompt) -> int:
-        said = self.writer is None and not self.silent
+        report = self.writer is None and not self.silent
         if isinstance(prompt.row, BadRow):
-            if said:
+            if report:
                 self.job.say(f"error: prompt {prompt.row.id}: {prompt.row.message}")
             return 1
         failed = 0
         for place, name in enumerate(self.names):
             for failure in prompt.failures(place):
                 failed += 1
-                if said:
+                if report:
                     self.job.say(f"error: prompt {prompt.row.id}, run {name}: {failure.message}")
         return failed
 
-    def _text(self, prompt: ComparedPrompt, found: dict[str, list[Measured]], tally: RunStatistics) -> None:
+    def _text(self, prompt: ComparedPrompt, by_run: dict[str, list[Measured]], tally: RunStatistics) -> None:
         several = len(self.job.prompts) > 1
-        blocks, partings = self._shown(prompt, found)
+        blocks, partings = self._shown(prompt, by_run)
         if several:
             self._write([*([Text("")] if self._blocks else []), heading(prompt.row, self.width or 80)])
         self._blocks += 1
@@ -118,21 +118,21 @@ class ComparisonOutput:
         self._tables(tally)
 
     def _shown(
-        self, prompt: ComparedPrompt, found: dict[str, list[Measured]]
+        self, prompt: ComparedPrompt, by_run: dict[str, list[Measured]]
     ) -> tuple[list[shown.Block], list[shown.Parting]]:
         blocks, partings = [], []
-        models = [one.runtime.model for one in self.job.resolved]
+        models = [sequence.runtime.model for sequence in self.job.resolved]
         home = models[self.names.index(self.job.base)]
         for place, name in enumerate(self.names):
             failures = prompt.failures(place)
-            made = []
-            for one in found[name]:
-                count_of = len(one.result.sequences)
-                label = [f"seed {one.result.seed}"] if self.job.seeds > 1 else []
-                label += [f"{one.number + 1} of {count_of}"] if count_of > 1 else []
-                made.append(_passage(one, DOT.join(label)))
-            blocks.append(shown.Block(name, tuple(made), failures[0].message if failures else ""))
-            first = next((one for one in found[name] if one.leaves is not None), None)
+            passages = []
+            for sequence in by_run[name]:
+                count_of = len(sequence.result.sequences)
+                label = [f"seed {sequence.result.seed}"] if self.job.seeds > 1 else []
+                label += [f"{sequence.number + 1} of {count_of}"] if count_of > 1 else []
+                passages.append(_passage(sequence, DOT.join(label)))
+            blocks.append(shown.Block(name, tuple(passages), failures[0].message if failures else ""))
+            first = next((one for one in by_run[name] if one.leaves is not None), None)
             if first is not None and first.leaves is not None:
                 leaves = first.leaves
                 same = models[place] == home
@@ -176,16 +176,16 @@ class ComparisonOutput:
 
     def compared(self, outcome: Outcome, notes: Sequence[str]) -> None:
         """Write what `--expect` found: to the output where it is text, else to standard error."""
-        found: list[str] = []
+        lines: list[str] = []
         for difference in outcome.differences:
-            found += [difference.heading, *(f"  {line}" for line in difference.lines), ""]
-        found += [f"note: {note}" for note in notes]
+            lines += [difference.heading, *(f"  {line}" for line in difference.lines), ""]
+        lines += [f"note: {note}" for note in notes]
         if not outcome.differences:
-            found.append(f"{count(outcome.compared, 'output')} as recorded in {self.options.expect}")
+            lines.append(f"{count(outcome.compared, 'output')} as recorded in {self.options.expect}")
         if self.silent:
-            self._write([Text(parts.visible(line)) for line in found])
+            self._write([Text(parts.visible(line)) for line in lines])
         else:
-            for line in found:
+            for line in lines:
                 self.job.say(line)
 
     def finish(self) -> None:
@@ -195,12 +195,12 @@ class ComparisonOutput:
         elif self.sink is not None:
             self.sink.close()
 
-    def _write(self, made: Sequence[Text]) -> None:
+    def _write(self, lines: Sequence[Text]) -> None:
         if self.sink is None:
-            for line in made:
+            for line in lines:
                 self.out.print(line)
-        elif made:
-            self.sink.write("".join(f"{line.plain}\n" for line in made).encode("utf-8", "backslashreplace"))
+        elif lines:
+            self.sink.write("".join(f"{line.plain}\n" for line in lines).encode("utf-8", "backslashreplace"))
 
     # -- tables --------------------------------------------------------------------------------------------------------
 
@@ -259,15 +259,15 @@ class ComparisonOutput:
 
     # -- Markdown ------------------------------------------------------------------------------------------------------
 
-    def _markdown(self, prompt: ComparedPrompt, found: dict[str, list[Measured]], tally: RunStatistics) -> None:
+    def _markdown(self, prompt: ComparedPrompt, by_run: dict[str, list[Measured]], tally: RunStatistics) -> None:
         row = prompt.row
         pieces = [f"## Prompt {formats.markdown_text(row.id)}"]
         if isinstance(row, BadRow):
             self._write_markdown([*pieces, formats.markdown_text(f"failed: {row.message}")])
             return
-        said = next((one.result.prompt for name in self.names for one in found[name]), row.prompt or "")
-        pieces.append(formats.markdown_block(said))
-        blocks, partings = self._shown(prompt, found)
+        text = next((one.result.prompt for name in self.names for one in by_run[name]), row.prompt or "")
+        pieces.append(formats.markdown_block(text))
+        blocks, partings = self._shown(prompt, by_run)
         for block in blocks:
             for passage in block.passages:
                 words = [f"**{formats.markdown_text(block.run)}**", passage.label, passage.state]
@@ -275,8 +275,8 @@ class ComparisonOutput:
             if block.failure:
                 pieces.append(f"**{formats.markdown_text(block.run)}** failed: {formats.markdown_text(block.failure)}")
         if partings:
-            told = [line.plain.removeprefix(f"{shown.MARK} ") for line in shown.partings_lines(partings, None)]
-            pieces.append("\n".join(f"- {formats.markdown_text(line)}" for line in told))
+            notes = [line.plain.removeprefix(f"{shown.MARK} ") for line in shown.partings_lines(partings, None)]
+            pieces.append("\n".join(f"- {formats.markdown_text(line)}" for line in notes))
         self._write_markdown([*pieces, *self._markdown_tables(tally, intervals=False)])
 
     def _markdown_end(self, done: int) -> None:
@@ -296,8 +296,8 @@ class ComparisonOutput:
 
 def heading(row: InputRow | BadRow, width: int) -> Text:
     """The heading above the texts of one prompt of several."""
-    said = row.prompt or "" if isinstance(row, InputRow) else ""
-    return parts.header(width, f"prompt {row.id}", parts.first_words(said, max(width - 24, 16)))
+    text = row.prompt or "" if isinstance(row, InputRow) else ""
+    return parts.header(width, f"prompt {row.id}", parts.first_words(text, max(width - 24, 16)))
 
 
 def _passage(one: Measured, label: str) -> shown.Passage:
@@ -308,12 +308,12 @@ def _passage(one: Measured, label: str) -> shown.Passage:
     return shown.Passage(one.sequence.shown, state, label, one.leaves.character, one.leaves.token)
 
 
-def _add(tally: RunStatistics, prompt: ComparedPrompt, found: dict[str, list[Measured]], names: Sequence[str]) -> None:
+def _add(tally: RunStatistics, prompt: ComparedPrompt, by_run: dict[str, list[Measured]], names: Sequence[str]) -> None:
     if isinstance(prompt.row, BadRow):
         return
-    tally.add({name: [one.values for one in found[name]] for name in names})
+    tally.add({name: [one.values for one in by_run[name]] for name in names})
     for place, name in enumerate(names):
-        for one in found[name]:
+        for one in by_run[name]:
             tally.count(name, one.sequence.hypothesis.reason, len(one.sequence.token_ids))
         tally.seconds[name] += sum(result.decode_s for result in prompt.results(place))
 
@@ -327,11 +327,11 @@ def _cell(tally: RunStatistics, name: str, key: str, mean: float | None, *, inte
     return shown.number(mean, digits)
 
 
-def _interval(found: Interval | None, digits: int, *, intervals: bool, sign: bool = False) -> str:
-    if found is None:
+def _interval(interval: Interval | None, digits: int, *, intervals: bool, sign: bool = False) -> str:
+    if interval is None:
         return "–"
-    said = shown.signed(found.mean, digits) if sign else shown.number(found.mean, digits)
+    text = shown.signed(interval.mean, digits) if sign else shown.number(interval.mean, digits)
     if not intervals:
-        return said
-    low, high = shown.number(found.low, digits), shown.number(found.high, digits)
-    return f"{said} [{low}, {high}]"
+        return text
+    low, high = shown.number(interval.low, digits), shown.number(interval.high, digits)
+    return f"{text} [{low}, {high}]"

@@ -23,7 +23,7 @@ def read_recording(name: str) -> list[events.Event]:
     from genctl.render.story import Story, fold
 
     shown = "standard input" if name == "-" else name
-    found = []
+    recorded = []
     story = Story()
     try:
         for number, line in enumerate(_lines(name), start=1):
@@ -36,12 +36,12 @@ def read_recording(name: str) -> list[events.Event]:
                 raise InputError(f"{shown}, line {number}: {error.message}", hint=error.hint) from error
             if isinstance(event, (events.Finished, events.Failed)):
                 story = story.without(event.lane)
-            found.append(event)
+            recorded.append(event)
     except OSError as error:
         raise InputError(f"cannot read {shown}: {error.strerror or error}") from error
-    if not any(isinstance(event, (events.Began, events.Stepped, events.Failed)) for event in found):
+    if not any(isinstance(event, (events.Began, events.Stepped, events.Failed)) for event in recorded):
         raise InputError(f"{shown} holds no recorded run", hint="genctl run --events FILE records one")
-    return found
+    return recorded
 
 
 def _lines(name: str) -> Iterator[bytes]:

@@ -57,7 +57,8 @@ class TableCommand(TyperCommand):
             groups.setdefault(group, []).append(parameter.name)
         general = groups.pop(GENERAL)
         if not self._is_brief:
-            for heading, names in {**groups, GENERAL: general}.items():
+            only_arguments = set(groups) <= {"Arguments"}
+            for heading, names in {**groups, "Options" if only_arguments else GENERAL: general}.items():
                 write_rows(formatter, heading, [rows[name] for name in names])
             return
         for heading, shown in self.brief.items():
@@ -74,6 +75,12 @@ class TableCommand(TyperCommand):
 
 class CommandGroup(TyperGroup):
     """A group that answers an unknown command with the nearest one."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, each with the first paragraph of its help."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = [(name, (command.help or "").split("\n\n")[0]) for name, command in commands.items() if command]
+        write_rows(formatter, "Commands", rows)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command of a command line. Raises UsageError."""

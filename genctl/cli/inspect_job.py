@@ -69,10 +69,9 @@ class InspectJob(Job[InspectOptions]):
     def open(self, stack: ExitStack) -> None:
         """Open the output, the saved prompt cache and the view."""
         from genctl.render.cache_live import CacheView
-        from genctl.render.console import make_consoles
 
         options = self.options
-        self.out, self.err = make_consoles(options.color)
+        self.open_consoles()
         live = options.output is None and options.format == "text" and is_terminal(sys.stdout)
         self.saved: writers.Sink | None = None
         self.results: writers.Sink | None = None
@@ -113,10 +112,6 @@ class InspectJob(Job[InspectOptions]):
         if report is not None:
             self._write(report)
 
-    def hide(self) -> None:
-        """Take away what moves on the terminal."""
-        self.view.hide()
-
     # -- before decoding -----------------------------------------------------------------------------------------------
 
     def _check_cache(self) -> None:
@@ -140,7 +135,7 @@ class InspectJob(Job[InspectOptions]):
         return self.base.generation.use_cache and self.base.generation.cache_implementation != "off"
 
     def _requests(self) -> list[Request]:
-        found = []
+        requests = []
         base = self.base
         start = base.runtime.seed if base.runtime.seed is not None else random_seed()
         for row in self.rows:
@@ -154,8 +149,8 @@ class InspectJob(Job[InspectOptions]):
             except GenctlError as error:
                 self._failure(row.id, error.message)
                 continue
-            found.append(request_of(row, resolved, seed_of(row, resolved, start)))
-        return found
+            requests.append(request_of(row, resolved, seed_of(row, resolved, start)))
+        return requests
 
     # -- decoding ------------------------------------------------------------------------------------------------------
 
@@ -167,8 +162,8 @@ class InspectJob(Job[InspectOptions]):
         measured = Measurement(self.steps)
 
         def look(event: events.Event) -> None:
-            found = measured.feed(event)
-            if options.heatmap and found is not None and isinstance(event, events.CacheRead):
+            finished = measured.feed(event)
+            if options.heatmap and finished is not None and isinstance(event, events.CacheRead):
                 from genctl.inspecting.heat import look
 
                 self.heat = look(session)

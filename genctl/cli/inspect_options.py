@@ -113,12 +113,14 @@ def check_length(early: Resolved, given: int | None, steps: int) -> None:
         setting = early.settings.get(name)
         if setting is None or setting.kind != "command" or setting.value is None:
             continue
-        said = f"{name} = {setting.value} ({setting.place})"
+        setting_text = f"{name} = {setting.value} ({setting.place})"
         if name == "batch_size":
-            raise UsageError(f"{said}: prompts given together are decoded in one batch")
+            raise UsageError(f"{setting_text}: prompts given together are decoded in one batch")
         hint = f"--steps {max(setting.value - 1, 0)} writes {setting.value} tokens" if name == "max_new_tokens" else ""
         default = "" if given is not None else ", the default,"
-        raise UsageError(f"{said} contradicts --steps {steps}{default} which writes {steps + 1} tokens", hint=hint)
+        raise UsageError(
+            f"{setting_text} contradicts --steps {steps}{default} which writes {steps + 1} tokens", hint=hint
+        )
 
 
 def check_rows(options: InspectOptions, rows: Sequence[InputRow | BadRow]) -> None:

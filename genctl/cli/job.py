@@ -39,6 +39,7 @@ class Job(ABC, Generic[O]):
 
     def __init__(self, options: O, interrupt: Interrupt) -> None:
         self.options, self.interrupt = options, interrupt
+        self.view: Any = None  # draws what is live; `hide` takes it away
         self.failed = 0  # rows
         self.load_s = 0.0
         self.reuse = notes.Reuse(None)
@@ -66,8 +67,16 @@ class Job(ABC, Generic[O]):
         """The exit status. Raises CheckError where a requested check failed."""
         return self.interrupt.status or int(Exit.ROWS_FAILED if self.failed else Exit.DONE)
 
+    def open_consoles(self) -> None:
+        """Make `out` for results and `err` for everything else."""
+        from genctl.render.console import make_consoles
+
+        self.out, self.err = make_consoles(self.options.color)
+
     def hide(self) -> None:
         """Take away what moves on the terminal."""
+        if self.view is not None:
+            self.view.hide()
 
     def say(self, line: str) -> None:
         """Print one line on standard error."""

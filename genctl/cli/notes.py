@@ -47,13 +47,13 @@ class Reuse:
 
         `verbose` adds what was found out about the model.
         """
-        said = list(session.forward.findings) if verbose and session is not None else []
+        lines = list(session.forward.findings) if verbose and session is not None else []
         if self.useless:
             what = "nothing" if self.prompts == 1 else f"for {self.useless} of {self.prompts} prompts nothing"
-            said.append(f"{what} of the prompt cache {self.path} could be reused{_why(session)}")
+            lines.append(f"{what} of the prompt cache {self.path} could be reused{_why(session)}")
         if verbose and self.prompts:
-            said.append(f"reused {self.reused} of {self.tokens} prompt token{'' if self.tokens == 1 else 's'}")
-        return said
+            lines.append(f"reused {self.reused} of {self.tokens} prompt token{'' if self.tokens == 1 else 's'}")
+        return lines
 
 
 def _why(session: Session | None) -> str:

@@ -221,13 +221,13 @@ def records_of(
 
 def ends_to_tell(wanted: Sequence[str], row: InputRow, result: Result, *, texts: bool = True) -> list[str]:
     """A sentence for each sequence that --fail-on looks for. Without `texts`, a sequence without tokens is empty."""
-    found = []
+    sentences = []
     for number, sequence in enumerate(result.sequences):
         what = f"prompt {row.id}, sequence {number}"
         if sequence.finish_reason in wanted:
-            found.append(f"{what} ended by {sequence.finish_reason}")
+            sentences.append(f"{what} ended by {sequence.finish_reason}")
         elif "empty" in wanted and not (sequence.text.strip() if texts else sequence.token_ids):
-            found.append(f"{what} is empty")
+            sentences.append(f"{what} is empty")
         elif "unmet" in wanted and sequence.unmet:
-            found.append(f"{what} lacks {listed(sequence.unmet)}")
-    return found
+            sentences.append(f"{what} lacks {listed(sequence.unmet)}")
+    return sentences

@@ -55,20 +55,20 @@ class Unfinished:
 
 
 def _result(lane: _PartialLane, texts: bool) -> Result | None:
-    found = []
+    sequences = []
     for one, history in lane.ended:
-        found.append(Sequence(one.hypothesis, *recalled(history)))
+        sequences.append(Sequence(one.hypothesis, *recalled(history)))
     penalty = float(lane.began.settings.get("length_penalty", 1.0))
     for row, history in zip(lane.rows, lane.live, strict=True):
         tokens, parents = recalled(history)
         ids = tuple(token.id for token in tokens)
         score = row.total / max(len(ids), 1) ** penalty
         text = "".join(token.text for token in tokens) if texts else ""
-        made = events.Hypothesis(ids, row.logprob, row.total, REASON, score, row.slot, "", text)
-        found.append(Sequence(made, tokens, parents))
-    if not found:
+        hypothesis = events.Hypothesis(ids, row.logprob, row.total, REASON, score, row.slot, "", text)
+        sequences.append(Sequence(hypothesis, tokens, parents))
+    if not sequences:
         return None
-    found.sort(key=lambda one: (one.hypothesis.slot or 0, -one.hypothesis.score))
+    sequences.sort(key=lambda one: (one.hypothesis.slot or 0, -one.hypothesis.score))
     began, prefilled = lane.began, lane.prefilled
     return Result(
         began.lane,
@@ -76,7 +76,7 @@ def _result(lane: _PartialLane, texts: bool) -> Result | None:
         began.strategy,
         began.seed,
         began.model,
-        tuple(found[: lane.returned]),
+        tuple(sequences[: lane.returned]),
         prefilled.prompt_tokens if prefilled is not None else 0,
         prefilled.seconds if prefilled is not None else 0.0,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from genctl.cli.help import CommandGroup
+from genctl.cli.help import CommandGroup, TableCommand
 from genctl.errors import PresetError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _columns(out: Console, rows: list[tuple[str, str, str]]) -> None:
     out.print(table)
 
 
-@app.command("list")
+@app.command("list", cls=TableCommand)
 def list_presets(format: Listing = "text", color: Color = "auto") -> None:
     """List every preset with its purpose. A broken one is listed with its mistake."""
     import json
@@ -65,23 +65,23 @@ def list_presets(format: Listing = "text", color: Color = "auto") -> None:
     from genctl.config import presets
     from genctl.config.toml import printable
 
-    found: list[dict[str, str]] = []
+    entries: list[dict[str, str]] = []
     for item in presets.available():
         entry = {"name": item.name, "where": item.where, "path": str(item.path)}
         try:
             entry["about"] = presets.about(item.path)
         except PresetError as error:
             entry["error"] = error.message.splitlines()[0]
-        found.append(entry)
+        entries.append(entry)
     out = _out(color)
     if format == "json":
-        _print(out, json.dumps(found, indent=2) + "\n")
+        _print(out, json.dumps(entries, indent=2) + "\n")
         return
-    about = [printable(f"broken: {entry['error']}" if "error" in entry else entry["about"]) for entry in found]
-    _columns(out, [(entry["name"], entry["where"], line) for entry, line in zip(found, about, strict=True)])
+    about = [printable(f"broken: {entry['error']}" if "error" in entry else entry["about"]) for entry in entries]
+    _columns(out, [(entry["name"], entry["where"], line) for entry, line in zip(entries, about, strict=True)])
 
 
-@app.command()
+@app.command(cls=TableCommand)
 def show(
     name: Name,
     raw: Annotated[bool, typer.Option("--raw", help="Show the file as it is, without what it extends.")] = False,
@@ -105,11 +105,9 @@ def show(
     _print(out, text)
 
 
-@app.command()
+@app.command(cls=TableCommand)
 def check(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Presets, by path or name.", show_default=False)
-    ],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Presets, by path or name.", show_default=False)],
     color: Color = "auto",
 ) -> None:
     """Check presets, with what they extend. Prints every mistake of every file; exit status 2 if there is one."""
@@ -133,7 +131,7 @@ def check(
         raise PresetError("\n".join(mistakes), hint="; ".join(hints))
 
 
-@app.command()
+@app.command(cls=TableCommand)
 def schema(color: Color = "auto") -> None:
     """Print the JSON Schema (draft 2020-12) of a preset, for completion and checks in editors."""
     import json
@@ -143,9 +141,9 @@ def schema(color: Color = "auto") -> None:
     _print(_out(color), json.dumps(preset_schema(), indent=2, ensure_ascii=False) + "\n")
 
 
-@app.command("path")
+@app.command("path", cls=TableCommand)
 def path_of(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A preset.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A preset.", show_default=False)] = None,
     color: Color = "auto",
 ) -> None:
     """Print the folders of presets, in order; with NAME, its file."""

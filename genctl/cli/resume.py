@@ -30,7 +30,7 @@ class OutputIdentity:
     """Everything that decides the bytes of an output."""
 
     seed: int
-    said: bool  # whether a seed is set; else it is the seed that the job began with
+    seed_given: bool  # whether a seed is set; else it is the seed that the job began with
     settings: Mapping[str, Any]
     files: Mapping[str, str]
     checkpoints: Mapping[str, str]
@@ -43,8 +43,8 @@ class OutputIdentity:
 
     def header(self) -> dict[str, Any]:
         """The header of the journal: plain JSON, without origins."""
-        kept = {key: value for key, value in vars(self).items() if key not in ("said", "origins")}
-        plain: dict[str, Any] = json.loads(json.dumps(kept))
+        header = {key: value for key, value in vars(self).items() if key not in ("seed_given", "origins")}
+        plain: dict[str, Any] = json.loads(json.dumps(header))
         return plain
 
 
@@ -72,7 +72,7 @@ def identity(
     }
     return OutputIdentity(
         seed=seed,
-        said=resolved.runtime.seed is not None,
+        seed_given=resolved.runtime.seed is not None,
         settings=settings,
         files={key: digest for key in IN_FILES if (digest := _digest(settings.get(key)))},
         checkpoints=checkpoints,
@@ -107,7 +107,7 @@ def _digest(value: Any) -> str:
 
 def check_same(name: str, before: Mapping[str, Any], now: OutputIdentity) -> OutputIdentity:
     """`now`, with the seed that the job began with. Raises UsageError with everything that has changed."""
-    if not now.said and isinstance(before.get("seed"), int):
+    if not now.seed_given and isinstance(before.get("seed"), int):
         now = replace(now, seed=before["seed"])
     changes = differences(before, now.header(), now.origins)
     if changes:
@@ -127,8 +127,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], origins: Mapp
     for key in dict.fromkeys([*old, *new]):
         if old.get(key) != new.get(key):
             place = origins.get(key, "default")
-            said = f" ({place})" if place != "default" else ""
-            changes.append(f"{key} {_words(old.get(key))} → {_words(new.get(key))}{said}")
+            origin = f" ({place})" if place != "default" else ""
+            changes.append(f"{key} {_words(old.get(key))} → {_words(new.get(key))}{origin}")
     if before.get("seed") != now["seed"]:
         changes.append(f"seed {_words(before.get('seed'))} → {now['seed']}")
     if before.get("format") != now["format"]:
@@ -157,8 +157,8 @@ _FLAGS = {
 
 
 def _part(header: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found = header.get(key)
-    return found if isinstance(found, dict) else {}
+    part = header.get(key)
+    return part if isinstance(part, dict) else {}
 
 
 def _words(value: Any) -> str:
@@ -178,8 +178,8 @@ def _checkpoints(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
                     f"can tell whether {name} is still the same"
                 )
                 continue
-            told = f"{brief(before[name])} → {brief(now[name])}"
-            changes.append(f"the checkpoint {name} has changed ({told})")
+            change = f"{brief(before[name])} → {brief(now[name])}"
+            changes.append(f"the checkpoint {name} has changed ({change})")
     return changes  # another name is another setting, which is listed already
 
 

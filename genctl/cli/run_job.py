@@ -87,7 +87,7 @@ class RunJob(job.Job[RunOptions]):
         self.checked = False  # whether --check-runtime has compared
         self.runtime_difference = ""  # what --check-runtime found, where it is too large
         self.bar: RowsBar | None = None
-        self.err: Console | None = None
+        self.err_console: Console | None = None
 
     def open(self, stack: ExitStack) -> None:
         """Open the output, the event log and the view; look the input file over."""
@@ -95,7 +95,7 @@ class RunJob(job.Job[RunOptions]):
         plain = options.to_file or options.stream or options.tree_format or options.raw
         self.live = not plain and options.format == "text" and is_terminal(sys.stdout)
         view = self._make_view()
-        search = Search(options, self.err, stream=options.stream, raw=options.raw, live=self.live)
+        search = Search(options, self.err_console, stream=options.stream, raw=options.raw, live=self.live)
         output: RecordOutput
         if options.resume:
             output = ResumedOutput(options, self._written, self._say_failed, self.tally.kept)
@@ -127,11 +127,11 @@ class RunJob(job.Job[RunOptions]):
         if output.finished:
             self.say(f"{options.output} is complete: {output.done:,} rows, nothing to do")
             return
-        if self.err is not None and wants_bar(options, self.err, live=self.live):
+        if self.err_console is not None and wants_bar(options, self.err_console, live=self.live):
             from genctl.render.progress import RowsBar
 
             total = len(options.arguments) or (None if self.looked is None else self.looked.rows)
-            self.bar = RowsBar(self.err, total, done=output.done)
+            self.bar = RowsBar(self.err_console, total, done=output.done)
             stack.callback(self.bar.close)
         self.search.begin(self.session.forward.is_encoder_decoder)
         self.collector = Collector(tokens=options.with_tokens or options.format in ("json", "jsonl"))
@@ -152,14 +152,14 @@ class RunJob(job.Job[RunOptions]):
             return Unseen()
         from genctl.render.console import make_consoles
 
-        out, self.err = make_consoles(options.color)
+        out, self.err_console = make_consoles(options.color)
         several = len(options.arguments) != 1 or self.early.generation.num_return_sequences > 1
-        return make_view(options, out, self.err, live=self.live, top=self._report().top, several=several)
+        return make_view(options, out, self.err_console, live=self.live, top=self._report().top, several=several)
 
     def _look(self) -> Looked | None:
         """Look the input file over, where the number of its rows or its content is needed."""
         options = self.options
-        if options.input in (None, "-") or not (options.resume or wants_bar(options, self.err, live=self.live)):
+        if options.input in (None, "-") or not (options.resume or wants_bar(options, self.err_console, live=self.live)):
             return None
         assert options.input is not None
         return look_over(options.input, self._input_format)
@@ -250,14 +250,14 @@ class RunJob(job.Job[RunOptions]):
         for number, request in enumerate(requests):
             if number == 0 and not self.checked:
                 self.checked = True
-                found = compare(self.session, request)
-                self.say(f"check: {found}")
-                self.runtime_difference = "" if found.close else str(found)
+                comparison = compare(self.session, request)
+                self.say(f"check: {comparison}")
+                self.runtime_difference = "" if comparison.close else str(comparison)
             yield request
 
-    def _differs(self, found: BatchDivergence) -> None:
+    def _differs(self, comparison: BatchDivergence) -> None:
         self.different += 1
-        self.say(f"check: {found}")
+        self.say(f"check: {comparison}")
 
     def _shortage(self, width: int) -> None:
         self.say(f"note: not enough memory for {self.width} prompts at once, going on with {width}")
@@ -331,15 +331,15 @@ class RunJob(job.Job[RunOptions]):
         self.output.put(row.index, records)
 
     def _failure(self, id: str, index: int, code: str, message: str) -> None:
-        made = error_record(id, code, message)
+        record = error_record(id, code, message)
         if self.options.strict:
             if self.stop_at is None or index < self.stop_at:
-                self.stop_at, self.stopper = index, [made]
+                self.stop_at, self.stopper = index, [record]
             return
         with self.interrupt.busy():
             if self.live or self.options.stream:
-                self._say_failed(made)
-            self.output.put(index, [made])
+                self._say_failed(record)
+            self.output.put(index, [record])
 
     def _written(self, index: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Count a row whose records are written."""
@@ -385,11 +385,11 @@ class RunJob(job.Job[RunOptions]):
             raise CheckError(f"--check-batch: {self.different} sequences differ from those decoded alone")
         return status
 
-    def _say_failed(self, made: Mapping[str, Any]) -> None:
+    def _say_failed(self, record: Mapping[str, Any]) -> None:
         if self.options.strict:
             return  # `status` reports it
-        error = made["error"]
-        self.say(f"error: prompt {made['id']}: {error['message']}")
+        error = record["error"]
+        self.say(f"error: prompt {record['id']}: {error['message']}")
 
     def hide(self) -> None:
         """Take away what moves on the terminal."""

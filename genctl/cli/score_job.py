@@ -51,11 +51,9 @@ class ScoreJob(Job[ScoreOptions]):
     """One run of `genctl score`."""
 
     def __init__(self, options: ScoreOptions, early: Resolved, rows: Rows, interrupt: Interrupt) -> None:
-        from genctl.render.console import make_consoles
-
         super().__init__(options, interrupt)
         self.early, self.rows = early, rows
-        self.out, self.err = make_consoles(options.color)
+        self.open_consoles()
         self.live = options.output is None and options.format == "text" and is_terminal(sys.stdout)
         self.details = options.scores or options.top_logprobs is not None
         shown = SHOWN_TOP if options.scores and options.format == "text" else 0
@@ -231,10 +229,10 @@ class ScoreJob(Job[ScoreOptions]):
 
     def _failure(self, id: str, index: int, code: str, message: str) -> None:
         self.failed += 1
-        made = error_record(id, code, message)
+        record = error_record(id, code, message)
         if self.live:
-            self._say_failed(made)
-        self.ordered.put(index, [made])
+            self._say_failed(record)
+        self.ordered.put(index, [record])
 
     def _sum_up(self) -> None:
         from genctl.render import heat
@@ -253,8 +251,8 @@ class ScoreJob(Job[ScoreOptions]):
             words.append(f"{self.failed} failed")
         self.say(" · ".join(words))
 
-    def _say_failed(self, made: Mapping[str, Any]) -> None:
-        self.say(f"error: text {made['id']}: {made['error']['message']}")
+    def _say_failed(self, record: Mapping[str, Any]) -> None:
+        self.say(f"error: text {record['id']}: {record['error']['message']}")
 
 
 def _figures(one: Scored) -> Figures:

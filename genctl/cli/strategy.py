@@ -43,8 +43,8 @@ def layer(name: str, flags: Sequence[Layer]) -> Layer:
     """
     if name not in NAMED:
         raise UsageError(f"--strategy {name}: there is no such strategy", hint=f"there are: {', '.join(NAMED)}")
-    said: set[str] = {key for flag in flags for key in flag.values}
-    values: Mapping[str, Any] = {key: value for key, value in NAMED[name].items() if key not in said}
+    own: set[str] = {key for flag in flags for key in flag.values}
+    values: Mapping[str, Any] = {key: value for key, value in NAMED[name].items() if key not in own}
     return Layer("flag", values, {key: f"--strategy {name}" for key in values}, "command")
 
 

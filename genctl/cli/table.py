@@ -1,4 +1,4 @@
-"""The table of a command: each option is a field of a frozen dataclass, which is said once.
+"""The table of a command: each option is declared once, as a field of a frozen dataclass.
 
 The Typer parameter, the help and the value that the command reads all come from that field. Flags of knobs come from
 `genctl.params` in the same way. A conflict between options is a row `(when, sentence)`.
@@ -35,7 +35,7 @@ Color = Literal["auto", "always", "never"]
 
 @dataclass(frozen=True)
 class CommandOptions:
-    """The table of a command is a subclass. Its fields are options, but those that are not made by `option`."""
+    """A subclass is the table of a command: fields made by `option` and its like are options, others are not."""
 
     def with_knobs(self, knobs: Mapping[str, Any]) -> CommandOptions:
         """The same options, with the flags of knobs that the command line gives."""
@@ -82,6 +82,12 @@ def _flags(item: dataclasses.Field[Any]) -> tuple[str, ...]:
     return item.metadata["flags"] or (flag_of(item.name),)
 
 
+def _parameter(name: str, hint: Any, typer_info: Any, default: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, typer_info]
+    )
+
+
 def _parameters(options: type[CommandOptions]) -> Iterator[inspect.Parameter]:
     """The Typer parameters of a table, positional ones first."""
     hints = get_type_hints(options)
@@ -91,21 +97,13 @@ def _parameters(options: type[CommandOptions]) -> Iterator[inspect.Parameter]:
             hint, default = list[_choices(get_args(hint)[0])], None  # type: ignore[misc]  # a type at run time
         if default is None:
             hint = hint | None
-        made: Any
+        shared: dict[str, Any] = {"help": row["help"], "metavar": row["metavar"], "show_default": False}
         if "argument" in row:
-            made = typer.Argument(help=row["help"], metavar=row["metavar"], show_default=False)
             default = inspect.Parameter.empty if row["required"] else default
+            yield _parameter(item.name, hint, typer.Argument(**shared), default)
         else:
-            made = typer.Option(
-                *_flags(item),
-                help=row["help"],
-                metavar=row["metavar"],
-                rich_help_panel=row["group"],
-                show_default=False,
-            )
-        yield inspect.Parameter(
-            item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, made]
-        )
+            info = typer.Option(*_flags(item), rich_help_panel=row["group"], **shared)
+            yield _parameter(item.name, hint, info, default)
 
 
 def _choices(hint: Any) -> Any:
@@ -201,12 +199,8 @@ def _knob_parameters(kinds: Sequence[type], without: frozenset[str]) -> Iterator
             about = item.metadata["about"]
             if isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != "":
                 about = f"{about} (default: {default})"
-            made: Any = typer.Option(
-                *flags, help=about, rich_help_panel=item.metadata["group"], show_default=False, **extra
-            )
-            yield inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, made]
-            )
+            info = typer.Option(*flags, help=about, rich_help_panel=item.metadata["group"], show_default=False, **extra)
+            yield _parameter(name, hint | None, info)
 
 
 def knob_layers(knobs: Mapping[str, Any], sets: Sequence[str] = (), strategy: str | None = None) -> list[Layer]:
@@ -227,16 +221,13 @@ def knob_layers(knobs: Mapping[str, Any], sets: Sequence[str] = (), strategy: st
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
-_HELP_ALL = inspect.Parameter(
+_HELP_ALL = _parameter(
     "help_all",
-    inspect.Parameter.KEYWORD_ONLY,
+    bool,
+    typer.Option(
+        "--help-all", is_eager=True, callback=help_all, help="Show every option, by group.", show_default=False
+    ),
     default=False,
-    annotation=Annotated[
-        bool,
-        typer.Option(
-            "--help-all", is_eager=True, callback=help_all, help="Show every option, by group.", show_default=False
-        ),
-    ],
 )
 
 

@@ -39,13 +39,14 @@ def test_the_long_help_has_every_flag_and_every_knob(command: str) -> None:
     assert set(wanted) <= set(words), set(wanted) - set(words)
 
 
-@pytest.mark.parametrize("command", [*TABLES, "replay", "presets"])
+@pytest.mark.parametrize("command", [*TABLES, "replay", "presets", "presets list", "presets check", ""])
 def test_no_line_is_too_long_and_no_word_is_cut(command: str, width: int) -> None:
     for flag in ("--help", "--help-all") if command in TABLES else ("--help",):
-        done = genctl(command, flag)
+        done = genctl(*command.split(), flag)
         assert done.status == 0
         for line in done.out.splitlines():
             assert len(line) <= min(width, 100) - 2, line
+        assert "..." not in done.out.replace("]...", "").replace("}...", "")
         assert not any(word.endswith("-") and word.strip("-") for word in done.out.split()), "a word is cut"
 
 
