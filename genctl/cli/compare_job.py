@@ -115,7 +115,8 @@ class CompareJob(Job[CompareOptions]):
         if options.save is not None:
             saved = self.sink(stack, options.save, force=options.force)
         self.output, self.saved_to = ComparisonOutput(self, options, self.out, self.err, sink), saved
-        self.listeners = [self._note_cut, *self.event_log(stack, options.events), self._count]
+        self.listeners.append(self._note_cut)
+        self.open_event_log(stack, options.events)
         view = CompareView(self.out, self.err, live=self.live, quiet=options.quiet, total=total)
         self.view = stack.enter_context(view)
 
@@ -229,7 +230,7 @@ class CompareJob(Job[CompareOptions]):
                 self._take(result)
 
         stream = session.stream(requests, report, width=width, interrupted=self.interrupt, on_shortage=shortage)
-        self.listen(stream, [*self.listeners, self.reuse.feed, self.view.feed, collect])
+        self.listen(stream, [*self.listeners, self._count, self.reuse.feed, self.view.feed, collect])
         self.saved.decode_s += time.perf_counter() - began
         for of_chunk in (self.lanes, self.guided, self.shared, self.prefill_of):
             of_chunk.clear()

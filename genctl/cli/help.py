@@ -88,14 +88,15 @@ class CommandGroup(TyperGroup):
         if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
             near = nearest(name, self.list_commands(ctx))
             hint = f'did you mean "{near}"?' if near else f"see {ctx.command_path} --help"
-            raise UsageError(f'no such command "{name}"', hint=hint)
+            shown = name if name.isprintable() else ascii(name)[1:-1]
+            raise UsageError(f'no such command "{shown}"', hint=hint)
         return super().resolve_command(ctx, args)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """The one of `names` that `name` abbreviates or misspells, else an empty string."""
     names = sorted(names, key=len)
-    longer = [known for known in names if known.startswith(name)]
+    longer = [known for known in names if name and known.startswith(name)]
     return next(iter(longer or get_close_matches(name, names, n=1, cutoff=0.7)), "")
 
 

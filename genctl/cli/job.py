@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 WIDTH = 16  # prompts decoded at once where nobody watches
 SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
 
-O = TypeVar("O", bound=ModelOptions)  # noqa: E741  # the options of a command
+SomeOptions = TypeVar("SomeOptions", bound=ModelOptions)
 Listener = Callable[[Event], object]
 
 
-class Job(ABC, Generic[O]):
+class Job(ABC, Generic[SomeOptions]):
     """One run of a command. A subclass opens its outputs, loads, decodes and writes."""
 
-    def __init__(self, options: O, interrupt: Interrupt) -> None:
+    def __init__(self, options: SomeOptions, interrupt: Interrupt) -> None:
         self.options, self.interrupt = options, interrupt
+        self.listeners: list[Listener] = []  # each gets every event, in this order
         self.view: Any = None  # draws what is live; `hide` takes it away
         self.failed = 0  # rows
         self.load_s = 0.0
@@ -95,9 +96,10 @@ class Job(ABC, Generic[O]):
         for line in lines if self.options.verbose else ():
             self.say(f"note: {line}")
 
-    def event_log(self, stack: ExitStack, path: str | None) -> list[Listener]:
-        """The listener that writes --events, if there is one."""
-        return [] if path is None else [stack.enter_context(EventFile(Path(path))).write]
+    def open_event_log(self, stack: ExitStack, path: str | None) -> None:
+        """Add the listener that writes --events."""
+        if path is not None:
+            self.listeners.append(stack.enter_context(EventFile(Path(path))).write)
 
     def sink(self, stack: ExitStack, path: str | None, *, force: bool, stdout: Any = None) -> writers.Sink:
         """Where results go; an error gives it up, so that no old file is lost to it."""

@@ -55,6 +55,8 @@ def test_no_line_is_too_long_and_no_word_is_cut(command: str, width: int) -> Non
     [
         (["runn"], 'no such command "runn"', 'did you mean "run"?'),
         (["presets", "lst"], 'no such command "lst"', 'did you mean "list"?'),
+        (["a\nb\x1b[31m"], 'no such command "a\\nb\\x1b[31m"', "see genctl --help"),
+        ([""], 'no such command ""', "see genctl --help"),
         (["zzz"], 'no such command "zzz"', "see genctl --help"),
         (["run", "--temprature", "1"], "No such option: --temprature", 'did you mean "--temperature"?'),
         (["run", "--temperatur=1"], "No such option: --temperatur", 'did you mean "--temperature"?'),
