@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from genctl.batch import jsonl
@@ -13,7 +13,7 @@ from genctl.batch.printable import Refused
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.inputs import prompts_of
 from genctl.cli.options import CHECKS, IN_OUT, SHOWN, TRUST, ModelOptions
-from genctl.cli.table import Command, given, knob_layers, option, repeated, switch
+from genctl.cli.table import Command, given, option, repeated, switch
 from genctl.comparing import expectations
 from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, read_runs, recorded_layer, split_models
 from genctl.config.dry import to_toml
@@ -56,10 +56,6 @@ class CompareOptions(ModelOptions):
     events: str | None = option("Also write every event as JSON lines.", metavar="FILE", group=SHOWN)
     timing: bool = switch("Add seconds and tokens per second to records.", group=SHOWN)
     allow_plugins: bool = switch("Let presets name processors by dotted path.", group=TRUST)
-
-    def with_knobs(self, knobs: Mapping[str, Any]) -> CompareOptions:
-        """The same options with their `flags`. Raises UsageError or PresetError."""
-        return replace(self, flags=knob_layers(knobs, self.set))
 
 
 COMPARE = Command(

@@ -39,7 +39,8 @@ class ModelOptions(CommandOptions):
 
     def with_knobs(self, knobs: Mapping[str, Any]) -> ModelOptions:
         """The same options with their `flags`. Raises UsageError or PresetError."""
-        return replace(self, flags=knob_layers(knobs))
+        values = vars(self)  # not every command takes --set and --strategy
+        return replace(self, flags=knob_layers(knobs, values.get("set", ()), values.get("strategy")))
 
     @property
     def to_file(self) -> bool:
@@ -57,7 +58,3 @@ class PresetOptions(ModelOptions):
     set: tuple[str, ...] = repeated("Any preset key, as a TOML value.", metavar="KEY=VALUE", group=SETTINGS)
     strategy: str | None = option("A decoding mode by name; other flags refine it.", metavar="NAME", group=SETTINGS)
     allow_plugins: bool = switch("Let presets name processors by dotted path.", group=TRUST)
-
-    def with_knobs(self, knobs: Mapping[str, Any]) -> PresetOptions:
-        """The same options with their `flags`. Raises UsageError or PresetError."""
-        return replace(self, flags=knob_layers(knobs, self.set, self.strategy))

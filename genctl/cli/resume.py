@@ -120,31 +120,28 @@ def check_same(name: str, before: Mapping[str, Any], now: OutputIdentity) -> Out
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
     """What differs between two headers, in words: old → new where that is short."""
+
+    def setting(key: str, old: Any, new: Any) -> str:
+        place = origins.get(key, "default")
+        return _change(key, old, new) + (f" ({place})" if place != "default" else "")
+
+    sentences: dict[str, Callable[[str, Any, Any], str]] = {
+        "versions": _change,
+        "settings": setting,
+        "seed": _change,
+        "format": lambda key, old, new: _change("--format", old, new),
+        "records": lambda key, old, new: _change(_FLAGS.get(key, key), old, new),
+        "checkpoints": _checkpoint,
+        "files": lambda key, old, new: f"the file that {key} names has changed",
+    }
     changes = []
-    old, new = _part(before, "versions"), _part(now, "versions")
-    changes += [f"{key} {_words(old.get(key))} → {_words(new.get(key))}" for key in new if old.get(key) != new[key]]
-    old, new = _part(before, "settings"), _part(now, "settings")
-    for key in dict.fromkeys([*old, *new]):
-        if old.get(key) != new.get(key):
-            place = origins.get(key, "default")
-            origin = f" ({place})" if place != "default" else ""
-            changes.append(f"{key} {_words(old.get(key))} → {_words(new.get(key))}{origin}")
-    if before.get("seed") != now["seed"]:
-        changes.append(f"seed {_words(before.get('seed'))} → {now['seed']}")
-    if before.get("format") != now["format"]:
-        changes.append(f"--format {_words(before.get('format'))} → {now['format']}")
-    old, new = _part(before, "records"), _part(now, "records")
-    changes += [
-        f"{_FLAGS.get(key, key)} {_words(old.get(key))} → {_words(new[key])}" for key in new if old.get(key) != new[key]
-    ]
-    changes += _checkpoints(_part(before, "checkpoints"), _part(now, "checkpoints"))
-    old, new = _part(before, "files"), _part(now, "files")
-    changes += [
-        f"the file that {key} names has changed" for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)
-    ]
-    if not changes and before.get("batch") != now["batch"]:
-        changes.append(f"rows decoded together {_words(before.get('batch'))} → {_words(now['batch'])}")
-    return changes  # the input is compared row by row (see `Resumable.consume`)
+    for part, sentence in sentences.items():
+        old, new = (value if isinstance(value := header.get(part), dict) else {part: value} for header in (before, now))
+        keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+        changes += [sentence(key, old.get(key), new.get(key)) for key in keys]
+    if not any(changes) and before.get("batch") != now["batch"]:
+        changes.append(_change("rows decoded together", before.get("batch"), now["batch"]))
+    return [change for change in changes if change]  # the input is compared row by row (see `Resumable.consume`)
 
 
 _FLAGS = {
@@ -156,9 +153,8 @@ _FLAGS = {
 }
 
 
-def _part(header: Mapping[str, Any], key: str) -> dict[str, Any]:
-    part = header.get(key)
-    return part if isinstance(part, dict) else {}
+def _change(key: str, old: Any, new: Any) -> str:
+    return f"{key} {_words(old)} → {_words(new)}"
 
 
 def _words(value: Any) -> str:
@@ -168,19 +164,15 @@ def _words(value: Any) -> str:
     return text if len(text) <= _SHORT else text[: _SHORT - 1] + "…"
 
 
-def _checkpoints(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    changes = []
-    for name in dict.fromkeys([*before, *now]):
-        if name in before and name in now and before[name] != now[name]:
-            if is_outdated(before[name]):
-                changes.append(
-                    f"it was begun with a version of genctl that did not look at all bytes of a checkpoint, so nobody "
-                    f"can tell whether {name} is still the same"
-                )
-                continue
-            change = f"{brief(before[name])} → {brief(now[name])}"
-            changes.append(f"the checkpoint {name} has changed ({change})")
-    return changes  # another name is another setting, which is listed already
+def _checkpoint(name: str, old: Any, new: Any) -> str:
+    if old is None or new is None:
+        return ""  # another name is another setting, which is listed already
+    if is_outdated(old):
+        return (
+            "it was begun with a version of genctl that did not look at all bytes of a checkpoint, so nobody can tell "
+            f"whether {name} is still the same"
+        )
+    return f"the checkpoint {name} has changed ({brief(old)} → {brief(new)})"
 
 
 class Echo:

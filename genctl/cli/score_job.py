@@ -169,28 +169,19 @@ class ScoreJob(Job[ScoreOptions]):
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
     def _record(self, row: InputRow, one: Scored, model: str) -> dict[str, Any]:
-        given: dict[str, Any] = {}
-        context = row.extra.get("context", self.options.context)
-        target = row.extra.get("target", self.options.target)
-        if context is not None:
-            given["context"] = context
-        if target is not None:
-            given["target"] = target
+        named = {name: row.extra.get(name, getattr(self.options, name)) for name in ("context", "target")}
+        given: dict[str, Any] = {name: text for name, text in named.items() if text is not None}
         if one.rank is not None:
             given |= {"rank": one.rank, "candidate": one.candidate}
         return scored.score_record(
             row.id,
-            one.text if target is None else row.prompt or "",
+            row.prompt or "" if "target" in given else one.text,
             one.token_ids,
-            nll=one.nll,
             tokens=one.count,
-            ppl=one.ppl,
-            bpb=one.bpb,
-            bits=one.bits,
-            bytes=one.bytes,
             model=model,
             given=given,
             scores=one.tokens if self.details else None,
+            **{name: getattr(one, name) for name in ("nll", "ppl", "bpb", "bits", "bytes")},
         )
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
