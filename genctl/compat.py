@@ -6,6 +6,7 @@ to compute the same, None, or a refusal. tests/test_compat.py has a test for eac
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -45,14 +46,23 @@ def onednn_has_bfloat16() -> Any:
     return _operator("mkldnn._is_mkldnn_bf16_supported")
 
 
-def onednn_int8_linear() -> Any:
-    """(x uint8, its scale and zero point, packed weight, scales, zero points, …) -> [N, O], by oneDNN."""
-    return _operator("onednn.qlinear_pointwise.default")
+def fbgemm_int8_linear() -> Any:
+    """(x float32 [N, I], its scale and zero point, panels) -> float32 [N, O], by FBGEMM."""
+    return _operator("quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default")
 
 
-def onednn_int8_prepack() -> Any:
-    """(codes int8 [O, I], shape of x or None) -> the codes in oneDNN's blocks."""
-    return _operator("onednn.qlinear_prepack")
+def fbgemm_int8_prepack() -> Any:
+    """(codes int8 [O, I], scales [O]) -> panels for products with integers."""
+    pack, typed = _operator("quantized.linear_prepack"), getattr(torch, "_make_per_channel_quantized_tensor", None)
+    if pack is None or typed is None:
+        return None
+
+    def packed(codes: Tensor, scales: Tensor) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # this type of tensor is to leave torch some day
+            return pack(typed(codes, scales.double(), torch.zeros(len(scales), dtype=torch.int64), 0), None)
+
+    return packed
 
 
 def fbgemm_float16_linear() -> Any:

@@ -1,4 +1,4 @@
-"""One family of errors; each knows its exit code, its one line for the user and, where there is one, a hint.
+"""One family of errors: each has an exit status, a message of one line for each mistake, and sometimes a hint.
 
 Exit codes: 0 done · 1 some rows failed · 2 usage, preset or input error · 3 model not found or cannot do this ·
 4 a requested check failed · 130 interrupted.
@@ -6,13 +6,16 @@ Exit codes: 0 done · 1 some rows failed · 2 usage, preset or input error · 3 
 
 from __future__ import annotations
 
+import difflib
+import json
 import os
 import re
+from collections.abc import Iterable
 from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What a process says when it ends."""
+    """The exit status of the process."""
 
     DONE = 0
     ROWS_FAILED = 1
@@ -28,23 +31,69 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
 def without_secrets(text: str) -> str:
-    """`text` with Hub tokens and the credentials of addresses left out. What we say may end up in anybody's log."""
+    """`text` without Hub tokens and without the credentials in URLs, since messages end up in logs."""
     for name in SECRETS:
         if len(token := os.environ.get(name, "").strip()) >= 4:
             text = text.replace(token, "(token)")
     return _CREDENTIALS.sub("(secret)", _TOKEN.sub("(token)", text))
 
 
-class GenctlError(Exception):
-    """Something a user can mend. `code` names the kind in error rows; `exit` is the exit status of a run it ends.
+def nearest(name: str, choices: Iterable[str], cutoff: float = 0.65) -> str:
+    """The choice that is spelled most like `name`, or an empty string where none is close."""
+    if len(name) > 64:  # the comparison is quadratic in the length
+        return ""
+    return next(iter(difflib.get_close_matches(name, list(choices), n=1, cutoff=cutoff)), "")
 
-    No secret is in the message or the hint. Where a kind tells one thing only, its message is one line, whatever names
-    of files or models are in it.
+
+# What the messages of Python's JSON reader mean.
+_JSON = {
+    "Expecting value": "expected a value",
+    "Expecting ',' delimiter": "expected a comma or a closing bracket",
+    "Expecting ':' delimiter": "expected a colon",
+    "Expecting property name enclosed in double quotes": "expected a key in double quotes",
+    "Illegal trailing comma": "a comma before a closing bracket",
+    "Unterminated string": "a string is not closed; it begins",
+    "Invalid control character": "a control character in a string",
+    "Invalid \\": "an invalid escape in a string",
+    "Extra data": "text after the end of the value",
+    "Unexpected UTF-8 BOM": "a byte order mark",
+}
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file or a JSON text cannot be read, in a few plain words."""
+    if isinstance(error, OSError):
+        return error.strerror or _SYSTEM.get(type(error), "the system gives no reason")
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 text (byte {error.start + 1})"
+    if isinstance(error, json.JSONDecodeError):
+        reason = next((plain for start, plain in _JSON.items() if error.msg.startswith(start)), "not well-formed")
+        place = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
+        return f"not JSON: {reason} at {place}"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, RuntimeError):  # of pathlib: links in a circle, ~ of an unknown user
+        return "no such file"
+    return "not a file name" if "null" in str(error) else "a number has too many digits"
+
+
+_SYSTEM: dict[type, str] = {
+    FileNotFoundError: "no such file",
+    IsADirectoryError: "a folder, not a file",
+    PermissionError: "permission denied",
+}
+
+
+class GenctlError(Exception):
+    """An error that the user can fix. `code` names its kind in error rows; `exit` is the exit status of a run it ends.
+
+    The message and the hint hold no secrets. A line end in a file name or model name does not split a message: only the
+    kinds with `several` have messages of several lines, one for each mistake.
     """
 
     exit: Exit = Exit.USAGE
     code: str = "error"
-    several: bool = False  # whether a message may hold several mistakes, one on each line
+    several: bool = False  # whether a message may hold several mistakes, one per line
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         message = without_secrets(message if self.several else message.replace("\n", "\\n"))
@@ -54,14 +103,14 @@ class GenctlError(Exception):
 
 
 class UsageError(GenctlError):
-    """Flags or arguments that make no sense, alone or together."""
+    """Flags or arguments that are wrong, alone or in combination."""
 
     code = "usage"
     several = True
 
 
 class PresetError(GenctlError):
-    """A preset, a settings file or `--set` that is wrong; all mistakes at once, one per line."""
+    """A wrong preset, settings file, environment variable or `--set`: all mistakes at once, one per line."""
 
     code = "preset"
     several = True
@@ -74,27 +123,27 @@ class InputError(GenctlError):
 
 
 class ModelError(GenctlError):
-    """A checkpoint that is missing, damaged, or unable to do what was asked."""
+    """A checkpoint that is missing, damaged, or cannot do what the settings ask for."""
 
     exit = Exit.MODEL
     code = "model"
 
 
 class OutputError(GenctlError):
-    """The result could not be written."""
+    """A result that cannot be written."""
 
     code = "output"
 
 
 class CheckError(GenctlError):
-    """A check that the user asked for (`--fail-on`, `--expect`) did not hold."""
+    """A check that the user asked for (`--fail-on`, `--expect`) failed."""
 
     exit = Exit.CHECK
     code = "check"
 
 
 class Interrupted(GenctlError):
-    """The user or the system asked us to stop."""
+    """The run was stopped by the user or the system."""
 
     exit = Exit.INTERRUPTED
     code = "interrupted"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Generic, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from genctl.errors import InputError
+from genctl.errors import InputError, nearest
 
 S = TypeVar("S")
 Alternative: TypeAlias = tuple[int, str, float]  # id, text, log-probability
@@ -283,8 +283,11 @@ def from_json(data: dict[str, Any]) -> Event:
     """The inverse of `to_json`. Raises ValueError for an unknown kind or a field that does not fit."""
     fields = dict(data)
     kind = fields.pop("event", None)
+    if not isinstance(kind, str):
+        raise ValueError(f'"event": expected the name of an event such as "began", got {_kind_of(kind)}')
     if kind not in KINDS:
-        raise ValueError(f"unknown event {kind!r}")
+        near = nearest(kind, KINDS)
+        raise ValueError(f"unknown event {kind!r:.60}" + (f"; did you mean {near}?" if near else ""))
     return typing.cast(Event, _build(KINDS[kind], fields))
 
 
@@ -312,22 +315,27 @@ def _hints(kind: type) -> dict[str, Any]:
 def _build(hint: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if not isinstance(value, dict):
-            raise ValueError(f"{hint.__name__}: expected an object, got {type(value).__name__}")
+            raise ValueError(f"expected an object, got {_kind_of(value)}")
         hints = _hints(hint)
-        unknown = value.keys() - hints.keys()
-        if unknown:
-            raise ValueError(f"{hint.__name__}: unknown field {sorted(unknown)[0]!r}")
-        try:
-            return hint(**{key: _build(hints[key], item) for key, item in value.items()})
-        except TypeError as error:  # a required field is missing
-            raise ValueError(f"{hint.__name__}: {error}") from error
+        for key in sorted(value.keys() - hints.keys()):
+            near = nearest(key, hints)
+            raise ValueError(f"unknown field {key!r:.60}" + (f"; did you mean {near}?" if near else ""))
+        needed = [
+            item.name
+            for item in dataclasses.fields(hint)
+            if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        ]
+        missing = [name for name in needed if name not in value]
+        if missing:
+            raise ValueError(f"{' and '.join(missing)}: expected here, but missing")
+        return hint(**{key: _field(key, hints[key], item) for key, item in value.items()})
     origin = get_origin(hint)
     if origin is tuple:
         if not isinstance(value, list):
-            raise ValueError(f"expected a list, got {type(value).__name__}")
+            raise ValueError(f"expected a list, got {_kind_of(value)}")
         kinds = get_args(hint)
         if len(kinds) == 2 and kinds[1] is Ellipsis:
-            return tuple(_build(kinds[0], item) for item in value)
+            return tuple(_field(f"item {number}", kinds[0], item) for number, item in enumerate(value, 1))
         if len(kinds) != len(value):
             raise ValueError(f"expected {len(kinds)} items, got {len(value)}")
         return tuple(_build(kind, item) for kind, item in zip(kinds, value, strict=True))
@@ -336,5 +344,28 @@ def _build(hint: Any, value: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(hint, type) and hint is not Any and not isinstance(value, hint):
-        raise ValueError(f"expected {hint.__name__}, got {type(value).__name__}")
+        raise ValueError(f"expected {_WORDS.get(hint, hint.__name__)}, got {_kind_of(value)}")
     return value
+
+
+def _field(name: str, hint: Any, value: Any) -> Any:
+    """A part of an event. Raises ValueError, naming the part."""
+    try:
+        return _build(hint, value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+_WORDS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    type(None): "nothing",
+}
+
+
+def _kind_of(value: Any) -> str:
+    return _WORDS.get(type(value), type(value).__name__)

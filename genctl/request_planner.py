@@ -200,7 +200,7 @@ class Planner:
             return made, None
         if not isinstance(made, Sample):
             name = "best_of" if generation.best_of else "mbr_samples"
-            raise UsageError(f"{name} chooses among plain samples and contradicts {made.kind}")
+            raise UsageError(f"{name} cannot be combined with {made.kind}: it chooses among plain samples")
         return Sample(True, ranking.samples, sampler=generation.sampler), ranking
 
     def _wishes(self, generation: Generation, strategy: Strategy) -> Wishes | None:

@@ -7,13 +7,13 @@ of `{"role", "content"}`); besides, `id` (a string or an integer), `params` (an 
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
 from typing import Any, NoReturn
 
 from genctl.batch.printable import Refused, quote
+from genctl.errors import nearest, reason_of
 
 DEEPEST = 64  # levels of nesting; far below what recursive code downstream can take
 LARGEST_ID = 2**63 - 1  # what an int64 tensor holds
@@ -30,8 +30,7 @@ def parse(line: str) -> dict[str, Any]:
     try:
         data = json.loads(line, parse_constant=_constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        reason = error.msg[:1].lower() + error.msg[1:].removesuffix(" at")
-        raise Refused(f"not JSON: {reason} at column {error.colno}") from None
+        raise Refused(reason_of(error)) from None
     except RecursionError:
         raise Refused(f"nested more than {DEEPEST} levels deep") from None
     except ValueError:  # the interpreter's limit on the digits of an integer
@@ -135,9 +134,8 @@ def _unknown(data: dict[str, Any], known: tuple[str, ...]) -> list[str]:
     unknown = [key for key in data if key not in known]
     mistakes = []
     for key in unknown[:3]:
-        # Comparing is quadratic in the length: a key of a megabyte would hang.
-        close = difflib.get_close_matches(key, known, 1) if len(key) <= 40 else []
-        mistakes.append(f"unknown key {quote(key)}" + (f" (did you mean {close[0]}?)" if close else ""))
+        near = nearest(key, known)
+        mistakes.append(f"unknown key {quote(key)}" + (f" (did you mean {near}?)" if near else ""))
     if len(unknown) > 3:
         mistakes.append(f"and {len(unknown) - 3} more unknown keys")
     return mistakes
@@ -163,7 +161,7 @@ def _check_plain(key: str, value: Any) -> None:
 
 
 def _constant(name: str) -> NoReturn:
-    raise Refused(f"not JSON: {name} is no JSON number")
+    raise Refused(f"not JSON: {name} is not a JSON number")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from genctl.batch import jsonl
 from genctl.batch.ids import Ids
 from genctl.batch.printable import Refused, printable, quote
 from genctl.batch.rows import BadRow, InputRow
-from genctl.errors import InputError, UsageError
+from genctl.errors import InputError, UsageError, reason_of
 
 Format: TypeAlias = Literal["lines", "text", "jsonl", "nul"]
 Rows: TypeAlias = Iterator[InputRow | BadRow]
@@ -94,7 +94,7 @@ def open_prompts(
     except IsADirectoryError:
         raise InputError(f"the prompts could not be read: {printable(name)} is a folder") from None
     except OSError as error:
-        raise InputError(f"the prompts could not be read: {error.strerror}: {printable(name)}") from None
+        raise InputError(f"the prompts could not be read: {reason_of(error)}: {printable(name)}") from None
     except ValueError:  # a NUL in the name
         raise InputError(f"the prompts could not be read: not a file name: {printable(name)}") from None
     return Prompts(read(file, format=format, name=name, fields=fields), file.close)
@@ -239,4 +239,4 @@ def _chunks(source: IO[bytes], name: str) -> Iterator[bytes]:
         while chunk := read_some(_CHUNK):
             yield chunk
     except OSError as error:
-        raise InputError(f"the prompts could not be read: {error.strerror or error}: {name}") from None
+        raise InputError(f"the prompts could not be read: {reason_of(error)}: {name}") from None

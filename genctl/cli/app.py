@@ -146,7 +146,7 @@ def _run(arguments: list[str]) -> int:
         let_go()
         return int(Exit.DONE)
     except typer.TyperException as error:
-        return _usage(error)
+        return _usage(error, arguments)
     except BaseException as error:
         message, hint, status = _explained(error)
         if debug:
@@ -156,7 +156,7 @@ def _run(arguments: list[str]) -> int:
         return _say(message, hint, status)
 
 
-def _usage(error: typer.TyperException) -> int:
+def _usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
     """A command line that Typer cannot read."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
@@ -165,8 +165,9 @@ def _usage(error: typer.TyperException) -> int:
     hint = "" if context is None else f"see {context.command_path} --help"
     if type(error).__name__ == "NoSuchOption" and context is not None:
         return _say(error.message, option_hint(context, vars(error)["option_name"]), int(Exit.USAGE))
-    message = error.format_message().replace("Value error, ", "", 1)  # what pydantic puts before a reason
-    return _say(message, hint, int(Exit.USAGE))
+    from genctl.cli.bad_value import plain_words
+
+    return _say(plain_words(error.format_message(), arguments), hint, int(Exit.USAGE))
 
 
 def _explained(error: BaseException) -> tuple[str, str, Exit | int]:

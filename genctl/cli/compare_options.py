@@ -52,7 +52,7 @@ class CompareOptions(ModelOptions):
     tolerance: float | None = option(
         "How far --expect lets log-probabilities be, in nats (default: 0.001).", metavar="X", group=CHECKS, least=0
     )
-    dry: bool = switch("Print each run as TOML with the origin of every value.", group=CHECKS)
+    dry: bool = switch("Print each run as TOML, with origins of values.", group=CHECKS)
     events: str | None = option("Also write every event as JSON lines.", metavar="FILE", group=SHOWN)
     timing: bool = switch("Add seconds and tokens per second to records.", group=SHOWN)
     allow_plugins: bool = switch("Let presets name processors by dotted path.", group=TRUST)

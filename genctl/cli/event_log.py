@@ -12,7 +12,7 @@ from typing import IO, NoReturn
 
 from genctl import events
 from genctl.batch.writers import escaped
-from genctl.errors import InputError, OutputError
+from genctl.errors import InputError, OutputError, reason_of
 
 
 def read_recording(name: str) -> list[events.Event]:
@@ -38,7 +38,7 @@ def read_recording(name: str) -> list[events.Event]:
                 story = story.without(event.lane)
             recorded.append(event)
     except OSError as error:
-        raise InputError(f"cannot read {shown}: {error.strerror or error}") from error
+        raise InputError(f"cannot read {shown}: {reason_of(error)}") from error
     if not any(isinstance(event, (events.Began, events.Stepped, events.Failed)) for event in recorded):
         raise InputError(f"{shown} holds no recorded run", hint="genctl run --events FILE records one")
     return recorded
@@ -62,11 +62,9 @@ def _event(line: bytes, place: str) -> events.Event:
     except json.JSONDecodeError as error:
         if not line.endswith(b"\n"):
             raise InputError(f"{place}: the line is cut short", hint="the recording was interrupted") from error
-        raise InputError(f"{place}: not JSON at column {error.colno} ({error.msg})") from error
-    except RecursionError as error:
-        raise InputError(f"{place}: nested too deeply") from error
-    except ValueError as error:  # a number of too many digits
-        raise InputError(f"{place}: {str(error).split(';')[0]}") from error
+        raise InputError(f"{place}: {reason_of(error)}") from error
+    except (RecursionError, ValueError) as error:  # ValueError: a number has too many digits
+        raise InputError(f"{place}: {reason_of(error)}") from error
     if not isinstance(data, dict):
         raise InputError(f"{place}: an event is a JSON object, this is not")
     try:
@@ -89,8 +87,7 @@ class EventFile:
         try:
             self.file: IO[str] = open(self.path, "w", encoding="utf-8", errors="backslashreplace", opener=_unlinked)
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise OutputError(f"cannot write events to {self.path}: {why}") from error
+            raise OutputError(f"cannot write events to {self.path}: {reason_of(error)}") from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,4 +106,4 @@ class EventFile:
     def _fail(self, error: OSError) -> NoReturn:
         with contextlib.suppress(OSError):
             self.file.close()  # what is buffered would fail again later
-        raise OutputError(f"cannot write events to {self.path}: {error.strerror or error}") from error
+        raise OutputError(f"cannot write events to {self.path}: {reason_of(error)}") from error

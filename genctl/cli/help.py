@@ -6,13 +6,12 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from genctl.errors import UsageError
+from genctl.errors import UsageError, nearest
 
 GENERAL = "General"
 WIDE = 70  # from this width on, the column of flags may be wider
@@ -86,18 +85,18 @@ class CommandGroup(TyperGroup):
         """The command of a command line. Raises UsageError."""
         name = args[0]
         if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
-            near = nearest(name, self.list_commands(ctx))
+            near = meant(name, self.list_commands(ctx))
             hint = f'did you mean "{near}"?' if near else f"see {ctx.command_path} --help"
             shown = name if name.isprintable() else ascii(name)[1:-1]
             raise UsageError(f'no such command "{shown}"', hint=hint)
         return super().resolve_command(ctx, args)
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def meant(name: str, names: Iterable[str]) -> str:
     """The one of `names` that `name` abbreviates or misspells, else an empty string."""
     names = sorted(names, key=len)
     longer = [known for known in names if name and known.startswith(name)]
-    return next(iter(longer or get_close_matches(name, names, n=1, cutoff=0.7)), "")
+    return longer[0] if longer else nearest(name, names, cutoff=0.7)
 
 
 def option_hint(context: Any, flag: str) -> str:
@@ -105,7 +104,7 @@ def option_hint(context: Any, flag: str) -> str:
     hint = f"see {context.command_path} --help"
     if not flag.startswith("--"):
         return hint
-    if near := nearest(flag[2:], [known[2:] for known in _flags(context.command, context)]):
+    if near := meant(flag[2:], [known[2:] for known in _flags(context.command, context)]):
         return f'did you mean "--{near}"?'
     root = context.find_root().command
     for name in root.list_commands(context):

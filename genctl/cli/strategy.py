@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from genctl.config.layers import Layer
-from genctl.errors import UsageError
+from genctl.errors import UsageError, nearest
 
 # name -> its knobs; flags and --set go above them
 NAMED: dict[str, dict[str, Any]] = {
@@ -42,7 +42,9 @@ def layer(name: str, flags: Sequence[Layer]) -> Layer:
     Raises UsageError for an unknown name, listing all names.
     """
     if name not in NAMED:
-        raise UsageError(f"--strategy {name}: there is no such strategy", hint=f"there are: {', '.join(NAMED)}")
+        near = nearest(name.lower().replace("_", "-"), NAMED)
+        meant = f"; did you mean {near}?" if near else ""
+        raise UsageError(f"--strategy {name}: there is no such strategy{meant}", hint=f"there are: {', '.join(NAMED)}")
     own: set[str] = {key for flag in flags for key in flag.values}
     values: Mapping[str, Any] = {key: value for key, value in NAMED[name].items() if key not in own}
     return Layer("flag", values, {key: f"--strategy {name}" for key in values}, "command")

@@ -27,7 +27,7 @@ from genctl.errors import Exit, UsageError
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 SHORT = {"model": "-m", "max_new_tokens": "-n"}
-METAVARS = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT"}
+METAVARS = {int: "N", float: "X"}
 
 Conflict = tuple[Callable[[Any], object], str]
 Color = Literal["auto", "always", "never"]
@@ -164,7 +164,7 @@ def flag_of(name: str) -> str:
 
 
 class Mixed(str):
-    """The value of a flag that is written as in TOML (`true`, `"never"`, 3), quotes left out."""
+    """The value of a flag as it is typed: TOML (`true`, 3, `["a"]`), or bare text."""
 
 
 def _mixed(text: str) -> Mixed:
@@ -193,9 +193,12 @@ def _knob_parameters(kinds: Sequence[type], without: frozenset[str]) -> Iterator
             hint, spelled, default = _plain_type(params.hints(kind)[name]), params.spelled(name), item.default
             flags = [f"--{spelled}/--no-{spelled}" if hint is bool else f"--{spelled}"]
             flags += [SHORT[name]] if name in SHORT else []
-            extra: dict[str, Any] = {"metavar": METAVARS.get(hint)}
-            if hint is Mixed:
-                extra = {"metavar": "VALUE", "parser": _mixed}
+            extra: dict[str, Any] = {"metavar": "TEXT"} if hint in (str, list[str]) else {}
+            if hint is not bool and not extra:
+                # read and checked with all other layers, so that every mistake is reported at once, in the same words
+                choices = "|".join(map(str, get_args(hint)))
+                extra = {"metavar": f"<{choices}>" if choices else METAVARS.get(hint, "VALUE"), "parser": _mixed}
+                hint = Mixed
             about = item.metadata["about"]
             if isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != "":
                 about = f"{about} (default: {default})"

@@ -13,7 +13,7 @@ from genctl.batch.rows import InputRow
 from genctl.batch.writers import to_json
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
-from genctl.errors import InputError
+from genctl.errors import InputError, reason_of
 from genctl.identity import brief, is_outdated
 
 SCHEMA = "genctl-compare/1"
@@ -84,7 +84,7 @@ def read(path: str) -> Recording:
     try:
         data = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
-        raise InputError(f"--expect: {error.strerror or error}: {path}", hint="--save FILE writes one") from None
+        raise InputError(f"--expect: {reason_of(error)}: {path}", hint="--save FILE writes one") from None
     except (ValueError, RecursionError):
         raise InputError(f"--expect: {path} is not JSON; it should be a file that --save wrote") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:

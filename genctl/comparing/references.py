@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl.comparing.metrics import Values
-from genctl.errors import InputError
+from genctl.errors import InputError, reason_of
 
 KEYS = ("exact_match", "chrf", "bleu", "ter")
 
@@ -81,7 +81,7 @@ def read(path: str, prompts: int) -> list[str]:
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise InputError(f"the references could not be read: {error.strerror or error}: {path}") from None
+        raise InputError(f"the references could not be read: {reason_of(error)}: {path}") from None
     except ValueError:
         raise InputError(f"the references could not be read: {path} is not UTF-8") from None
     lines = [line.removesuffix("\r") for line in text.split("\n")]

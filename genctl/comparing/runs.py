@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from genctl import params
@@ -175,7 +175,7 @@ def _called(preset: str) -> str:
 def _on(run: RunSpec, model: str) -> RunSpec:
     layer = flags_layer({"model": model}, {"model": "--models"})
     others = tuple(
-        Layer(one.origin, {key: value for key, value in one.values.items() if key != "model"}, one.where, one.said)
+        replace(one, values={key: value for key, value in one.values.items() if key != "model"})
         for one in run.layers
         if one.kind == "command"
     )

@@ -1,1 +1,1 @@
-"""What is asked: presets, settings and flags become one resolved job."""
+"""Configuration: presets, settings files, the environment and flags become one resolved job."""

@@ -1,8 +1,8 @@
-"""Knobs that contradict each other, and knobs that a later layer has made moot.
+"""Knobs that conflict with each other, and knobs that a later layer switches off.
 
-Refuse or report, never ignore: a knob that can do nothing because of another at the same height or below is a mistake
-(`Clash`), with both sources named. One that a *later* layer switched off, or that only the checkpoint asked for, is
-moot: it goes back to its default.
+Refuse or report, never ignore: a knob that has no effect because of another one in the same layer or below is a mistake
+(`Clash`), which names both sources. A knob that a *later* layer switches off, or that only the checkpoint sets, goes
+back to its default.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Literal
 from genctl.config.check import default, known, shown
 from genctl.params import Generation, knobs, spelled
 
-# Knobs of sampling that another knob reads as well: contrastive search takes its candidates by top_k.
+# Knobs of sampling with another use: contrastive search takes its candidates by top_k.
 ALSO_READ_BY = {"top_k": ("penalty_alpha",)}
 
-# Knobs that only refine another: without that one they change nothing.
+# Knobs that refine another one and have no effect without it.
 REFINES = {
     "xtc_threshold": "xtc_probability",
     "dynatemp_exponent": "dynatemp_range",
@@ -36,7 +36,7 @@ REFINES = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value, how high its layer stands, where it was written, and in what sort of layer."""
+    """A value with the level, the place and the kind of its layer."""
 
     value: Any
     level: int
@@ -46,19 +46,19 @@ class Setting:
 
 @dataclass(frozen=True)
 class Clash:
-    """Knobs that cannot both have what they ask for."""
+    """Knobs that cannot be combined."""
 
     keys: frozenset[str]
     sentence: str
     hint: str = ""
-    by_default: bool = False  # whether it rests on a default, which a checkpoint's generation_config may still change
+    by_default: bool = False  # whether one side is a default, which the checkpoint may still change
 
 
 Settings = Mapping[str, Setting]
 
 
 def _get(settings: Settings, key: str) -> Setting:
-    """The setting of a knob; the built-in default stands below every layer."""
+    """The setting of a knob; the built-in default is below every layer."""
     return settings.get(key) or Setting(default(key) if key in known() else None, -1, "default")
 
 
@@ -67,7 +67,7 @@ def _say(key: str, setting: Setting) -> str:
 
 
 def _greedy(settings: Settings) -> tuple[str, Setting] | None:
-    """The highest setting that keeps tokens from being drawn, with its words; None where they are drawn."""
+    """The highest setting that switches sampling off, in words; None if tokens are sampled."""
     found = []
     sample, temperature = _get(settings, "do_sample"), _get(settings, "temperature")
     if sample.value is False:
@@ -78,7 +78,7 @@ def _greedy(settings: Settings) -> tuple[str, Setting] | None:
 
 
 def _idle(settings: Settings) -> Iterator[tuple[str, Setting]]:
-    """Knobs of sampling that were set to something, and that nothing else reads."""
+    """Knobs of sampling that are set and have no other use."""
     for key, item in knobs(Generation).items():
         setting = settings.get(key)
         if not item.metadata["sampling"] or setting is None:
@@ -92,34 +92,41 @@ def _idle(settings: Settings) -> Iterator[tuple[str, Setting]]:
 
 
 def _add(key: str, value: str, setting: Setting) -> str:
-    """How to say `key` where `setting` was said."""
+    """How to set `key` in the place where `setting` is set."""
     if setting.kind != "command":
         return f"add {key} = {value}"
     return f"add --{spelled(key)}" + ("" if value == "true" else f" {value}")
 
 
 def find_clashes(settings: Settings) -> list[Clash]:
-    """Every contradiction.
+    """Every conflict: sampling, number of sequences, lengths, caches, compiling, knobs that refine others, chat."""
+    kinds = (_sampling, _sequences, _lengths, _caches, _compiling, _refining, _chat)
+    return [clash for kind in kinds for clash in kind(settings)]
 
-    In the order: sampling, how many sequences, lengths, caches, compiling, knobs that refine others, chat.
-    """
-    kinds = (_sampling, _sequences, _lengths, _caches, _compiling)
-    found = [clash for kind in kinds for clash in kind(settings)]
+
+def _between(settings: Settings, key: str, other: str, why: str) -> Clash:
+    """Two settings of the same height that cannot be combined."""
+    words = f"{_say(key, _get(settings, key))} cannot be combined with {_say(other, _get(settings, other))}: {why}"
+    return Clash(frozenset({key, other}), words, "leave out one of them")
+
+
+def _refining(settings: Settings) -> Iterator[Clash]:
     idle = {key for key, _ in _idle(settings)} if _greedy(settings) else set()
     for key, setting in _unrefined(settings):
         other = _get(settings, REFINES[key])
         if key not in idle and setting.kind != "model" and setting.level >= other.level:
             words = f"{_say(key, setting)} has no effect without {REFINES[key]}"
-            found.append(Clash(frozenset({key, REFINES[key]}), words, by_default=other.level < 0))
+            yield Clash(frozenset({key, REFINES[key]}), words, by_default=other.level < 0)
+
+
+def _chat(settings: Settings) -> Iterator[Clash]:
     system, chat = _get(settings, "system"), _get(settings, "chat")
     if system.value is not None and chat.value is False and chat.level == system.level:
-        words = f"{_say('system', system)} is said in a chat and contradicts {_say('chat', chat)}"
-        found.append(Clash(frozenset({"system", "chat"}), words, "leave out one of them"))
-    return found
+        yield _between(settings, "system", "chat", "only a chat has a system message")
 
 
 def _unrefined(settings: Settings) -> Iterator[tuple[str, Setting]]:
-    """Knobs that were set to refine one which is off. A preset that lists its processors may name it there."""
+    """Knobs that refine one which is off. A preset that lists its processors may turn that one on there."""
     if "processors" in settings or "stopping" in settings:
         return
     for key, other in REFINES.items():
@@ -137,11 +144,7 @@ def _sampling(settings: Settings) -> Iterator[Clash]:
     words, off = greedy
     sample, temperature = _get(settings, "do_sample"), _get(settings, "temperature")
     if sample.value and sample.kind == temperature.kind == "command":
-        yield Clash(
-            frozenset({"do_sample", "temperature"}),
-            f"{_say('temperature', temperature)} means greedy and contradicts {_say('do_sample', sample)}",
-            "leave out one of them",
-        )
+        yield _between(settings, "temperature", "do_sample", "temperature 0 is greedy")
     for key, setting in _idle(settings):
         if setting.kind == "model" or setting.level < off.level:
             continue
@@ -170,18 +173,14 @@ def _sequences(settings: Settings) -> Iterator[Clash]:
     hint = _add("do_sample", "true", wanted)
     if "num_beams" in known():
         hint += f" or {_add('num_beams', str(wanted.value), wanted).removeprefix('add ')}"
-    sentence = f"{_say('num_return_sequences', wanted)} would return equal sequences while {greedy[0]}"
+    sentence = f"{_say('num_return_sequences', wanted)} would return identical sequences while {greedy[0]}"
     yield Clash(keys, sentence, hint, by_default=greedy[1].level < 0 or beams.level < 0)
 
 
 def _lengths(settings: Settings) -> Iterator[Clash]:
     new, whole = _get(settings, "max_new_tokens"), _get(settings, "max_length")
     if None not in (new.value, whole.value) and new.level == whole.level and new.kind != "model":
-        yield Clash(
-            frozenset({"max_new_tokens", "max_length"}),
-            f"{_say('max_new_tokens', new)} and {_say('max_length', whole)} are two answers to one question",
-            "leave out one of them",
-        )
+        yield _between(settings, "max_new_tokens", "max_length", "both limit the length")
         return
     for least, most in (("min_new_tokens", "max_new_tokens"), ("min_length", "max_length")):
         low, high = _get(settings, least), _get(settings, most)
@@ -193,40 +192,32 @@ def _caches(settings: Settings) -> Iterator[Clash]:
     use, kept, saved = (_get(settings, key) for key in ("use_cache", "cache_implementation", "prompt_cache"))
     both = frozenset({"use_cache", "cache_implementation"})
     if use.level == kept.level and use.value is (kept.value == "off"):
-        yield Clash(
-            both,
-            f"{_say('use_cache', use)} and {_say('cache_implementation', kept)} contradict each other",
-            "leave out one of them",
-        )
+        yield _between(settings, "use_cache", "cache_implementation", "one turns the cache off, the other on")
         return
     if saved.value is None:
         return
-    off = max((setting for setting in (use, kept) if setting.value in (False, "off")), default=None, key=_level)
+    off = max(
+        (setting for setting in (use, kept) if setting.value in (False, "off")),
+        default=None,
+        key=lambda setting: setting.level,
+    )
     if off is not None and not (off is kept and use.level > kept.level):
         words = _say("use_cache", off) if off is use else _say("cache_implementation", off)
-        yield Clash(both | {"prompt_cache"}, f"{_say('prompt_cache', saved)} fills a cache, and {words} keeps none")
+        yield Clash(both | {"prompt_cache"}, f"{_say('prompt_cache', saved)} needs a cache, which {words} turns off")
 
 
 def _compiling(settings: Settings) -> Iterator[Clash]:
-    """What --compile cannot do, where somebody asked for it: packed layers, and caches whose shape changes."""
+    """Settings that torch.compile does not work with: packed layers, and caches whose shape changes."""
     wanted = _get(settings, "compile")
     if not wanted.value:
         return
     pack, use, kept = (_get(settings, key) for key in ("pack", "use_cache", "cache_implementation"))
-    found = []
     if pack.value and pack.level >= 0:
-        found.append(("pack", pack, "packed layers are opaque to a compiler"))
+        yield _between(settings, "compile", "pack", "packed layers cannot be compiled")
     if use.value is False:
-        found.append(("use_cache", use, "without a cache no two steps have one shape"))
+        yield _between(settings, "compile", "use_cache", "without a cache every step has another shape")
     elif kept.level >= 0 and kept.value != "static" and not (kept.value == "dynamic" and kept.kind == "model"):
-        found.append(("cache_implementation", kept, "compiled steps keep a cache of fixed size"))
-    for key, setting, why in found:
-        words = f"{_say('compile', wanted)} and {_say(key, setting)} contradict each other: {why}"
-        yield Clash(frozenset({"compile", key}), words, "leave out one of them")
-
-
-def _level(setting: Setting) -> int:
-    return setting.level
+        yield _between(settings, "compile", "cache_implementation", "compiled steps use a cache of fixed size")
 
 
 def _exceeds(low: Setting, high: Setting) -> bool:
@@ -234,7 +225,7 @@ def _exceeds(low: Setting, high: Setting) -> bool:
 
 
 def _loser(settings: Settings) -> str:
-    """Which of max_new_tokens and max_length yields to the other, if both are set."""
+    """Which of max_new_tokens and max_length is overridden by the other, if both are set."""
     new, whole = _get(settings, "max_new_tokens"), _get(settings, "max_length")
     if None in (new.value, whole.value):
         return ""
@@ -242,7 +233,7 @@ def _loser(settings: Settings) -> str:
 
 
 def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
-    """What holds instead of what was set, for knobs that are moot: {key: (value, origin)}, and notes worth telling."""
+    """The values of knobs that are switched off, {key: (value, origin)}, and notes for the user."""
     moot: dict[str, tuple[Any, str]] = {}
     notes: list[str] = []
     greedy = _greedy(settings)
@@ -251,9 +242,7 @@ def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
         if sample.value:
             moot["do_sample"] = (False, temperature.place)
             if sample.level > temperature.level and sample.kind != "model":
-                notes.append(
-                    f"{_say('temperature', temperature)} means greedy, in spite of {_say('do_sample', sample)}"
-                )
+                notes.append(f"{_say('temperature', temperature)} is greedy: {_say('do_sample', sample)} has no effect")
         moot.update((key, (default(key), "default")) for key, _ in _idle(settings))
         wanted = _get(settings, "num_return_sequences")
         if wanted.kind == "model" and wanted.value > (_get(settings, "num_beams").value or 1):
@@ -267,7 +256,7 @@ def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
         else:
             moot["chat"] = (True, system.place)
     use, kept = _get(settings, "use_cache"), _get(settings, "cache_implementation")
-    if use.value is (kept.value == "off"):  # two words for one thing: the later one holds
+    if use.value is (kept.value == "off"):  # two names for one thing: the later one wins
         if use.level > kept.level:
             moot["cache_implementation"] = (default("cache_implementation") if use.value else "off", use.place)
         else:
@@ -278,6 +267,6 @@ def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
     for least, most in (("min_new_tokens", "max_new_tokens"), ("min_length", "max_length")):
         low, high = _get(settings, least), _get(settings, most)
         if loser != most and low.kind == "model" and _exceeds(low, high):
-            # No EOS before `most` tokens, and then the end: the same text, said without contradiction.
+            # No EOS before `most` tokens, and then the end: the text is the same.
             moot[least] = (high.value, high.place)
     return moot, notes

@@ -1,4 +1,4 @@
-"""A resolved job as TOML, with the origin of every value: what `--dry` prints, and what loads again as a preset."""
+"""A resolved job as TOML, with the origin of every value: the output of `--dry`, which is a preset again."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 from genctl import params
 from genctl.config.check import UNSAFE, default, known
-from genctl.config.layers import LISTS, Resolved
+from genctl.config.layers import Resolved
+from genctl.config.listed import LISTS
 from genctl.config.toml import printable, write_key, write_string, write_value
 from genctl.params import Generation, Runtime
 
 
 def to_toml(resolved: Resolved, *, defaults: bool = True) -> str:
-    """`resolved` as a preset; without `defaults`, only what somebody set.
+    """`resolved` as a preset; without `defaults`, only the knobs that are set.
 
-    Every value carries its origin in a comment. What is None is left out, and a switch that only a flag may turn on
-    stands in a comment.
+    A comment gives the origin of every value. Values of None are left out. Switches that only a flag may turn on are
+    comments.
     """
     blocks: list[str] = []
     if resolved.about:
@@ -31,7 +32,7 @@ def to_toml(resolved: Resolved, *, defaults: bool = True) -> str:
         for group, entries in groups.items():
             width = min(max(len(code) for code, _ in entries), 44)
             blocks.append("\n".join([f"# {group}", *(f"{code:<{width}}  # {origin}" for code, origin in entries)]))
-    # An empty list says something ("no processors at all") and must stand before the first table.
+    # An empty list means "no processors at all" and must come before the first table.
     empty = [key for key in LISTS if _listed(resolved, key) == ()]
     blocks += [f"{key} = []  # {_origin(resolved, key)}" for key in empty]
     for key in LISTS:

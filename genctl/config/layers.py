@@ -1,7 +1,7 @@
-"""Precedence: layers of settings become one resolved job. Later wins; every mistake is told at once.
+"""Precedence: layers of settings become one resolved job. Later layers win; all mistakes are reported at once.
 
-The order, lowest first: built-in defaults, the model's generation_config, user file, project file, preset(s),
-environment GENCTL_*, flags (and `--set`), the row's own params.
+The order, lowest first: built-in defaults, the model's generation_config, user file, project file, presets,
+environment variables GENCTL_*, flags and `--set`, the row's own params.
 """
 
 from __future__ import annotations
@@ -11,21 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from genctl import params
-from genctl.config.check import (
-    UNSAFE,
-    Wrong,
-    accepted,
-    check,
-    did_you_mean,
-    known,
-    named,
-    plain,
-    refused,
-    shown,
-)
-from genctl.config.conflicts import Clash, Setting, find_clashes, settle
+from genctl.config.check import UNSAFE, Wrong, accepted, check, did_you_mean, known, named, shown
+from genctl.config.conflicts import Setting, find_clashes, settle
+from genctl.config.listed import LISTS, ListMistakes, check_list
 from genctl.config.toml import printable
 from genctl.errors import PresetError
+from genctl.fit import Misfit, fit
 from genctl.params import Generation, Runtime
 
 Kind: TypeAlias = Literal["model", "user", "command", "row"]
@@ -39,15 +30,13 @@ KINDS: dict[str, Kind] = {
     SET: "command",
     ROW: "row",
 }
-LISTS = ("processors", "stopping")
 SPECIAL = ("about", *LISTS)
 MOST_MISTAKES = 100
 
-# What a checkpoint's generation_config says of itself rather than of the text.
-BOOKKEEPING = frozenset({"transformers_version", "generation_kwargs", "is_assistant", "trust_remote_code"})
+# Entries of a generation_config that are about the file itself, not about the text.
+BOOKKEEPING = params.METADATA | {"generation_kwargs", "is_assistant", "trust_remote_code"}
 
-
-# Keys that lead elsewhere: a checkpoint that somebody downloaded must not say what else is read or run.
+# Keys that a downloaded checkpoint may not set: they name other files, checkpoints or code to load.
 OUTWARD = {
     **dict.fromkeys(("json_schema", "grammar"), "a file"),
     **dict.fromkeys(("assistant_model", "amateur_model"), "another checkpoint"),
@@ -57,25 +46,27 @@ OUTWARD = {
 
 @dataclass(frozen=True)
 class Layer:
-    """Settings that came from one place.
+    """Settings from one place.
 
-    `origin` names the place; `where` may say more exactly, key by key, where each setting stands (`file.toml:3`,
-    `flag --top-p`). `said` is what sort of layer it is; without it, origins that begin with the words
-    `generation_config`, `flag`, `--set` and `params` are what they say, and all others files or the environment.
+    `origin` names the place; `where` gives the exact place of each key (`file.toml:3`, `flag --top-p`). `said` is the
+    kind of the layer; without it the first word of the origin decides (`generation_config`, `flag`, `--set`, `params`),
+    and all other origins are files or the environment. `broken` holds what could not be read here: `resolve` raises it
+    together with all other mistakes.
     """
 
     origin: str
     values: Mapping[str, Any]
     where: Mapping[str, str] = field(default_factory=dict)
     said: Kind | None = None
+    broken: tuple[PresetError, ...] = ()
 
     @property
     def kind(self) -> Kind:
-        """What sort of layer this is: as said, else by the first word of its origin."""
+        """The kind of this layer."""
         return self.said or KINDS.get(self.origin.partition(" ")[0], "user")
 
     def place(self, key: str) -> str:
-        """Where `key` was set, in words."""
+        """Where `key` is set, in words."""
         if key in self.where:
             return printable(self.where[key])
         if self.origin in (FLAG, "flags"):
@@ -85,27 +76,27 @@ class Layer:
 
 
 def model_layer(values: Mapping[str, Any], origin: str = MODEL) -> Layer:
-    """A checkpoint's generation_config: what it leaves as None is not set."""
+    """A checkpoint's generation_config; None counts as not set."""
     return Layer(origin if origin.startswith(MODEL) else f"{MODEL} of {origin}", values, said="model")
 
 
 def flags_layer(values: Mapping[str, Any], where: Mapping[str, str] | None = None) -> Layer:
-    """What was said with flags; `where` may give the spelling used (`flag -n`)."""
+    """The settings of flags; `where` may give the spelling that was used (`flag -n`)."""
     return Layer(FLAG, values, where or {}, "command")
 
 
 def row_layer(values: Mapping[str, Any], place: str = "") -> Layer:
-    """The `params` of a JSONL row; `place` says which row."""
+    """The `params` of a JSONL row; `place` names the row."""
     return Layer(f"{ROW} of {place}" if place else ROW, values, said="row")
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A job: every knob with its value, and where each came from.
+    """A job: every knob with its value and its origin.
 
-    `origins` holds all knobs; those that nobody set come from "default". `notes` are things worth telling that are no
-    mistakes (keys of a generation_config that genctl does not know). `settings` and `levels` remember the layers, so
-    that a row's params can be laid on top (`overlay`).
+    `origins` holds all knobs; the origin of a knob that nothing sets is "default". `notes` are remarks that are not
+    mistakes, such as unknown keys of a generation_config. `overlay` needs `settings` and `levels` to lay a row's params
+    on top.
     """
 
     generation: Generation
@@ -126,90 +117,90 @@ class _Reading:
     settings: dict[str, Setting]
     notes: list[str]
     mistakes: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
     mistaken: set[str] = field(default_factory=set)
+    incomplete: bool = False  # whether a file or a variable could not be read
 
     def read(self, layer: Layer, level: int) -> None:
         """Lay `layer` on top."""
-        model = layer.kind == "model"
-        bookkeeping = BOOKKEEPING | getattr(params, "METADATA", frozenset())
+        for error in layer.broken:
+            self.incomplete = True
+            self.mistakes += [line for line in error.message.split("\n") if line not in self.mistakes]
+            self.hints.append(error.hint)
         for key, value in layer.values.items():
-            if model and (value is None or key.startswith("_") or key in bookkeeping):
+            if layer.kind == "model" and _asks_for_nothing(key, value):
                 continue
+            place = layer.place(key)
             try:
-                found = Setting(self._value(layer, key, value), level, layer.place(key), layer.kind)
+                found = Setting(_value(layer, key, value), level, place, layer.kind)
                 other = self.settings.get(key)
                 if other and other.level == level and other.value != found.value:
                     raise Wrong(f"{key} = {shown(value)} contradicts {shown(other.value)} ({other.place})")
                 self.settings[key] = found
-            except _Silent:
-                continue
-            except Wrong as wrong:
-                if model:
-                    self.notes.append(f"{layer.place(key)}: {wrong}; not used")
-                    continue
+            except ListMistakes as wrong:
                 self.mistaken.add(key)
-                self.mistakes.append(f"{layer.place(key)}: {wrong}")
-
-    def _value(self, layer: Layer, key: str, value: Any) -> Any:
-        if (
-            layer.kind == "model"
-            and (key in refused() or key in params.knobs(Runtime))
-            and value in (False, 0, 1, "", [], {})
-        ):
-            raise _Silent  # it asks for nothing
-        if key in refused() and key not in known():
-            raise Wrong(f"{named(key)} is not taken: {refused()[key]}")
-        if key in UNSAFE and (layer.kind != "command" or layer.origin.startswith(SET)):
-            raise Wrong(f"{key} runs code that others wrote; only the flag --{key.replace('_', '-')} can enable it")
-        if layer.kind == "model" and key in OUTWARD:
-            raise Wrong(f"{key} names {OUTWARD[key]}, which is not a checkpoint's to say")
-        if key in LISTS:
-            return _tables(key, value)
-        if key == "about":
-            return _about(value)
-        if key not in known():
-            raise Wrong(self._unknown(layer, key, value))
-        if layer.kind == "model" and known()[key][0] is Runtime:
-            raise Wrong(f"{named(key)} is not a checkpoint's to say")
-        if layer.kind == "row" and (fixed := _fixed(key)):
-            raise Wrong(f"{key} = {shown(value)}: {fixed}")
-        try:
-            return check(key, value)
-        except Wrong as wrong:
-            raise Wrong(f"{key} = {shown(value)}: {wrong}") from None
-
-    def _unknown(self, layer: Layer, key: str, value: Any) -> str:
-        sentence = f"unknown key {named(key)}"
-        if layer.kind == "model" or len(self.mistakes) >= MOST_MISTAKES:
-            return sentence
-        if key == "extends":
-            return f'{sentence}: only a preset file extends another (a settings file says preset = "NAME")'
-        if key == "preset":
-            return f'{sentence}: a preset says extends = "NAME"'
-        if isinstance(value, dict) and any(inner in known() for inner in value):
-            return f"{sentence}: knobs are top-level keys, in no table"
-        near = did_you_mean(key, [*accepted(), *SPECIAL, *refused()])
-        return f"{sentence}; did you mean {near}?" if near else sentence
+                self.mistakes += [f"{place}: {sentence}" for sentence in wrong.sentences]
+            except Wrong as wrong:
+                if layer.kind == "model":
+                    self.notes.append(f"{place}: {wrong}; not used")
+                    continue
+                self.mistaken |= {key, wrong.near}
+                self.mistakes.append(f"{place}: {wrong}")
 
     def finish(self, levels: int, *, tentative: bool = False) -> Resolved:
-        """The job. Raises PresetError if anything was wrong."""
+        """The job. Raises PresetError if anything is wrong."""
         clashes = [clash for clash in find_clashes(self.settings) if not clash.keys & self.mistaken]
-        clashes = [clash for clash in clashes if not (tentative and clash.by_default)]
+        if tentative or self.incomplete:
+            clashes = [clash for clash in clashes if not clash.by_default]
         mistakes = self.mistakes + [clash.sentence for clash in clashes]
-        if mistakes:
-            raise _error(mistakes, clashes)
-        return _build(self.settings, self.notes, levels)
+        if not mistakes:
+            return _build(self.settings, self.notes, levels)
+        if len(mistakes) > MOST_MISTAKES:
+            mistakes = [*mistakes[:MOST_MISTAKES], f"… and {len(mistakes) - MOST_MISTAKES} more mistakes"]
+        hints = dict.fromkeys(hint for hint in (*self.hints, *(clash.hint for clash in clashes)) if hint)
+        raise PresetError("\n".join(mistakes), hint="; ".join(hints))
 
 
-class _Silent(Exception):
-    """A key of a generation_config that asks for nothing."""
+def _asks_for_nothing(key: str, value: Any) -> bool:
+    """Whether an entry of a generation_config says nothing about the text."""
+    if value is None or key.startswith("_") or key in BOOKKEEPING:
+        return True
+    return (key in params.REFUSED or key in params.knobs(Runtime)) and value in (False, 0, 1, "", [], {})
 
 
-def _error(mistakes: list[str], clashes: Sequence[Clash]) -> PresetError:
-    if len(mistakes) > MOST_MISTAKES:
-        mistakes = [*mistakes[:MOST_MISTAKES], f"… and {len(mistakes) - MOST_MISTAKES} more mistakes"]
-    hints = dict.fromkeys(clash.hint for clash in clashes if clash.hint)
-    return PresetError("\n".join(mistakes), hint="; ".join(hints))
+def _value(layer: Layer, key: str, value: Any) -> Any:
+    """The value of a key, checked. Raises Wrong or ListMistakes."""
+    if key in params.REFUSED and key not in known():
+        raise Wrong(f"{named(key)} is not supported: {params.REFUSED[key]}")
+    if key in UNSAFE and (layer.kind != "command" or layer.origin.startswith(SET)):
+        raise Wrong(f"{key} runs code that others wrote; only the flag --{key.replace('_', '-')} can enable it")
+    if layer.kind == "model" and key in OUTWARD:
+        raise Wrong(f"{key} names {OUTWARD[key]}, which a checkpoint may not choose")
+    if key in LISTS:
+        return check_list(key, value)
+    if key == "about":
+        return _about(value)
+    if key not in known():
+        raise _unknown(layer, key, value)
+    if layer.kind == "model" and known()[key][0] is Runtime:
+        raise Wrong(f"{named(key)} is not for a checkpoint to choose")
+    if layer.kind == "row" and (fixed := _fixed(key)):
+        raise Wrong(f"{key} = {shown(value)}: {fixed}")
+    return check(key, value)
+
+
+def _unknown(layer: Layer, key: str, value: Any) -> Wrong:
+    sentence = f"unknown key {named(key)}"
+    if layer.kind == "model":
+        return Wrong(sentence)
+    if key == "extends":
+        return Wrong(f'{sentence}: only a preset file extends another (a settings file says preset = "NAME")')
+    if key == "preset":
+        return Wrong(f'{sentence}: a preset says extends = "NAME"')
+    if isinstance(value, dict) and any(inner in known() for inner in value):
+        return Wrong(f"{sentence}: write knobs as top-level keys, not in a table")
+    near = did_you_mean(key, [*accepted(), *SPECIAL, *params.REFUSED])
+    return Wrong(f"{sentence}; did you mean {near}?" if near else sentence, near=near)
 
 
 def _fixed(key: str) -> str:
@@ -217,40 +208,19 @@ def _fixed(key: str) -> str:
     if known()[key][0] is not Runtime or key.startswith("assistant"):
         return ""
     if params.knobs(Runtime)[key].metadata["group"] == params.MODEL:
-        return "one checkpoint serves all rows, so a row cannot choose it"
+        return "all rows share one checkpoint, so a row cannot choose it"
     return "belongs to the whole run, not to a row" if key in ("batch_size", "prompt_cache") else ""
 
 
 def _about(value: Any) -> str:
-    if not isinstance(value, str):
-        raise Wrong(f"about = {shown(value)}: must be a string")
-    plain(value)
-    return value
-
-
-def _tables(key: str, value: Any) -> tuple[dict[str, Any], ...]:
-    """[[processors]] or [[stopping]]: a list of tables, each with `use`."""
-    if not isinstance(value, (list, tuple)):
-        single = f"must be a list of tables ([[{key}]])"
-        raise Wrong(f"{key} {single}" if isinstance(value, dict) else f"{key} = {shown(value)}: {single}")
-    for number, item in enumerate(value, 1):
-        name = f"{key}, item {number}"
-        if not isinstance(item, dict):
-            raise Wrong(f'{name}: must be a table with use = "NAME", not {shown(item)}')
-        if not isinstance(item.get("use"), str) or not item["use"].strip():
-            near = "" if "use" in item else did_you_mean(next(iter(item), ""), ["use"])
-            raise Wrong(f'{name}: needs use = "NAME"' + (f"; did you mean {near}?" if near else ""))
-        try:
-            plain(item)
-        except Wrong as wrong:
-            raise Wrong(f"{name}: {wrong}") from None
-        except RecursionError:
-            raise Wrong(f"{name}: is nested too deeply") from None
-    return tuple(dict(item) for item in value)
+    try:
+        return str(fit(str, value))
+    except Misfit as misfit:
+        raise Wrong(f"about = {shown(value)}: {misfit}") from None
 
 
 def _build(settings: Mapping[str, Setting], notes: Sequence[str], levels: int) -> Resolved:
-    """The values that hold once later layers have made earlier ones moot."""
+    """The values that hold after later layers have switched off earlier ones."""
     moot, told = settle(settings)
     values = {key: setting.value for key, setting in settings.items()} | {
         key: value for key, (value, _) in moot.items()
@@ -272,7 +242,7 @@ def _build(settings: Mapping[str, Setting], notes: Sequence[str], levels: int) -
 
 
 def _levelled(layers: Sequence[Layer]) -> Iterator[tuple[int, Layer]]:
-    """Each layer with its height; flags and `--set` are said in one breath and stand equally high."""
+    """Each layer with its level; flags and `--set` share one."""
     level = -1
     before: Kind | None = None
     for layer in layers:
@@ -282,16 +252,16 @@ def _levelled(layers: Sequence[Layer]) -> Iterator[tuple[int, Layer]]:
 
 
 def resolve(layers: Sequence[Layer], *, tentative: bool = False) -> Resolved:
-    """The one function of precedence: `layers`, lowest first, laid over the built-in defaults; later wins.
+    """Lay `layers`, lowest first, over the built-in defaults; later layers win.
 
-    With `tentative` the model's generation_config is still missing (which model is itself a setting): contradictions
-    that rest on a built-in default, which it may change, are left for the final call.
+    With `tentative` the model's generation_config is still missing, because the model is itself a setting: conflicts
+    with a built-in default, which the model may change, are left for the final call.
 
     Raises
     ------
     PresetError
-        With every mistake, one line each: where, which key, what is wrong and which bound, what was meant; and with
-        every contradiction between knobs (see `conflicts`). What a generation_config gets wrong is a note instead.
+        With every mistake and every conflict between knobs (see `conflicts`), one line each: the place, the key, what
+        is wrong, and the nearest name. A mistake in a generation_config becomes a note instead.
     """
     reading = _Reading({}, [])
     level = -1
@@ -301,7 +271,7 @@ def resolve(layers: Sequence[Layer], *, tentative: bool = False) -> Resolved:
 
 
 def overlay(base: Resolved, layer: Layer) -> Resolved:
-    """`base` with one more layer on top, such as a row's params: `resolve` of all layers, without reading them again.
+    """`base` with one more layer on top, such as a row's params. The result is that of `resolve` with all layers.
 
     An empty layer gives `base` itself. Raises PresetError as `resolve` does.
     """
@@ -314,5 +284,5 @@ def overlay(base: Resolved, layer: Layer) -> Resolved:
 
 
 def conflicts(resolved: Resolved) -> list[str]:
-    """Knobs of a job that contradict each other, one sentence each, with both sources; `resolve` raises them all."""
+    """Every conflict between the knobs of a job, one sentence each, with both sources; `resolve` raises them all."""
     return [clash.sentence for clash in find_clashes(resolved.settings)]

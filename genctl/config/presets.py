@@ -1,27 +1,28 @@
-"""Presets: TOML files with an `about` line and any knobs, found by name or path, which may extend one another."""
+"""Presets: TOML files with an `about` line and any knobs, found by name or path. A preset may extend others."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli
 
-from genctl.config.check import Wrong, accepted, check, did_you_mean, known, named, shown
-from genctl.config.layers import SET, SPECIAL, Layer
+from genctl.config.check import Wrong, check, did_you_mean, known, named, shown
+from genctl.config.layers import SET, Layer
 from genctl.config.toml import decode, lines, parse, printable, read_bytes
-from genctl.errors import PresetError
+from genctl.errors import PresetError, reason_of
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 MAX_DEPTH = 16
 
 
 def current_folder() -> Path:
-    """Where we are. Raises PresetError if that folder has been removed meanwhile."""
+    """The current folder. Raises PresetError if it has been removed."""
     try:
         return Path.cwd()
     except OSError as error:
@@ -30,7 +31,7 @@ def current_folder() -> Path:
 
 @dataclass(frozen=True)
 class Folder:
-    """A place where presets are looked for by name."""
+    """A folder where presets are looked up by name."""
 
     where: str  # project | user | shipped
     path: Path
@@ -38,21 +39,21 @@ class Folder:
 
 def config_home(environment: Mapping[str, str] | None = None) -> Path:
     """The user's folder for genctl: `$XDG_CONFIG_HOME/genctl`, `~/.config/genctl` by default."""
-    said = (os.environ if environment is None else environment).get("XDG_CONFIG_HOME", "")
-    # The specification asks that a relative path be passed over.
-    base = Path(said) if Path(said).is_absolute() else Path("~/.config").expanduser()
+    home = (os.environ if environment is None else environment).get("XDG_CONFIG_HOME", "")
+    # The XDG specification says to ignore a relative path.
+    base = Path(home) if Path(home).is_absolute() else Path("~/.config").expanduser()
     return base / "genctl"
 
 
 def shipped_folder() -> Path:
-    """Where the presets that come with genctl lie: inside the wheel, or at the root of a checkout."""
+    """The folder of the presets that come with genctl: inside the wheel, or at the root of a checkout."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "_presets"
     return inside if inside.is_dir() else package.parent / "presets"
 
 
 def folders(cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> list[Folder]:
-    """Where a preset's name is looked up, in order."""
+    """The folders where a preset's name is looked up, in order."""
     return [
         Folder("project", (cwd or current_folder()) / "presets"),
         Folder("user", config_home(environment) / "presets"),
@@ -62,7 +63,7 @@ def folders(cwd: Path | None = None, environment: Mapping[str, str] | None = Non
 
 @dataclass(frozen=True)
 class Found:
-    """A preset that a name leads to."""
+    """A preset that has a name."""
 
     name: str
     where: str
@@ -70,12 +71,12 @@ class Found:
 
 
 def available(places: Sequence[Folder] | None = None) -> list[Found]:
-    """Every preset that has a name, sorted; where two share one, the one that the name leads to."""
+    """Every preset that has a name, sorted; where two share a name, the first in the order of the folders."""
     found: dict[str, Found] = {}
     for folder in folders() if places is None else places:
         try:
             paths = [path for path in folder.path.glob("*.toml") if NAME.fullmatch(path.stem) and path.is_file()]
-        except OSError:  # a folder that may not be read offers nothing
+        except OSError:  # no permission to read the folder
             continue
         for path in paths:
             found.setdefault(path.stem, Found(path.stem, folder.where, path))
@@ -83,19 +84,19 @@ def available(places: Sequence[Folder] | None = None) -> list[Found]:
 
 
 def is_path(name: str) -> bool:
-    """Whether `name` says which file, rather than naming a preset."""
+    """Whether `name` is the path of a file, not the name of a preset."""
     return name.endswith(".toml") or "/" in name or os.sep in name
 
 
 def find(name: str, places: Sequence[Folder] | None = None) -> Path:
     """The file of a preset given by path or name.
 
-    Raises PresetError if there is none, if the name is none, or if it leads out of the folders of presets.
+    Raises PresetError for an unknown or malformed name, or for a link that leads out of the folders of presets.
     """
     if is_path(name):
         try:
             return Path(name).expanduser()
-        except RuntimeError as error:  # ~ of a user whom nobody knows
+        except RuntimeError as error:  # ~ of an unknown user
             raise PresetError(f"{printable(name)}: no such file") from error
     if not NAME.fullmatch(name):
         raise PresetError(f"preset {shown(name)}: a name has only letters, digits, _, . and -")
@@ -116,86 +117,109 @@ def find(name: str, places: Sequence[Folder] | None = None) -> Path:
 
 
 def load(names: Sequence[str], places: Sequence[Folder] | None = None) -> list[Layer]:
-    """The layers of several presets, lowest first, each preset's own below it by what it extends.
+    """The layers of several presets, lowest first; what a preset extends comes below it.
 
-    Raises PresetError where a file cannot be found or read, is no TOML, or extends itself.
+    A preset that cannot be found or read, is not valid TOML, or extends itself gives a layer that is `broken`, so that
+    `resolve` raises all mistakes together.
     """
     places = folders() if places is None else places
-    layers: list[Layer] = []
-    for name in names:
-        seen: set[Path] = set()
-        layers += _load(find(name, places), (), seen, places)
-    return layers
+    return [layer for name in names for layer in _named(name, "", (), set(), places)]
 
 
 def load_text(text: str, name: str, places: Sequence[Folder] | None = None) -> list[Layer]:
-    """The layers of a preset given as text; `name` is what its mistakes are told under."""
+    """The layers of a preset given as text; messages call it `name`."""
     return _layers(text, name, Path.cwd(), (), set(), folders() if places is None else places)
 
 
-def _load(path: Path, chain: tuple[Path, ...], seen: set[Path], places: Sequence[Folder]) -> Iterator[Layer]:
+def broken(name: str, error: PresetError, place: str = "") -> Layer:
+    """A layer for what could not be read; `place` says where it was named."""
+    if place:
+        error = PresetError("\n".join(f"{place}: {line}" for line in error.message.split("\n")), hint=error.hint)
+    return Layer(name, {}, said="user", broken=(error,))
+
+
+def _named(name: str, place: str, chain: tuple[Path, ...], seen: set[Path], places: Sequence[Folder]) -> list[Layer]:
+    """The layers of the preset called `name`."""
+    try:
+        path = find(name, places)
+    except PresetError as error:
+        return [broken(name, error, place)]
+    return _load(path, chain, seen, places)
+
+
+def _load(path: Path, chain: tuple[Path, ...], seen: set[Path], places: Sequence[Folder]) -> list[Layer]:
     """What `path` extends, then `path`; a file that several extend is laid down once, the first time."""
     name = short(path)
     try:
+        real = _real(path, name, chain)
+        if real in seen:
+            return []
+        seen.add(real)
+        text = decode(read_bytes(path), name)
+    except PresetError as error:
+        return [broken(name, error)]
+    return _layers(text, name, path.parent, (*chain, real), seen, places)
+
+
+def _real(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
+    """`path` without links. Raises PresetError where there is none, or where the chain of presets comes to no end."""
+    try:
         real = path.resolve()
     except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a NUL in the name
-        raise PresetError(f"{name}: cannot be read: {printable(str(error))}") from error
+        raise PresetError(f"{name}: cannot be read: {reason_of(error)}") from error
     if real in chain:
         circle = [*chain[chain.index(real) :], real]
         raise PresetError(f"{name}: extends itself: {' -> '.join(printable(item.name) for item in circle)}")
     if len(chain) >= MAX_DEPTH:
         raise PresetError(f"{name}: more than {MAX_DEPTH} presets extend one another")
-    if real in seen:
-        return
-    seen.add(real)
-    yield from _layers(decode(read_bytes(path), name), name, path.parent, (*chain, real), seen, places)
+    return real
 
 
 def _layers(
     text: str, name: str, base: Path, chain: tuple[Path, ...], seen: set[Path], places: Sequence[Folder]
 ) -> list[Layer]:
-    values = parse(text, name)
+    try:
+        values = parse(text, name)
+    except PresetError as error:
+        return [broken(name, error)]
     numbers = lines(text)
     where = {key: f"{name}:{numbers[key]}" if key in numbers else name for key in values}
-    parents = _names("extends", values.pop("extends", []), where.get("extends", name))
     layers: list[Layer] = []
+    own: tuple[PresetError, ...] = ()
+    try:
+        parents = take_names("extends", values, where)
+    except PresetError as error:
+        parents, own = [], (error,)
     for parent in parents:
-        layers += _load(_parent(parent, base, where["extends"], places), chain, seen, places)
-    return [*layers, Layer(name, values, where, "user")]
+        place = where["extends"]
+        if not is_path(parent):
+            layers += _named(parent, f"{place}: extends", chain, seen, places)
+        elif _beside(parent, base):
+            layers += _load(base / parent, chain, seen, places)
+        else:
+            own = (*own, PresetError(f"{place}: extends = {shown(parent)}: leads out of the folder of the file"))
+    return [*layers, Layer(name, values, where, "user", own)]
 
 
-def _names(key: str, value: Any, place: str) -> list[str]:
-    """`"one"` or `["several"]` as a list. Raises PresetError for anything else."""
+def take_names(key: str, values: dict[str, Any], where: Mapping[str, str]) -> list[str]:
+    """Take `key = "name"` or `key = ["name", …]` out of `values`. Raises PresetError for anything else."""
+    value = values.pop(key, [])
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(item, str) and item for item in names):
-        raise PresetError(f"{place}: {key} = {shown(value)}: must be the name of a preset, or a list of names")
+        raise PresetError(f"{where[key]}: {key} = {shown(value)}: must be the name of a preset, or a list of names")
     return names
 
 
-def preset_names(values: dict[str, Any], place: str) -> list[str]:
-    """Take `preset = "name"` (or a list) out of the values of a settings file."""
-    return _names("preset", values.pop("preset", []), place)
-
-
-def _parent(name: str, base: Path, place: str, places: Sequence[Folder]) -> Path:
-    """The file that `extends = name` means. A file leads only to presets by name and to files beside or below it."""
-    if not is_path(name):
-        try:
-            return find(name, places)
-        except PresetError as error:
-            raise PresetError(f"{place}: extends: {error.message}", hint=error.hint) from None
-    path = base / name
+def _beside(name: str, base: Path) -> bool:
+    """Whether a path leads to a file in or below the folder `base`: a preset may extend no other files."""
     try:
-        inside = path.resolve().is_relative_to(base.resolve())
+        return not Path(name).is_absolute() and (base / name).resolve().is_relative_to(base.resolve())
     except (OSError, ValueError, RuntimeError):
-        inside = False
-    if Path(name).is_absolute() or not inside:
-        raise PresetError(f"{place}: extends = {shown(name)}: leads out of the folder of the file")
-    return path
+        return False
 
 
 def short(path: Path) -> str:
-    """A path as short as it can be said, safe on one line."""
+    """A path relative to the current folder where that is possible, on one line."""
     try:
         return printable(str(path.relative_to(Path.cwd())))
     except (ValueError, OSError):
@@ -203,33 +227,30 @@ def short(path: Path) -> str:
 
 
 def about(path: Path) -> str:
-    """The `about` line of a preset. Raises PresetError where the file cannot be read or holds none that is text."""
+    """The `about` line of a preset. Raises PresetError where the file cannot be read or the line is not text."""
     name = short(path)
-    said = parse(decode(read_bytes(path), name), name).get("about", "")
-    if not isinstance(said, str):
-        raise PresetError(f"{name}: about = {shown(said)}: must be a string")
-    return said
+    text = parse(decode(read_bytes(path), name), name).get("about", "")
+    if not isinstance(text, str):
+        raise PresetError(f"{name}: about = {shown(text)}: must be a string")
+    return text
 
 
 def parse_value(key: str, text: str) -> Any:
-    """A value said on the command line or in the environment: TOML, else the bare text.
+    """A value from the command line or the environment: TOML, else the bare text.
 
-    A knob that takes text gets the text as it stands where TOML would make something else of it: the revision 1234567
-    is no number.
+    Of several readings, the first that fits the knob counts: the revision 1234567 is text, the temperature .5 a number.
     """
+    value: Any = text
     try:
         table = tomli.loads(f"value = {text}")
+        value = table["value"] if len(table) == 1 else text
     except (ValueError, RecursionError):
-        return text
-    value = table.get("value") if len(table) == 1 else text
-    if key in known() and not isinstance(value, str):
-        try:
-            check(key, value)
-        except Wrong:
-            try:
-                return check(key, text)
-            except Wrong:
-                pass
+        with contextlib.suppress(ValueError):  # 007, .5 and 1. are not TOML
+            value = int(text) if text.isdecimal() else float(text)
+    for reading in (value, text) if key in known() else ():
+        with contextlib.suppress(Wrong):
+            check(key, reading)
+            return reading
     return value
 
 
@@ -247,21 +268,14 @@ def parse_set(text: str) -> Layer:
 
 
 def parse_sets(texts: Sequence[str]) -> list[Layer]:
-    """Every `--set`, the later ones on top. Raises PresetError with all that are no key=value."""
-    layers, mistakes = [], []
+    """Every `--set` as one layer, the later ones on top; those that are not key=value make it `broken`."""
+    values: dict[str, Any] = {}
+    mistakes: list[PresetError] = []
     for text in texts:
         try:
-            layers.append(parse_set(text))
+            values |= parse_set(text).values
         except PresetError as error:
-            mistakes.append(error.message)
-    if mistakes:
-        raise PresetError("\n".join(mistakes))
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        merged |= layer.values
-    return [Layer(SET, merged, {key: f"{SET} {named(key)}" for key in merged}, "command")] if merged else []
-
-
-def keys() -> list[str]:
-    """Every key that a preset may hold."""
-    return ["about", "extends", *accepted(), *SPECIAL[1:]]
+            mistakes.append(error)
+    if not values and not mistakes:
+        return []
+    return [Layer(SET, values, {key: f"{SET} {named(key)}" for key in values}, "command", tuple(mistakes))]

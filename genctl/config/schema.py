@@ -1,11 +1,11 @@
-"""The JSON Schema of a preset, so that editors complete and check TOML."""
+"""The JSON Schema of a preset, for editors that complete and check TOML."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from genctl import params
-from genctl.config.check import UNSAFE, adapter, default
+from genctl.config.check import UNSAFE, default, known
 from genctl.params import Generation, Runtime
 
 NAMES = {"type": "string", "minLength": 1}
@@ -13,6 +13,8 @@ NAMES = {"type": "string", "minLength": 1}
 
 def schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a preset file: every knob with type, bound, meaning and default."""
+    from pydantic import TypeAdapter
+
     properties: dict[str, Any] = {
         "about": {"type": "string", "description": "one line on what the preset is for"},
         "extends": {
@@ -25,7 +27,7 @@ def schema() -> dict[str, Any]:
         for key, item in params.knobs(kind).items():
             if key in UNSAFE:
                 continue
-            found = adapter(key).json_schema(ref_template="#/$defs/{model}")
+            found = TypeAdapter(known()[key][1]).json_schema(ref_template="#/$defs/{model}")
             definitions |= found.pop("$defs", {})
             properties[key] = {"description": item.metadata["about"], **_without_null(found)}
             if default(key) is not None:
@@ -51,7 +53,7 @@ def schema() -> dict[str, Any]:
 
 
 def _without_null(found: dict[str, Any]) -> dict[str, Any]:
-    """A knob's schema without the null that TOML has not, and without pydantic's titles."""
+    """A knob's schema without null, which TOML does not have, and without pydantic's titles."""
     found = {key: value for key, value in found.items() if key not in ("title", "default")}
     branches = [branch for branch in found.pop("anyOf", []) if branch != {"type": "null"}]
     if len(branches) == 1:

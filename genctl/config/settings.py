@@ -1,4 +1,4 @@
-"""Settings that stand without being said: the user file, the project file, and the environment."""
+"""Settings from outside the command line: the user file, the project file, presets, and the environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from genctl.config.check import UNSAFE, accepted, did_you_mean, known
 from genctl.config.layers import Layer
-from genctl.config.presets import Folder, config_home, current_folder, load, parse_value, preset_names, short
+from genctl.config.presets import Folder, broken, config_home, current_folder, load, parse_value, short, take_names
 from genctl.config.toml import decode, lines, parse, printable, read_bytes
 from genctl.errors import PresetError
 
@@ -26,9 +26,9 @@ def user_file(environment: Mapping[str, str] | None = None) -> Path:
 def project_file(cwd: Path | None = None) -> Path | None:
     """The nearest `genctl.toml`, or `pyproject.toml` with a table `tool.genctl`, from `cwd` upwards.
 
-    The search ends at the root of the repository or at the home folder; outside both, only `cwd` is looked at, so that
-    nobody else's file in a shared folder above it counts. Raises PresetError where one folder holds both kinds, or
-    where a pyproject.toml that speaks of genctl is no TOML.
+    The search ends at the root of the repository or at the home folder. Outside both only `cwd` counts, because a
+    shared folder above it may hold somebody else's file. Raises PresetError where one folder holds both kinds of file,
+    or where a pyproject.toml that mentions genctl is not valid TOML.
     """
     here = (cwd or current_folder()).absolute()
     home = Path("~").expanduser()
@@ -36,7 +36,7 @@ def project_file(cwd: Path | None = None) -> Path | None:
     end = next((n for n, folder in enumerate(climb) if folder == home or (folder / ".git").exists()), 0)
     for folder in climb[: end + 1]:
         own, shared = folder / "genctl.toml", folder / "pyproject.toml"
-        found = [path for path in (own, shared) if path.is_file() and (path == own or _speaks_of_genctl(path))]
+        found = [path for path in (own, shared) if path.is_file() and (path == own or _mentions_genctl(path))]
         if len(found) == 2:
             raise PresetError(f"{short(own)} and [tool.genctl] in {short(shared)} both hold settings; keep one of them")
         if found:
@@ -44,7 +44,7 @@ def project_file(cwd: Path | None = None) -> Path | None:
     return None
 
 
-def _speaks_of_genctl(path: Path) -> bool:
+def _mentions_genctl(path: Path) -> bool:
     data = read_bytes(path)
     return b"genctl" in data and _tool_table(parse(decode(data, short(path)), short(path))) is not None
 
@@ -55,41 +55,46 @@ def _tool_table(document: Mapping[str, Any]) -> Any:
 
 
 def file_layers(path: Path, places: Sequence[Folder] | None = None) -> list[Layer]:
-    """A settings file, above the presets that it names. Raises PresetError where it cannot be read or is no TOML."""
+    """A settings file above the presets that it names; `broken` where it cannot be read or is not valid TOML."""
     name = short(path)
-    text = decode(read_bytes(path), name)
-    values: Any = parse(text, name)
     table = ("tool", "genctl") if path.name == "pyproject.toml" else ()
-    if table:
-        values = _tool_table(values)
+    try:
+        text = decode(read_bytes(path), name)
+        values: Any = parse(text, name)
+        if table:
+            values = _tool_table(values)
         if not isinstance(values, dict):
             raise PresetError(f"{name}: tool.genctl must be a table")
+    except PresetError as error:
+        return [broken(name, error)]
     numbers = lines(text, table)
     where = {key: f"{name}:{numbers[key]}" if key in numbers else name for key in values}
-    presets = preset_names(values, where.get("preset", name))
-    return [*load(presets, places), Layer(name, values, where, "user")]
+    try:
+        presets = load(take_names("preset", values, where), places)
+    except PresetError as error:
+        presets = [broken(name, error)]
+    return [*presets, Layer(name, values, where, "user")]
 
 
 def environment_layer(environment: Mapping[str, str] | None = None) -> Layer:
-    """The variables `GENCTL_<KNOB>`, read as `--set` reads its values; an empty one is not set.
+    """The variables `GENCTL_<KNOB>`, read as `--set` reads its values; an empty one counts as not set.
 
-    Raises PresetError for every variable of that prefix that names no knob, with the knob that was meant.
+    Variables with that prefix that name no knob make the layer `broken`.
     """
     values: dict[str, Any] = {}
-    mistakes = []
+    mistakes: list[PresetError] = []
     for name, text in sorted((os.environ if environment is None else environment).items()):
         if not name.startswith(PREFIX) or name in OTHER_VARIABLES or name.startswith(TEST_PREFIX) or not text:
             continue
         key = name.removeprefix(PREFIX).lower()
-        if name != name.upper() or (key not in known() and key not in UNSAFE):
-            near = did_you_mean(key, accepted())
-            meant = f"; did you mean {PREFIX}{near.upper()}?" if near else ""
-            mistakes.append(f"environment: {printable(name, 60)} names no knob{meant}")
+        if name == name.upper() and (key in known() or key in UNSAFE):
+            values[key] = parse_value(key, text)
             continue
-        values[key] = parse_value(key, text)
-    if mistakes:
-        raise PresetError("\n".join(mistakes))
-    return Layer("environment", values, {key: f"{PREFIX}{key.upper()}" for key in values}, "user")
+        near = did_you_mean(key, accepted())
+        meant = f"; did you mean {PREFIX}{near.upper()}?" if near else ""
+        mistakes.append(PresetError(f"environment: {printable(name, 60)} names no knob{meant}"))
+    where = {key: f"{PREFIX}{key.upper()}" for key in values}
+    return Layer("environment", values, where, "user", tuple(mistakes))
 
 
 def standing_layers(
@@ -99,35 +104,16 @@ def standing_layers(
     environment: Mapping[str, str] | None = None,
     places: Sequence[Folder] | None = None,
 ) -> list[Layer]:
-    """User file, project file, the presets named and the environment, lowest first; all their mistakes at once.
+    """User file, project file, the named presets and the environment, lowest first.
 
-    What is left to the caller: the model's generation_config beneath, flags and a row's params on top.
+    The caller adds the model's generation_config beneath, and flags and a row's params on top. What cannot be read is a
+    `broken` layer, so that `resolve` reports all mistakes at once.
     """
-    layers: list[Layer] = []
-    mistakes: list[str] = []
-    hints: list[str] = []
-
-    def add(read: Any) -> None:
-        try:
-            layers.extend(read())
-        except PresetError as error:
-            if error.message not in mistakes:
-                mistakes.append(error.message)
-            hints.append(error.hint)
-
-    def project() -> list[Layer]:
-        path = project_file(cwd)
-        return [] if path is None else file_layers(path, places)
-
-    def user() -> list[Layer]:
-        path = user_file(environment)
-        return file_layers(path, places) if os.path.lexists(path) else []
-
-    add(user)
-    add(project)
-    for name in presets:
-        add(lambda name=name: load([name], places))
-    add(lambda: [environment_layer(environment)])
-    if mistakes:
-        raise PresetError("\n".join(mistakes), hint="; ".join(dict.fromkeys(hint for hint in hints if hint)))
-    return layers
+    user = user_file(environment)
+    layers = file_layers(user, places) if os.path.lexists(user) else []
+    try:
+        project = project_file(cwd)
+        layers += [] if project is None else file_layers(project, places)
+    except PresetError as error:
+        layers.append(broken("project file", error))
+    return [*layers, *load(presets, places), environment_layer(environment)]

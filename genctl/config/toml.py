@@ -1,4 +1,4 @@
-"""TOML in and out: a reader whose every failure is one sentence, the line of each key, and a writer that reads back."""
+"""Reading and writing TOML: errors in one sentence, the line of each key, and a writer whose output reads back."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import tomli
 
-from genctl.errors import PresetError
+from genctl.errors import PresetError, reason_of
 
 MAX_BYTES = 1 << 20
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
-# What matters for finding statements: strings and comments (which may hold anything), brackets, line ends.
+# What is needed to find statements: strings and comments (which may hold anything), brackets, line ends.
 LEXEME = re.compile(
     r'"""(?:[^\\]|\\.)*?"{3,5}(?!")'
     r"|'''.*?'{3,5}(?!')"
@@ -30,13 +30,13 @@ LEXEME = re.compile(
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """`text` on one line, with everything that a terminal might obey written as an escape."""
+    """`text` on one line, with control characters and other unprintable ones as escapes."""
     shown = "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in text)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a small file. Raises PresetError where there is none, where it is too large or cannot be read."""
+    """The bytes of a small file. Raises PresetError if it is missing, too large, or cannot be read."""
     name = printable(str(path))
     try:
         if not path.is_file():
@@ -47,15 +47,14 @@ def read_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise PresetError(f"{name}: cannot be read: {reason}") from error
+        raise PresetError(f"{name}: cannot be read: {reason_of(error)}") from error
     if len(data) > MAX_BYTES:
-        raise PresetError(f"{name}: larger than 1 MiB, which no preset is")
+        raise PresetError(f"{name}: larger than 1 MiB, the limit for presets")
     return data
 
 
 def decode(data: bytes, name: str) -> str:
-    """UTF-8 text with plain line ends. Raises PresetError with the line of the first byte that is none."""
+    """UTF-8 text with plain line ends. Raises PresetError with the line of the first wrong byte."""
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -64,7 +63,7 @@ def decode(data: bytes, name: str) -> str:
 
 
 def parse(text: str, name: str) -> dict[str, Any]:
-    """The table that TOML `text` holds. Raises PresetError with line and column, in one line."""
+    """The table that TOML `text` holds. Raises PresetError with line and column, on one line."""
     try:
         return tomli.loads(text)
     except tomli.TOMLDecodeError as error:
@@ -78,7 +77,7 @@ def parse(text: str, name: str) -> dict[str, Any]:
         raise PresetError(f"{name}:{line}:{column}: not valid TOML: {reason} at the end of the file") from error
     except RecursionError as error:
         raise PresetError(f"{name}: not valid TOML: nested too deeply") from error
-    except ValueError as error:  # Python reads no number of more than some thousand digits
+    except ValueError as error:  # Python limits the digits of a number
         raise PresetError(f"{name}: not valid TOML: a number with too many digits") from error
 
 
@@ -136,12 +135,12 @@ def lines(text: str, under: tuple[str, ...] = ()) -> dict[str, int]:
 
 
 def write_key(key: str) -> str:
-    """`key` as TOML has it: bare where it can be."""
+    """`key` in TOML: bare where possible."""
     return key if BARE_KEY.fullmatch(key) else write_string(key)
 
 
 def write_string(text: str) -> str:
-    """A basic string on one line. Whatever is not printable (control marks, line ends, directions) is escaped."""
+    """A basic string on one line, with unprintable characters as escapes."""
     out = []
     for mark in text:
         code = ord(mark)
@@ -157,9 +156,9 @@ def write_string(text: str) -> str:
 
 
 def write_value(value: Any) -> str:
-    """`value` as TOML on one line, exact: parsing it gives the same value and type back.
+    """`value` as TOML on one line; parsing it gives the same value and type back.
 
-    Raises TypeError for what TOML has no word for (None among them).
+    Raises TypeError for what TOML cannot hold, such as None.
     """
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -178,4 +177,4 @@ def write_value(value: Any) -> str:
         return "{ " + inner + " }" if inner else "{}"
     if isinstance(value, Sequence):
         return "[" + ", ".join(write_value(item) for item in value) + "]"
-    raise TypeError(f"TOML has no {type(value).__name__}")
+    raise TypeError(f"TOML cannot hold {type(value).__name__}")

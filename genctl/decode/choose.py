@@ -1,4 +1,4 @@
-"""Score and choose: what the model said goes through the processors, and searches say what to write.
+"""Score and choose: model scores go through the processors, and searches choose what to write.
 
 Adjacent lanes with equal knobs whose rows are independent choose together: one pass of the processors, one argmax, a
 draw from each lane's own generator. They choose what each would choose alone.
@@ -87,9 +87,9 @@ class Stuck:
 
 
 def choose(states: Sequence[LaneState]) -> list[Chosen | Over | Stuck]:
-    """Let lanes choose to which the model has said something."""
+    """Let the lanes choose that have scores."""
     made: list[Chosen | Over | Stuck] = []
-    for group in _groups([state for state in states if state.said is not None]):
+    for group in _groups([state for state in states if state.scores is not None]):
         try:
             made += _together(group) if len(group) > 1 else [_alone(group[0])]
         except OutOfMemory as error:
@@ -103,7 +103,7 @@ def _groups(states: Sequence[LaneState]) -> Iterator[list[LaneState]]:
     """Lanes that choose together: neighbours in one pass with equal knobs."""
     group: list[LaneState] = []
     for state in states:
-        if group and (state.shares is None or state.shares != group[0].shares or state.said is not group[0].said):
+        if group and (state.shares is None or state.shares != group[0].shares or state.scores is not group[0].scores):
             yield group
             group = []
         group.append(state)
@@ -114,36 +114,36 @@ def _groups(states: Sequence[LaneState]) -> Iterator[list[LaneState]]:
 def _together(states: list[LaneState]) -> list[Chosen | Over | Stuck]:
     """One choice for lanes whose rows are independent."""
     first, last = states[0], states[-1]
-    lane, strategy, said = first.lane, first.independent, first.said
-    assert said is not None
+    lane, strategy, model = first.lane, first.independent, first.scores
+    assert model is not None
     assert strategy is not None
     place = slice(first.place.start, last.place.stop)
-    if place.stop - place.start < said.logits.shape[0]:
-        said = said.map(lambda tensor: tensor[place])
+    if place.stop - place.start < model.logits.shape[0]:
+        model = model.map(lambda tensor: tensor[place])
     try:
         with shortages():
             # processors of lanes that share look at no text
-            scored = score(lane.processors, first.live.rows.text, None, said.logits, said.logprobs, strategy.space)
+            scored = score(lane.processors, first.live.rows.text, None, model.logits, model.logprobs, strategy.space)
             tokens = strategy.tokens(scored.logits[:, 0], [state.rows_of_lane() for state in states], scored.left)
             rows = counted(tokens.shape[0], tokens.device)
             counts = [len(state.survivors) for state in states]
-            return [_chosen(states, counts, Choice(rows, tokens), said.logprobs, scored)]
+            return [_chosen(states, counts, Choice(rows, tokens), model.logprobs, scored)]
     except (GenctlError, ValueError, RuntimeError, IndexError):
         return [_alone(state) for state in states]  # so that the one at fault fails alone
 
 
 def _alone(state: LaneState) -> Chosen | Over:
     """One lane's choice."""
-    lane, strategy, said = state.lane, state.lane.strategy, state.heard()
+    lane, strategy, model = state.lane, state.lane.strategy, state.own_scores()
     try:
         with shortages(torn=state.independent is None):
             _refuse(state)
             if strategy.reads_scores and not state.tolerant:
-                _finite(state, said.logprobs)
+                _finite(state, model.logprobs)
             tokens = state.live.rows.text
             state.stages = []
             scored = score(
-                lane.processors, tokens, state.draft, said.logits, said.logprobs, strategy.space, trace=lane.trace
+                lane.processors, tokens, state.draft, model.logits, model.logprobs, strategy.space, trace=lane.trace
             )
             if state.independent is not None:
                 choice = _independent(state, state.independent, scored)
@@ -153,7 +153,7 @@ def _alone(state: LaneState) -> Chosen | Over:
                     tracing.judge(best, lane.processors)
                 ended = tuple(state.ended)
                 scores = Scores(
-                    state.live.rows, said.logits, scored.logits, said.logprobs, state.survivors, ended, said.layers
+                    state.live.rows, model.logits, scored.logits, model.logprobs, state.survivors, ended, model.layers
                 )
                 if state.search is None:
                     state.search = strategy.search(scores, state.context)
@@ -162,13 +162,13 @@ def _alone(state: LaneState) -> Chosen | Over:
                     choice = state.search.send(scores)
             if state.stages:  # made by `Context.process`
                 scored = scored._replace(stages=state.stages)
-            return _chosen([state], [choice.rows.shape[0]], choice, said.logprobs, scored)
+            return _chosen([state], [choice.rows.shape[0]], choice, model.logprobs, scored)
     except StopIteration:
         return Over(state)
     except GenctlError as error:
-        return Over(state, _damage(state, said.logprobs) or error)
+        return Over(state, _damage(state, model.logprobs) or error)
     except (ValueError, RuntimeError, IndexError):
-        damage = _damage(state, said.logprobs)
+        damage = _damage(state, model.logprobs)
         if damage is None:
             raise
         return Over(state, damage)
@@ -237,7 +237,7 @@ def _finite(state: LaneState, logprobs: Tensor) -> None:
 
 
 def _damage(state: LaneState, logprobs: Tensor) -> ModelError | None:
-    """What is to be said where the model's own numbers are no numbers."""
+    """The error of NaN logits, if there are any."""
     return _damaged(state) if not state.tolerant and bool(logprobs.isnan().any()) else None
 
 

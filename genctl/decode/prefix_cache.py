@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -10,6 +11,9 @@ from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane, Prefix, Source
 
 Prompt: TypeAlias = tuple[tuple[int, ...], tuple[int, ...] | None]  # the decoder's tokens, the encoder's
+
+MOST = 512  # tokens of a pass that reads several prompts, padding included
+_PADDING = 0.25  # the share of a prompt's own length that may be added to it, at most
 
 
 class PrefixCache:
@@ -94,3 +98,20 @@ class PrefixCache:
             self.made = {key: prefix for key, prefix in self.made.items() if key[0] in wanted}
             sources = {lane.source for lane in lanes}
             self.sources = {key: source for key, source in self.sources.items() if key in sources}
+
+
+def groups(lanes: Sequence[Lane]) -> list[list[Lane]]:
+    """Which prompts are read in one pass: short ones of about the same length, each lane in one group.
+
+    A short prompt leaves the processor waiting for weights; several side by side share them. A long one keeps it busy
+    alone. Groups and their lanes are in the order of `lanes`, whose prompts differ.
+    """
+    made: list[list[int]] = []
+    lengths = [len(lane.tokens) for lane in lanes]
+    for place in sorted(range(len(lanes)), key=lambda place: -lengths[place]):
+        longest = lengths[made[-1][0]] if made else 0
+        if made and (len(made[-1]) + 1) * longest <= MOST and longest <= lengths[place] * (1 + _PADDING):
+            made[-1].append(place)
+        else:
+            made.append([place])
+    return [[lanes[place] for place in group] for group in sorted(map(sorted, made))]

@@ -21,7 +21,7 @@ from torch import Tensor
 from genctl.decode import cache as caches
 from genctl.decode.cache import Cache
 from genctl.decode.types import Prefix, Source
-from genctl.errors import InputError, ModelError
+from genctl.errors import InputError, ModelError, reason_of
 from genctl.identity import is_outdated
 
 SCHEMA = "genctl-prompt-cache/1"
@@ -75,18 +75,18 @@ def load(path: Path, identity: PromptIdentity, empty: Cache, device: Any) -> Pre
             told = json.loads((file.metadata() or {}).get("genctl", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — a handle, not a dict
     except OSError as error:
-        raise InputError(f"cannot read the prompt cache {path}: {error.strerror or error}") from error
+        raise InputError(f"cannot read the prompt cache {path}: {reason_of(error)}") from error
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged, or no prompt cache: {str(error).splitlines()[0]:.120}") from error
+        raise InputError(f"{path} is damaged, or not a prompt cache: it is not a safetensors file") from error
     if not isinstance(told, dict) or told.get("schema") != SCHEMA:
-        raise InputError(f"{path} is no prompt cache: genctl inspect-cache --save-cache writes them")
+        raise InputError(f"{path} is not a prompt cache: genctl inspect-cache --save-cache writes them")
     if told.pop("digest", None) != _digest(told, tensors):
-        raise InputError(f"{path} is damaged: it is not what was written")
+        raise InputError(f"{path} is damaged: its content has changed since it was written")
     _compare(path, told, identity)
     try:
         return _prefix({name: tensor.to(device) for name, tensor in tensors.items()}, empty)
     except (KeyError, ValueError, IndexError) as error:
-        raise InputError(f"{path} is damaged: it lacks {error}") from error
+        raise InputError(f"{path} is damaged: tensors are missing or have the wrong shape") from error
 
 
 def _compare(path: Path, told: dict[str, Any], identity: PromptIdentity) -> None:

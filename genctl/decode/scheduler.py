@@ -6,20 +6,17 @@ A preempted lane loses nothing but its keys and values: its tokens are read agai
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from genctl import events
 from genctl.decode.batch import Batch
 from genctl.decode.lane import LaneState
-from genctl.decode.prefix_cache import PrefixCache
+from genctl.decode.prefix_cache import PrefixCache, groups
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.shortage import OutOfMemory, release, shortages
 from genctl.decode.types import Lane
 from genctl.decode.watch import Watcher
 from genctl.errors import GenctlError
-
-MOST = 512  # tokens of a pass that reads several prompts, padding included
-_PADDING = 0.25  # the share of a prompt's own length that may be added to it, at most
 
 
 class Scheduler:
@@ -170,7 +167,7 @@ class Scheduler:
         """Take a batch apart that did not fit. Half of its lanes go on at once, the others when there is room."""
         states = batch.clear()
         for state in states:
-            state.said = None  # fed again, when its rows have been read again
+            state.scores = None  # fed again, when its rows have been read again
         release()
         if shortage.torn:  # a search that was stopped in its choice cannot be asked again
             torn = states.pop(next(place for place, state in enumerate(states) if state.torn))
@@ -210,23 +207,6 @@ def _too_large(lane: Lane, rows: int, shortage: OutOfMemory) -> events.Failed:
     many = f"{rows} rows of it" if rows > 1 else "it alone"
     why = f" ({shortage})" if str(shortage) else ""
     return events.Failed(lane.name, "memory", f"not enough memory for a prompt of {tokens} tokens, {many}{why}")
-
-
-def groups(lanes: Sequence[Lane]) -> list[list[Lane]]:
-    """Which prompts are read in one pass: short ones of about the same length, each lane in one group.
-
-    A short prompt leaves the processor waiting for weights; several side by side share them. A long one keeps it busy
-    alone. Groups and their lanes are in the order of `lanes`, whose prompts differ.
-    """
-    made: list[list[int]] = []
-    lengths = [len(lane.tokens) for lane in lanes]
-    for place in sorted(range(len(lanes)), key=lambda place: -lengths[place]):
-        longest = lengths[made[-1][0]] if made else 0
-        if made and (len(made[-1]) + 1) * longest <= MOST and longest <= lengths[place] * (1 + _PADDING):
-            made[-1].append(place)
-        else:
-            made.append([place])
-    return [[lanes[place] for place in group] for group in sorted(map(sorted, made))]
 
 
 def work(lane: Lane) -> tuple[int, int]:

@@ -1,19 +1,48 @@
-"""Score: what the model said, as a search sees it, after the lane's processors."""
+"""Score: what the model says after each row, and what the lane's processors make of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from genctl.decode.commit import Tokens
 from genctl.decode.processors import trace as tracing
 from genctl.decode.processors.rows import RowCandidates
+from genctl.decode.row_tokens import RowTokens
 from genctl.decode.types import Processor, Space
 
 Stages = list[list[tracing.Stage]]  # for each scored position, what each processor did
+
+
+class ModelScores(NamedTuple):
+    """What the model scores after F tokens of each of N rows."""
+
+    logits: Tensor  # f32 [N, F, V]
+    logprobs: Tensor  # f32 [N, F, V]
+    layers: tuple[Tensor, ...] | None = None  # hidden states of each layer, [N, F, H]
+
+    @classmethod
+    def of(cls, logits: Tensor, layers: tuple[Tensor, ...] | None = None) -> ModelScores:
+        """logits f32 [N, F, V]."""
+        return cls(logits, logits.log_softmax(-1), layers)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> ModelScores:
+        """The same change of every tensor."""
+        return ModelScores(change(self.logits), change(self.logprobs), self.layers and tuple(map(change, self.layers)))
+
+    def cut(self, rows: slice, newest: int) -> ModelScores:
+        """Those of some rows, after their newest tokens."""
+        return self.map(lambda tensor: tensor[rows, -newest:])
+
+    def followed_by(self, other: ModelScores) -> ModelScores:
+        """Along F, as many rows of both."""
+        layers = None
+        if self.layers is not None and other.layers is not None:
+            layers = tuple(torch.cat(pair, 1) for pair in zip(self.layers, other.layers, strict=True))
+        logits = torch.cat([self.logits, other.logits], 1)
+        return ModelScores(logits, torch.cat([self.logprobs, other.logprobs], 1), layers)
 
 
 class ProcessedScores(NamedTuple):
@@ -29,7 +58,7 @@ class ProcessedScores(NamedTuple):
 
 def score(
     processors: Sequence[Processor],
-    text: Tokens,
+    text: RowTokens,
     draft: Tensor | None,
     logits: Tensor,
     logprobs: Tensor,

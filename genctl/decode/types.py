@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from genctl.decode.commit import Tokens
     from genctl.decode.processors.rows import RowCandidates
+    from genctl.decode.row_tokens import RowTokens
 
 # What processors are given: logits, log-probabilities, or nothing yet: with "raw" the search calls `Context.process`.
 Space: TypeAlias = Literal["logits", "logprobs", "raw"]
@@ -50,7 +50,7 @@ class Prefix:
 class Rows:
     """The live hypotheses of a lane, best first."""
 
-    text: Tokens
+    text: RowTokens
     logprobs: list[float]  # R sums over the new tokens, the model's own, in nats
     totals: list[float]  # R sums that the search ranks by
     prompt_len: int

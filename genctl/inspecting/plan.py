@@ -101,7 +101,7 @@ class Part:
         """The most bytes of the buffers that keep it, room for later tokens included."""
         if self.kind in (STATE, CROSS, STATIC):
             return self.bytes(size)
-        from genctl.decode.batch import ROOM
+        from genctl.decode.batch_cache import ROOM
         from genctl.decode.layers import STEP, grown
 
         # up to ROOM new tokens have their place from the beginning; behind them a buffer grows as it fills
@@ -213,7 +213,7 @@ def rows_of(generation: Generation) -> int:
         return generation.top_k  # contrastive search reads on with each candidate
     if returned > 1 and not generation.do_sample:
         raise UsageError(
-            f"num_return_sequences = {returned} would return equal sequences: do_sample is false and num_beams = 1"
+            f"num_return_sequences = {returned} would return identical sequences: do_sample is false and num_beams = 1"
         )
     return returned
 

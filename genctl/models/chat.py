@@ -95,7 +95,7 @@ def _lone_surrogate(message: dict[str, Any]) -> bool:
     except UnicodeEncodeError:
         return True
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"a message holds something that is not JSON: {error}") from error
+        raise InputError("a message holds a value that is not JSON; expected strings, lists and objects") from error
     return False
 
 

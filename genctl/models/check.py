@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from genctl.errors import ModelError
+from genctl.errors import ModelError, reason_of
 from genctl.models import fingerprint, sizes, tokenizer_files, weights
 from genctl.models.weights import WeightFiles, read_json
 
@@ -119,7 +119,7 @@ def check_files(folder: Path) -> None:
     try:
         paths = sorted(folder.iterdir())
     except OSError as error:
-        raise ModelError(f"cannot read {weights.shown(str(folder))}: {error.strerror or error}") from error
+        raise ModelError(f"cannot read {weights.shown(str(folder))}: {reason_of(error)}") from error
     for path in paths:
         try:
             state = path.stat()

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
-from genctl.errors import ModelError
+from genctl.errors import ModelError, reason_of
 from genctl.identity import PREFIX
 from genctl.models import digests
 from genctl.models.digests import Stamp
@@ -117,5 +117,5 @@ def _leaf(path: Path, start: int) -> bytes:
                 digest.update(buffer[:count])
                 left -= count
     except OSError as error:
-        raise ModelError(f"cannot read {path.name}: {error.strerror or error}") from error
+        raise ModelError(f"cannot read {path.name}: {reason_of(error)}") from error
     return digest.digest()

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from genctl.errors import ModelError, UsageError, without_secrets
+from genctl.errors import ModelError, UsageError, reason_of, without_secrets
 from genctl.models.progress import OnEvent, download_bar
 from genctl.models.weights import shown
 
@@ -72,7 +72,7 @@ def resolve(
             return _local(path, revision)
         exists = path.exists() or path.is_symlink()
     except OSError as error:
-        raise ModelError(f"cannot read {model}: {error.strerror or error}") from error
+        raise ModelError(f"cannot read {model}: {reason_of(error)}") from error
     if exists:
         hint = "give the folder that holds it" if path.suffix in (".safetensors", ".json", ".bin") else ""
         raise ModelError(f"{model} is a file, not a checkpoint folder", hint=hint)

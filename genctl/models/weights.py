@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from genctl.errors import ModelError
+from genctl.errors import ModelError, reason_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -59,13 +59,15 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
             raise ModelError(f"{what} has {path.stat().st_size:,} bytes, too many to be one")
         value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_once)
     except OSError as error:
-        raise ModelError(f"cannot read {what}: {error.strerror or error}") from error
+        raise ModelError(f"cannot read {what}: {reason_of(error)}") from error
     except UnicodeDecodeError as error:
         raise ModelError(f"{what} is not UTF-8 text (byte {error.start})") from error
     except json.JSONDecodeError as error:
-        raise ModelError(f"{what} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error
-    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{what} is {reason_of(error)}") from error
+    except KeyTwice as error:
         raise ModelError(f"{what} is not usable JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{what} is not usable JSON: {reason_of(error)}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{what} holds a JSON {type(value).__name__}, not an object")
     return value
@@ -119,7 +121,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
                 raise ModelError(f"{path.name} is truncated or corrupt: its header does not fit in {size:,} bytes")
             raw = file.read(length)
     except OSError as error:
-        raise ModelError(f"cannot read {path.name}: {error.strerror or error}") from error
+        raise ModelError(f"cannot read {path.name}: {reason_of(error)}") from error
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -189,11 +191,15 @@ def _check_ranges(path: Path, tensors: dict[str, Tensor], data: int, size: int) 
         raise ModelError(f"{path.name} is corrupt: {size - at:,} bytes after its last tensor belong to none")
 
 
+class KeyTwice(ValueError):
+    """A JSON object that has a key twice."""
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r:.80} is given twice")
+        raise KeyTwice(f"{next(name for name in names if names.count(name) > 1)!r:.80} is given twice")
     return found
 
 

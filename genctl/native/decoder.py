@@ -252,14 +252,14 @@ class RMSNorm:
 
     def __init__(self, weight: Tensor, eps: float, *, from_one: bool = False) -> None:
         self.weight = weight.float() + 1 if from_one else weight  # Gemma stores the distance from 1
-        self.eps = eps
+        self.eps = torch.tensor(eps, device=weight.device)
         self.late = from_one  # Gemma rounds to the weights' type after the product, the others before
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., features]."""
-        if x.dtype == torch.float32:
-            return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
-        y = F.rms_norm(x.float(), (x.shape[-1],), None, self.eps)
+        wide = x.float()
+        norm = torch.linalg.vector_norm(wide, 2, -1, keepdim=True)
+        y = wide * torch.addcmul(self.eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()  # F.rms_norm takes twice as long
         return (y * self.weight).to(x.dtype) if self.late else y.to(x.dtype) * self.weight
 
 

@@ -110,33 +110,29 @@ def float16_packed(weight: Tensor, bias: Tensor | None) -> object:
     return packed
 
 
-# -- oneDNN: int8 ------------------------------------------------------------------------------------------------------
+# -- FBGEMM: int8 ------------------------------------------------------------------------------------------------------
 
 
 @cache
 def has_int8() -> bool:
-    """Whether oneDNN's 8-bit product is exact here: without VNNI its sums of two products are cut off at 32,767."""
+    """Whether FBGEMM's 8-bit product is exact here: without VNNI its sums of two products are cut off at 32,767."""
 
     def trial() -> bool:
-        codes = torch.full((32, 64), 127, dtype=torch.int8)
-        packed, x = int8_packed(codes), torch.full((2, 64), 255, dtype=torch.uint8)
-        y = int8(x, packed, torch.ones(32), torch.zeros(32, dtype=torch.int64))
-        return bool((y == 64 * 127 * 127).all())
+        packed = int8_packed(torch.full((32, 64), 127, dtype=torch.int8), torch.ones(32))
+        return bool((int8(torch.full((2, 64), 127.0), packed) == 64 * 127 * 127).all())
 
     return _works(trial)
 
 
-def int8(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    """x uint8 [N, I], 128 standing for 0 -> float32 [N, O]: exact integer sums, times the scale of each output [O]."""
-    y: Tensor = compat.onednn_int8_linear()(
-        x, 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
-    )
+def int8(x: Tensor, packed: object) -> Tensor:
+    """x float32 [N, I] from -127 to 127, rounded to whole numbers -> float32 [N, O]: exact sums, times the scales."""
+    y: Tensor = compat.fbgemm_int8_linear()(x, 1.0, 128, packed)
     return y
 
 
-def int8_packed(codes: Tensor) -> Tensor:
-    """Codes int8 [O, I] in oneDNN's blocks."""
-    packed: Tensor = compat.onednn_int8_prepack()(codes, None)
+def int8_packed(codes: Tensor, scales: Tensor) -> object:
+    """Codes int8 [O, I] in FBGEMM's panels, with the scale of each output [O]."""
+    packed: object = compat.fbgemm_int8_prepack()(codes, scales)
     return packed
 
 
@@ -189,7 +185,7 @@ KERNELS: dict[str, Callable[[], bool]] = {
     "oneDNN float32": lambda: has_onednn(torch.float32),
     "oneDNN bfloat16": lambda: has_onednn(torch.bfloat16),
     "FBGEMM float16": has_float16,
-    "oneDNN int8": has_int8,
+    "FBGEMM int8": has_int8,
     "torch int8 weights": has_int8_weights,
     "torch int4 weights": has_int4,
 }

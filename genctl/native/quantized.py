@@ -11,8 +11,6 @@ N rows, I features in, O features out. `--quantize` on builtin:stories: see docs
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -42,40 +40,32 @@ def int8_codes(weight: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tens
     return codes, scales
 
 
-@cache
-def _zeros(size: int) -> Tensor:
-    """int64 [size], which all products of a size share."""
-    return torch.zeros(size, dtype=torch.int64)
-
-
 class Int8:
     """8-bit weights and rows, multiplied as integers."""
 
-    form = "oneDNN, int8"
+    form = "FBGEMM, int8"
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         codes, scales = int8_codes(weight)
-        self.packed, self.scales, self.bias = kernels.int8_packed(codes), scales / 127, bias
-        self.zeros = _zeros(weight.shape[0])
-        self.middle, self.most = torch.tensor(128.5), torch.tensor(127.0)
+        self.packed, self.bias = kernels.int8_packed(codes, scales / 127), bias
+        self.size, self.most = weight.shape[0], torch.tensor(127.0)
+        self.counted = torch.empty_like(codes, device="meta")
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., I] -> [..., O]."""
         flat = x.reshape(-1, x.shape[-1])
         if not flat.numel():
-            return x.new_empty(*x.shape[:-1], len(self.scales))
+            return x.new_empty(*x.shape[:-1], self.size)
         if flat.dtype != torch.float32:
             flat = flat.float()
         largest = torch.linalg.vector_norm(flat, torch.inf, -1, keepdim=True)  # where it is 0, so is the product
-        codes = torch.addcmul(self.middle, flat, self.most / largest).to(torch.uint8)  # cut off, which rounds x + 128
-        y = kernels.int8(codes, self.packed, self.scales, self.zeros)
+        y = kernels.int8(flat * (self.most / largest), self.packed)
         y = y.mul_(largest) if self.bias is None else torch.addcmul(self.bias, y, largest)
         return y.to(x.dtype).view(*x.shape[:-1], -1)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Codes, scales and bias."""
-        held = (self.packed, self.scales)
-        return held if self.bias is None else (*held, self.bias)
+        """What stands for the panels, which are no tensor, and the bias."""
+        return (self.counted,) if self.bias is None else (self.counted, self.bias)
 
 
 class Int8Weights:

@@ -62,7 +62,7 @@ def asked(generation: Generation) -> str | None:
     if returned > 1 and way in DRAFTING:
         raise UsageError(f"{way} writes one sequence at a time, but num_return_sequences = {returned}")
     if returned > 1 and not generation.do_sample:
-        raise UsageError(f"num_return_sequences = {returned} would return equal sequences: do_sample is false")
+        raise UsageError(f"num_return_sequences = {returned} would return identical sequences: do_sample is false")
     if generation.do_sample and generation.sampler != "multinomial":
         raise UsageError(f'sampler = "{generation.sampler}" is for plain sampling, and {way} draws in its own way')
     return way

@@ -53,7 +53,7 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
         return _contrastive(generation)
     if not generation.do_sample and returned > 1:
         raise UsageError(
-            f"num_return_sequences = {returned} would return equal sequences: do_sample is false and num_beams = 1"
+            f"num_return_sequences = {returned} would return identical sequences: do_sample is false and num_beams = 1"
         )
     return Sample(generation.do_sample, returned, generation.length_penalty, generation.sampler)
 
@@ -68,18 +68,20 @@ def _check_beams(generation: Generation) -> None:
     if beams % groups:
         raise UsageError(f"num_beams = {beams} cannot be divided into num_beam_groups = {groups} equal groups")
     if groups > 1 and generation.do_sample:
-        raise UsageError(f"num_beam_groups = {groups} searches without drawing and contradicts do_sample = true")
+        raise UsageError(
+            f"num_beam_groups = {groups} cannot be combined with do_sample = true: diverse beam search does not sample"
+        )
     if groups > 1 and not penalty:
-        raise UsageError(f"num_beam_groups = {groups} needs diversity_penalty above 0, or all groups would be equal")
+        raise UsageError(f"num_beam_groups = {groups} needs diversity_penalty above 0, or all groups are identical")
     if penalty and groups == 1:
         raise UsageError(f"diversity_penalty = {penalty:g} has no effect with num_beam_groups = 1")
     if generation.stochastic_beams and beams == 1:
-        raise UsageError("stochastic_beams = true draws several hypotheses, but num_beams = 1")
+        raise UsageError("stochastic_beams = true samples several hypotheses, but num_beams = 1")
     if generation.stochastic_beams and not generation.do_sample:
-        raise UsageError("stochastic_beams = true draws and contradicts do_sample = false")
+        raise UsageError("stochastic_beams = true cannot be combined with do_sample = false: it samples beams")
     if generation.sampler != "multinomial" and beams > 1 and generation.do_sample:
         raise UsageError(
-            f'sampler = "{generation.sampler}" draws one token for each row, and num_beams = {beams} several'
+            f'sampler = "{generation.sampler}" draws one token for each row, but num_beams = {beams} needs several'
         )
     if generation.penalty_alpha and beams > 1:
         raise UsageError(f"penalty_alpha = {generation.penalty_alpha:g} is contrastive search, but num_beams = {beams}")
@@ -88,9 +90,9 @@ def _check_beams(generation: Generation) -> None:
 def _check_words(generation: Generation) -> None:
     name = "force_words_ids" if generation.force_words_ids else "force_words"
     if generation.num_beams == 1:
-        raise UsageError(f"{name} needs a beam to place its words in, but num_beams = 1")
+        raise UsageError(f"{name} needs num_beams above 1, but num_beams = 1")
     if generation.do_sample:
-        raise UsageError(f"{name} searches for the best sequences and contradicts do_sample = true")
+        raise UsageError(f"{name} cannot be combined with do_sample = true: constrained beam search does not sample")
     if generation.num_beam_groups > 1:
         raise UsageError(f"{name} cannot be combined with num_beam_groups = {generation.num_beam_groups}")
 
@@ -100,7 +102,9 @@ def _contrastive(generation: Generation) -> Contrastive:
 
     alpha, returned = generation.penalty_alpha or 0.0, generation.num_return_sequences
     if generation.do_sample:
-        raise UsageError(f"penalty_alpha = {alpha:g} is contrastive search and contradicts do_sample = true")
+        raise UsageError(
+            f"penalty_alpha = {alpha:g} cannot be combined with do_sample = true: contrastive search does not sample"
+        )
     if generation.top_k < 2:
         raise UsageError(f"penalty_alpha = {alpha:g} compares candidates, but top_k = {generation.top_k}")
     if returned > 1:

@@ -133,9 +133,9 @@ def test_a_jsonl_row_keeps_all_that_it_says() -> None:
     ("line", "wanted"),
     [
         ('{"prompt": "a",}', "not JSON: "),
-        ("hello", "not JSON: expecting value at column 1"),
-        ('{"prompt" "a"}', "not JSON: expecting ':' delimiter at column 11"),
-        ('{"prompt": "a"} {}', "not JSON: extra data at column 17"),
+        ("hello", "not JSON: expected a value at column 1"),
+        ('{"prompt" "a"}', "not JSON: expected a colon at column 11"),
+        ('{"prompt": "a"} {}', "not JSON: text after the end of the value at column 17"),
         ("[1]", 'expected an object such as {"prompt": "…"}, got a list'),
         ("null", 'expected an object such as {"prompt": "…"}, got null'),
         ('"a"', 'expected an object such as {"prompt": "…"}, got a string'),
@@ -178,8 +178,8 @@ def test_a_jsonl_row_keeps_all_that_it_says() -> None:
         ('{"id": true, "prompt": "a"}', "id: expected a string or an integer, got true"),
         ('{"id": null, "prompt": "a"}', "id: expected a string or an integer, got null"),
         ('{"id": "", "prompt": "a"}', "id: is empty"),
-        ('{"prompt": "a", "params": {"top_p": NaN}}', "not JSON: NaN is no JSON number"),
-        ('{"prompt": "a", "params": {"top_p": -Infinity}}', "not JSON: -Infinity is no JSON number"),
+        ('{"prompt": "a", "params": {"top_p": NaN}}', "not JSON: NaN is not a JSON number"),
+        ('{"prompt": "a", "params": {"top_p": -Infinity}}', "not JSON: -Infinity is not a JSON number"),
         ('{"prompt": "a", "params": {"top_p": 1e999}}', "'params': a number is too large"),
         ('{"prompt": "a", "prompt": "b"}', "the key 'prompt' occurs twice"),
         ('{"prompt": "a", "params": {"top_k": 1, "top_k": 2}}', "the key 'top_k' occurs twice"),
@@ -189,7 +189,7 @@ def test_a_jsonl_row_keeps_all_that_it_says() -> None:
         ("[" * 200_000, "nested more than 64 levels deep"),
         ('{"a":' * 200_000, "nested more than 64 levels deep"),
         ('{"prompt": "a", "id": ' + "9" * 5000 + "}", "an integer has too many digits"),
-        ('{"prompt": "a\tb"}', "not JSON: invalid control character at column 14"),
+        ('{"prompt": "a\tb"}', "not JSON: a control character in a string at column 14"),
     ],
 )
 def test_a_bad_jsonl_row_says_what_is_wrong(line: str, wanted: str) -> None:

@@ -108,12 +108,17 @@ GOOD = json.dumps({"event": "began", "lane": "0", "prompt": "p", "strategy": "be
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("nonsense\n", "line 2: not JSON at column 1"),
+        ("nonsense\n", "line 2: not JSON: expected a value at column 1"),
         ('{"event": "stepped", "lane": "0", "st', "line 2: the line is cut short"),
         ("[1, 2]\n", "line 2: an event is a JSON object"),
         ('{"event": "danced", "lane": "0"}\n', "line 2: unknown event 'danced'"),
-        ('{"event": "failed", "lane": "0"}\n', "line 2: Failed: "),
-        ('{"event": "prefilled", "lane": "0", "prompt_tokens": "x"}\n', "line 2: expected int, got str"),
+        ('{"event": "finish", "lane": "0"}\n', "line 2: unknown event 'finish'; did you mean finished?"),
+        ('{"lane": "0"}\n', 'line 2: "event": expected the name of an event such as "began", got nothing'),
+        ('{"event": "failed", "lane": "0"}\n', "line 2: code and message: expected here, but missing"),
+        (
+            '{"event": "prefilled", "lane": "0", "prompt_tokens": "x"}\n',
+            "line 2: prompt_tokens: expected a whole number, got a string",
+        ),
         (
             '{"event": "stepped", "lane": "0", "step": 0, "rows": [{"lane": "0", "parent": 3, "written": [],'
             ' "logprob": 0.0, "total": 0.0}]}\n',
@@ -206,4 +211,4 @@ def test_a_number_of_too_many_digits_is_told_with_its_line(tmp_path: Path) -> No
     (tmp_path / "events").write_text('{"event": "finished", "lane": "0", "prompt_tokens": ' + "1" * 5000 + "}\n")
     done = genctl("replay", str(tmp_path / "events"))
     assert done.status == 2
-    assert "line 1: Exceeds the limit" in done.err
+    assert "line 1: a number has too many digits" in done.err

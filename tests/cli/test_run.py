@@ -225,7 +225,9 @@ def test_a_terminal_shows_the_text_and_a_summary() -> None:
 def test_a_value_that_is_no_choice_is_an_error_of_one_sentence() -> None:
     done = genctl("run", "One day", "--quantize", "int5")
     assert done.status == 2
-    assert done.err.splitlines()[0] == "error: Invalid value for '--quantize': 'int5' is not one of 'int8', 'int4'."
+    assert done.err.splitlines()[0] == (
+        'error: flag --quantize: quantize = "int5": did you mean int8? It must be one of int8, int4'
+    )
 
 
 def test_dry_prints_a_job_that_loads_again(tmp_path: Path) -> None:

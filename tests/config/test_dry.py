@@ -68,8 +68,8 @@ def test_what_toml_has_no_word_for_is_refused() -> None:
 
 TABLES = st.lists(
     st.builds(
-        lambda use, rest: {"use": use, **rest},
-        TEXT.filter(str.strip),
+        lambda use, rest: {"use": f"mine:{use}", **rest},
+        TEXT,
         st.dictionaries(TEXT.filter(lambda k: k != "use"), PLAIN, max_size=2),
     ),
     max_size=3,
@@ -122,7 +122,7 @@ def test_a_job_written_loads_again_as_the_same_job(values: dict[str, Any], defau
         [model_layer({"min_new_tokens": 50, "num_return_sequences": 3}), flags_layer({"max_new_tokens": 9})],
         [Layer("a", {"system": "hi"}), flags_layer({"chat": False})],
         [Layer("a", {"chat": False}), flags_layer({"system": "hi"})],
-        [Layer("a", {"processors": [], "stopping": [{"use": "eos"}]})],
+        [Layer("a", {"processors": [], "stopping": [{"use": "stop_strings", "stop_strings": ["."]}]})],
     ],
 )
 @pytest.mark.parametrize("defaults", [True, False])

@@ -148,7 +148,8 @@ def test_do_sample_and_temperature_zero_said_in_one_breath_contradict() -> None:
     said = [flags_layer({"do_sample": True, "temperature": 0.0})]
     assert (
         wrong(said)
-        == "temperature = 0.0 (flag --temperature) means greedy and contradicts do_sample = true (flag --do-sample)"
+        == "temperature = 0.0 (flag --temperature) cannot be combined with do_sample = true (flag --do-sample): "
+        "temperature 0 is greedy"
     )
     assert "--set temperature" in wrong([flags_layer(SAMPLED), *parse_sets(["temperature=0"])])
 
@@ -162,7 +163,7 @@ def test_the_same_knob_as_flag_and_set_contradicts_itself() -> None:
 # -- how many, how long --------------------------------------------------------------------------------------------
 def test_several_sequences_need_sampling() -> None:
     assert resolve(layers(SAMPLED | {"num_return_sequences": 3})).generation.num_return_sequences == 3
-    assert "would return equal sequences while temperature is 0 (layer1.toml)" in wrong(
+    assert "would return identical sequences while temperature is 0 (layer1.toml)" in wrong(
         layers(SAMPLED | {"num_return_sequences": 3}, {"temperature": 0})
     )
 
@@ -250,7 +251,7 @@ def test_a_generation_config_is_read_with_lenience_and_what_it_holds_besides_is_
 def test_a_checkpoint_cannot_choose_where_it_runs() -> None:
     job = resolve([model_layer({"device": "cuda", "trust_remote_code": True})])
     assert job.runtime.device == "auto"
-    assert job.notes == ("generation_config: device is not a checkpoint's to say; not used",)
+    assert job.notes == ("generation_config: device is not for a checkpoint to choose; not used",)
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------
@@ -320,10 +321,10 @@ def processors(job: Resolved) -> list[str] | None:
 
 
 def test_a_later_list_of_processors_replaces_the_earlier() -> None:
-    one, two = {"processors": [{"use": "a"}, {"use": "b"}]}, {"processors": [{"use": "c", "n": 1}]}
+    one, two = {"processors": [{"use": "top_k"}, {"use": "top_p"}]}, {"processors": [{"use": "min_p", "min_p": 1}]}
     assert processors(resolve([])) is None
-    assert processors(resolve(layers(one))) == ["a", "b"]
-    assert processors(resolve(layers(one, two))) == ["c"]
+    assert processors(resolve(layers(one))) == ["top_k", "top_p"]
+    assert processors(resolve(layers(one, two))) == ["min_p"]
     assert processors(resolve(layers(one, {"processors": []}))) == []
 
 

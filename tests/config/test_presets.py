@@ -72,7 +72,7 @@ def test_what_is_no_name_is_refused(project: Path, name: str) -> None:
 )
 def test_a_path_to_nowhere_is_told_in_one_line(project: Path, path: str) -> None:
     with pytest.raises(PresetError) as caught:
-        presets.load([path])
+        resolve(presets.load([path]))
     assert caught.value.message.isprintable()
 
 
@@ -95,7 +95,7 @@ def test_extending_a_file_through_a_link_out_of_the_folder_is_refused(project: P
     (project / "base.toml").symlink_to(write(str(tmp_path / "secret.toml"), "seed = 3"))
     write("job.toml", 'extends = "./base.toml"')
     with pytest.raises(PresetError, match="leads out of the folder of the file"):
-        presets.load(["job.toml"])
+        resolve(presets.load(["job.toml"]))
 
 
 # -- layering ------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_a_circle_is_refused_with_its_chain(project: Path) -> None:
     for name, other in (("a", "b"), ("b", "c"), ("c", "b")):
         write(f"{name}.toml", f'extends = "{other}.toml"')
     with pytest.raises(PresetError, match=r"^b\.toml: extends itself: b\.toml -> c\.toml -> b\.toml$"):
-        presets.load(["a.toml"])
+        resolve(presets.load(["a.toml"]))
 
 
 @pytest.mark.parametrize(("length", "fine"), [(16, True), (17, False)])
@@ -140,7 +140,7 @@ def test_a_chain_has_at_most_sixteen_presets(project: Path, length: int, fine: b
         assert resolve(presets.load(["p0.toml"])).runtime.seed == 5
     else:
         with pytest.raises(PresetError, match="more than 16 presets extend one another"):
-            presets.load(["p0.toml"])
+            resolve(presets.load(["p0.toml"]))
 
 
 def test_a_fan_of_presets_is_read_in_no_time(project: Path) -> None:
@@ -173,6 +173,11 @@ def test_a_fan_of_presets_is_read_in_no_time(project: Path) -> None:
         ("eos_token_id=[1, 2]", "eos_token_id", [1, 2]),
         ("logit_bias={a = 1.0}", "logit_bias", {"a": 1.0}),
         ("dtype=float32", "dtype", "float32"),
+        ("temperature=.5", "temperature", 0.5),
+        ("temperature=-.5", "temperature", -0.5),
+        ("seed=007", "seed", 7),
+        ("revision=007", "revision", "007"),
+        ("nonsense=.5", "nonsense", 0.5),
         ("max-new-tokens=3", "max_new_tokens", 3),
         ("model=builtin:stories", "model", "builtin:stories"),
     ],
@@ -192,7 +197,7 @@ def test_what_is_no_setting_is_refused_by_name(text: str) -> None:
 
 def test_all_wrong_sets_are_told_at_once_and_of_two_the_later_holds() -> None:
     with pytest.raises(PresetError) as caught:
-        presets.parse_sets(["a", "b", "seed=1"])
+        resolve(presets.parse_sets(["a", "b", "seed=1"]))
     assert len(caught.value.message.splitlines()) == 2
     assert presets.parse_sets(["seed=1", "seed=2"])[0].values == {"seed": 2}
     assert presets.parse_sets([]) == []

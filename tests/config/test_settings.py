@@ -121,14 +121,14 @@ def test_a_pyproject_that_is_not_about_genctl_is_left_alone(project: Path, text:
 def test_a_pyproject_whose_table_is_none_is_told(project: Path) -> None:
     write(project / "pyproject.toml", "[tool]\ngenctl = 3")
     with pytest.raises(PresetError, match=r"^pyproject\.toml: tool\.genctl must be a table$"):
-        standing_layers()
+        resolve(standing_layers())
 
 
 def test_two_project_files_in_one_folder_are_one_too_many(project: Path) -> None:
     write(project / "pyproject.toml", "[tool.genctl]\nseed = 4\n")
     write(project / "genctl.toml", "seed = 5\n")
     with pytest.raises(PresetError, match=r"genctl\.toml and \[tool\.genctl\] in pyproject\.toml both hold settings"):
-        standing_layers()
+        resolve(standing_layers())
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,11 @@ def test_the_mistakes_of_all_files_are_told_at_once(project: Path) -> None:
     write(user_file(), "seed = ")
     write(project / "genctl.toml", "= 5")
     with pytest.raises(PresetError) as caught:
-        standing_layers(
-            ["nuclues", "none.toml"],
-            environment={"GENCTL_TPO_K": "5", "XDG_CONFIG_HOME": str(user_file().parent.parent)},
+        resolve(
+            standing_layers(
+                ["nuclues", "none.toml"],
+                environment={"GENCTL_TPO_K": "5", "XDG_CONFIG_HOME": str(user_file().parent.parent)},
+            )
         )
     lines = caught.value.message.splitlines()
     assert len(lines) == 5
@@ -208,7 +210,7 @@ def test_a_variable_sets_its_knob_and_is_read_as_set_reads() -> None:
 )
 def test_a_variable_of_no_knob_is_told(name: str, sentence: str) -> None:
     with pytest.raises(PresetError) as caught:
-        environment_layer({name: "1"})
+        resolve([environment_layer({name: "1"})])
     assert caught.value.message == sentence
 
 

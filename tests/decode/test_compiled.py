@@ -224,7 +224,7 @@ def test_free_columns_hold_no_garbage() -> None:
 def test_contradictions_name_both_sides(other: dict[str, Any], words: str) -> None:
     with pytest.raises(PresetError) as caught:
         resolve([flags_layer({"compile": True, **other})])
-    assert f"compile = true (flag --compile) and {words} contradict each other" in caught.value.message
+    assert f"compile = true (flag --compile) cannot be combined with {words}" in caught.value.message
     assert resolve([flags_layer({"compile": False, **other})]).runtime.compile is False
 
 

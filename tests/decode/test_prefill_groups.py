@@ -10,8 +10,8 @@ import torch
 from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode.loop import decode
+from genctl.decode.prefix_cache import MOST, groups
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.scheduler import MOST, groups
 from genctl.decode.types import Lane
 from genctl.strategies.sample import Sample
 from tests import runtimes

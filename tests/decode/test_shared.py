@@ -44,14 +44,15 @@ def results(forward: ModelRuntime, width: int) -> dict[str, list[Any]]:
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the cache was a shared one, at each step."""
     found: list[bool] = []
-    arrange = Batch._arrange_cache
+    arrange = Batch.arrange
 
     def watched(self: Batch) -> None:
         arrange(self)
-        assert self.cache is not None
-        found.append(shared.is_shared(self.cache))
+        if self.states:
+            assert self.rows.cache is not None
+            found.append(shared.is_shared(self.rows.cache))
 
-    monkeypatch.setattr(Batch, "_arrange_cache", watched)
+    monkeypatch.setattr(Batch, "arrange", watched)
     return found
 
 

@@ -29,14 +29,14 @@ from tests.tiny import tokenizer
         ({"regex": ""}, "regex: the pattern is empty, and so would be the text"),
         ({"grammar": 'start: "a" foo'}, 'grammar, line 1, column 8: unknown name: "foo"'),
         ({"grammar": "/nowhere.lark"}, "grammar: cannot read /nowhere.lark: No such file or directory"),
-        ({"json_schema": '{"a":'}, "json_schema: not JSON: Expecting value at line 1, column 6"),
+        ({"json_schema": '{"a":'}, "json_schema: not JSON: expected a value at column 6"),
         (
             {"json_schema": {"properties": {"a": {"items": {"type": "strin"}}}}},
-            "json_schema: Invalid type: strin at #/properties/a/items",
+            'json_schema: unknown type "strin" at #/properties/a/items',
         ),
         (
             {"json_schema": {"$defs": {"x/y": {"not": {}}}, "properties": {"a": {"$ref": "#/$defs/x~1y"}}}},
-            'json_schema: Unimplemented keys: ["not"] at #/$defs/x~1y',
+            'json_schema: unsupported keywords ["not"] at #/$defs/x~1y',
         ),
         ({"json_schema": {"type": "string", "pattern": "("}}, "json_schema: pattern: unclosed group at #"),
         ({"json_schema": {"x-guidance": 3}}, 'json_schema: "x-guidance" must be an object at #'),

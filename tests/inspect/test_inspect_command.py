@@ -284,8 +284,8 @@ def test_a_prompt_cache_that_does_not_fit_is_refused(gpt2: Path, t5: Path, tmp_p
 
     assert "another checkpoint" in refusal("run", PROMPT, "-m", str(t5))
     assert "its dtype is float32, here it is bfloat16" in refusal("run", PROMPT, "-m", str(gpt2), "--dtype", "bfloat16")
-    assert "keeps none" in refusal("run", PROMPT, "-m", str(gpt2), "--no-use-cache")
-    assert "keeps none" in refusal("run", PROMPT, "-m", str(gpt2), "--cache", "off")
+    assert "needs a cache" in refusal("run", PROMPT, "-m", str(gpt2), "--no-use-cache")
+    assert "needs a cache" in refusal("run", PROMPT, "-m", str(gpt2), "--cache", "off")
     data = bytearray(file.read_bytes())
     data[-5] ^= 4
     file.write_bytes(data)

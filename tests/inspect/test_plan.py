@@ -370,7 +370,7 @@ def test_a_hostile_config_is_refused_in_one_line(tmp_path: Path, changes: dict[s
         ("llama", {"length": 0}, "--length 0: must be at least 1"),
         ("llama", {"memory": "much"}, "--memory 'much'"),
         ("llama", {"format": "jsonl"}, "--format jsonl has no place for a plan"),
-        ("llama", {"generation": Generation(num_return_sequences=2)}, "would return equal sequences"),
+        ("llama", {"generation": Generation(num_return_sequences=2)}, "would return identical sequences"),
         ("llama", {"generation": Generation(num_beams=2, num_return_sequences=3)}, "cannot exceed num_beams = 2"),
         ("builtin:numbers", {}, "needs --length"),
         ("no/such/folder", {}, "no such folder"),

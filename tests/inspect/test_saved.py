@@ -216,8 +216,8 @@ def test_any_damage_is_one_sentence(content: bytes, tmp_path_factory: pytest.Tem
 def test_other_files_are_no_prompt_caches(tmp_path: Path) -> None:
     from safetensors.torch import save
 
-    assert "no prompt cache" in refused(save({"a": torch.zeros(1)}), tmp_path / "file")
-    assert "no prompt cache" in refused(b"Once upon a time\n", tmp_path / "file")
+    assert "not a prompt cache" in refused(save({"a": torch.zeros(1)}), tmp_path / "file")
+    assert "not a prompt cache" in refused(b"Once upon a time\n", tmp_path / "file")
 
 
 @pytest.mark.parametrize("arch", CAUSAL)

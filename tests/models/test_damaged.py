@@ -134,11 +134,11 @@ BIG = 10**9
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "no config": (remove("config.json"), "is not a checkpoint: it has no config.json, only generation_config.json"),
-    "empty config": (write("config.json", b""), "config.json is not JSON: line 1, column 1"),
+    "empty config": (write("config.json", b""), "config.json is not JSON: expected a value at column 1"),
     "binary config": (write("config.json", b"\x80\x81"), "config.json is not UTF-8 text"),
     "list config": (write("config.json", b"[]"), "config.json holds a JSON list, not an object"),
     "key twice": (write("config.json", b'{"a": 1, "a": 2}'), "'a' is given twice"),
-    "deep config": (write("config.json", b'{"a":' * 200_000), "config.json is not usable JSON|config.json is not JSON"),
+    "deep config": (write("config.json", b'{"a":' * 200_000), "config.json is not usable JSON: nested too deeply"),
     "no model type": (config(model_type=...), "has no model_type"),
     "type is a number": (config(model_type=3), "has no model_type"),
     "unknown type": (config(model_type="lama"), "knows no architecture 'lama'"),

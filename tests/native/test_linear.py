@@ -75,7 +75,7 @@ def test_which_form_runs() -> None:
     if has["oneDNN bfloat16"] and has["FBGEMM float16"]:
         assert isinstance(Products().linear(matrix.bfloat16()), linear.Bfloat16)
     eight = Products("int8").linear(matrix)
-    assert isinstance(eight, quantized.Int8 if has["oneDNN int8"] else quantized.Int8Weights)
+    assert isinstance(eight, quantized.Int8 if has["FBGEMM int8"] else quantized.Int8Weights)
     four = Products("int4").linear(matrix)
     assert isinstance(four, quantized.Int4) == has["torch int4 weights"]
     assert not isinstance(Products("int4").linear(matrix[:50]), quantized.Int4)  # 50 outputs are no multiple of 16

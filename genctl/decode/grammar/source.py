@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from genctl.errors import UsageError
+from genctl.errors import UsageError, reason_of
 from genctl.params import Generation
 
 KNOBS = ("json_schema", "regex", "grammar")
@@ -68,11 +68,8 @@ def _json_schema(value: dict[str, Any] | bool | str) -> GrammarSource:
             where, text = f"json_schema ({_shown(value)})", _file("json_schema", value)
         try:
             schema = json.loads(text, object_pairs_hook=_once)
-        except json.JSONDecodeError as error:
-            place = f"line {error.lineno}, column {error.colno}"
-            raise UsageError(f"{where}: not JSON: {error.msg} at {place}") from error
-        except RecursionError as error:
-            raise UsageError(f"{where}: nested too deeply") from error
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise UsageError(f"{where}: {reason_of(error)}") from error
         except _Twice as error:
             raise UsageError(f"{where}: the key {_shown(str(error))} is given twice") from error
         except ValueError as error:  # Python reads no number of more than some thousand digits
@@ -106,7 +103,10 @@ def _fault(schema: dict[str, Any]) -> str:
     told = re.search(r"^error: (.*)", fault, re.MULTILINE)  # of a regular expression inside the schema
     if told:
         return f"pattern: {told[1]}"
-    return re.sub(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?", "", _reason(fault)) if fault else ""
+    reason = re.sub(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?", "", _reason(fault)) if fault else ""
+    return re.sub(r"^Invalid type: (\w+)$", r'unknown type "\1"', reason).replace(
+        "Unimplemented keys:", "unsupported keywords"
+    )
 
 
 def _inner(

@@ -1,18 +1,17 @@
-"""From knobs to processors, in order. `ORDER` is the one table: what there is, where it stands, and why there.
+"""From knobs to processors, in the order of `params.PROCESSORS`.
 
-By default the order is that of transformers. What transformers lacks stands where the tools that have it put it:
-biases and penalties among the penalties, before anything is removed (llama.cpp's `logit_bias`, `penalties`, `dry` come
-first; so do text-generation-webui's); top-n-sigma before temperature (both); dynamic temperature in the place of
-temperature; XTC after the filters (both); mirostat last of all, since it must see the distribution that is drawn from.
+By default the order is that of transformers. Processors that transformers lacks stand where the tools that have them
+put them: biases and penalties among the penalties, before anything is removed (llama.cpp's `logit_bias`, `penalties`
+and `dry` come first; so do text-generation-webui's); top-n-sigma before temperature (both); dynamic temperature in the
+place of temperature; XTC after the filters (both); mirostat last, since it must see the distribution that is sampled.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from genctl.decode import prefix
@@ -20,10 +19,9 @@ from genctl.decode.grammar import processor as grammar
 from genctl.decode.processors import filters, plugins, repetition, samplers, standard, words
 from genctl.decode.processors.context import NamedProcessor, ProcessorContext, one_line
 from genctl.decode.processors.mirostat import Mirostat
-from genctl.decode.processors.values import checked
 from genctl.decode.types import Processor
 from genctl.errors import GenctlError, UsageError
-from genctl.params import Generation, knobs
+from genctl.params import PROCESSORS, Generation, knobs
 
 __all__ = ["NAMES", "ORDER", "NamedProcessor", "ProcessorContext", "ProcessorEntry", "build", "unlisted"]
 
@@ -91,105 +89,52 @@ def _mirostat(m: ProcessorContext) -> Processor | None:
     return Mirostat(g.mirostat_tau, g.mirostat_eta, m.prompt_len, m.min_tokens_to_keep)
 
 
-_DRY = ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers")
+_MAKERS: dict[str, tuple[Callable[[ProcessorContext], Processor | None], str]] = {
+    "guidance_scale": (standard.guidance, "as UnbatchedClassifierFreeGuidanceLogitsProcessor, arXiv:2306.17806"),
+    "sequence_bias": (standard.sequence_bias, "SequenceBiasLogitsProcessor"),
+    "logit_bias": (standard.logit_bias, "OpenAI API, llama.cpp"),
+    "encoder_repetition_penalty": (standard.encoder_repetition_penalty, "EncoderRepetitionPenaltyLogitsProcessor"),
+    "repetition_penalty": (standard.repetition_penalty, "RepetitionPenaltyLogitsProcessor"),
+    "presence_penalty": (_presence, "OpenAI API, vLLM"),
+    "frequency_penalty": (_frequency, "OpenAI API, vLLM"),
+    "dry": (_dry, "oobabooga/text-generation-webui#5677"),
+    "no_repeat_ngram_size": (standard.no_repeat_ngram_size, "NoRepeatNGramLogitsProcessor"),
+    "encoder_no_repeat_ngram_size": (standard.encoder_no_repeat_ngram_size, "EncoderNoRepeatNGramLogitsProcessor"),
+    "bad_words_ids": (standard.bad_words_ids, "NoBadWordsLogitsProcessor"),
+    "bad_words": (standard.bad_words, "NoBadWordsLogitsProcessor, on text"),
+    "min_length": (standard.min_length, "MinLengthLogitsProcessor"),
+    "min_new_tokens": (standard.min_new_tokens, "MinNewTokensLengthLogitsProcessor"),
+    "forced_bos_token_id": (standard.forced_bos_token_id, "ForcedBOSTokenLogitsProcessor"),
+    "forced_eos_token_id": (standard.forced_eos_token_id, "ForcedEOSTokenLogitsProcessor"),
+    "remove_invalid_values": (standard.remove_invalid_values, "InfNanRemoveLogitsProcessor"),
+    "exponential_decay_length_penalty": (standard.exponential_decay_length_penalty, "ExponentialDecayLengthPenalty"),
+    "suppress_tokens": (standard.suppress_tokens, "SuppressTokensLogitsProcessor"),
+    "begin_suppress_tokens": (standard.begin_suppress_tokens, "SuppressTokensAtBeginLogitsProcessor"),
+    "json_schema": (grammar.json_schema, "llguidance"),
+    "regex": (grammar.regex, "llguidance"),
+    "grammar": (grammar.grammar, "llguidance"),
+    "prefix": (prefix.prefix, "bytes of the vocabulary"),
+    "top_n_sigma": (_top_n_sigma, "arXiv:2411.07641"),
+    "temperature": (standard.temperature, "TemperatureLogitsWarper"),
+    "dynatemp": (_dynatemp, "llama.cpp temp_ext"),
+    "top_h": (standard.top_h, "TopHLogitsWarper, arXiv:2509.02510"),
+    "top_k": (standard.top_k, "TopKLogitsWarper"),
+    "top_p": (standard.top_p, "TopPLogitsWarper, arXiv:1904.09751"),
+    "min_p": (standard.min_p, "MinPLogitsWarper, arXiv:2407.01082"),
+    "typical_p": (standard.typical_p, "TypicalLogitsWarper, arXiv:2202.00666"),
+    "epsilon_cutoff": (standard.epsilon_cutoff, "EpsilonLogitsWarper, arXiv:2210.15191"),
+    "eta_cutoff": (standard.eta_cutoff, "EtaLogitsWarper, arXiv:2210.15191"),
+    "xtc": (_xtc, "oobabooga/text-generation-webui#6335"),
+    "mirostat": (_mirostat, "arXiv:2007.14966, version 2 as in llama.cpp"),
+    "watermarking_config": (
+        standard.watermarking_config,
+        "WatermarkLogitsProcessor, SynthIDTextWatermarkLogitsProcessor",
+    ),
+    "renormalize_logits": (standard.renormalize_logits, "LogitNormalization"),
+}
 
 ORDER: tuple[ProcessorEntry, ...] = tuple(
-    ProcessorEntry(name, names, make, source)
-    for name, names, make, source in (
-        (
-            "guidance_scale",
-            ("guidance_scale",),
-            standard.guidance,
-            "as UnbatchedClassifierFreeGuidanceLogitsProcessor, arXiv:2306.17806",
-        ),
-        ("sequence_bias", ("sequence_bias",), standard.sequence_bias, "SequenceBiasLogitsProcessor"),
-        ("logit_bias", ("logit_bias",), standard.logit_bias, "OpenAI API, llama.cpp"),
-        (
-            "encoder_repetition_penalty",
-            ("encoder_repetition_penalty",),
-            standard.encoder_repetition_penalty,
-            "EncoderRepetitionPenaltyLogitsProcessor",
-        ),
-        (
-            "repetition_penalty",
-            ("repetition_penalty",),
-            standard.repetition_penalty,
-            "RepetitionPenaltyLogitsProcessor",
-        ),
-        ("presence_penalty", ("presence_penalty",), _presence, "OpenAI API, vLLM"),
-        ("frequency_penalty", ("frequency_penalty",), _frequency, "OpenAI API, vLLM"),
-        ("dry", _DRY, _dry, "oobabooga/text-generation-webui#5677"),
-        (
-            "no_repeat_ngram_size",
-            ("no_repeat_ngram_size",),
-            standard.no_repeat_ngram_size,
-            "NoRepeatNGramLogitsProcessor",
-        ),
-        (
-            "encoder_no_repeat_ngram_size",
-            ("encoder_no_repeat_ngram_size",),
-            standard.encoder_no_repeat_ngram_size,
-            "EncoderNoRepeatNGramLogitsProcessor",
-        ),
-        ("bad_words_ids", ("bad_words_ids",), standard.bad_words_ids, "NoBadWordsLogitsProcessor"),
-        ("bad_words", ("bad_words",), standard.bad_words, "NoBadWordsLogitsProcessor, on text"),
-        ("min_length", ("min_length",), standard.min_length, "MinLengthLogitsProcessor"),
-        ("min_new_tokens", ("min_new_tokens",), standard.min_new_tokens, "MinNewTokensLengthLogitsProcessor"),
-        (
-            "forced_bos_token_id",
-            ("forced_bos_token_id",),
-            standard.forced_bos_token_id,
-            "ForcedBOSTokenLogitsProcessor",
-        ),
-        (
-            "forced_eos_token_id",
-            ("forced_eos_token_id",),
-            standard.forced_eos_token_id,
-            "ForcedEOSTokenLogitsProcessor",
-        ),
-        (
-            "remove_invalid_values",
-            ("remove_invalid_values",),
-            standard.remove_invalid_values,
-            "InfNanRemoveLogitsProcessor",
-        ),
-        (
-            "exponential_decay_length_penalty",
-            ("exponential_decay_length_penalty",),
-            standard.exponential_decay_length_penalty,
-            "ExponentialDecayLengthPenalty",
-        ),
-        ("suppress_tokens", ("suppress_tokens",), standard.suppress_tokens, "SuppressTokensLogitsProcessor"),
-        (
-            "begin_suppress_tokens",
-            ("begin_suppress_tokens",),
-            standard.begin_suppress_tokens,
-            "SuppressTokensAtBeginLogitsProcessor",
-        ),
-        ("json_schema", ("json_schema",), grammar.json_schema, "llguidance"),
-        ("regex", ("regex",), grammar.regex, "llguidance"),
-        ("grammar", ("grammar",), grammar.grammar, "llguidance"),
-        ("prefix", ("prefix",), prefix.prefix, "bytes of the vocabulary"),
-        ("top_n_sigma", ("top_n_sigma",), _top_n_sigma, "arXiv:2411.07641"),
-        ("temperature", ("temperature",), standard.temperature, "TemperatureLogitsWarper"),
-        ("dynatemp", ("dynatemp_range", "dynatemp_exponent", "temperature"), _dynatemp, "llama.cpp temp_ext"),
-        ("top_h", ("top_h",), standard.top_h, "TopHLogitsWarper, arXiv:2509.02510"),
-        ("top_k", ("top_k",), standard.top_k, "TopKLogitsWarper"),
-        ("top_p", ("top_p",), standard.top_p, "TopPLogitsWarper, arXiv:1904.09751"),
-        ("min_p", ("min_p",), standard.min_p, "MinPLogitsWarper, arXiv:2407.01082"),
-        ("typical_p", ("typical_p",), standard.typical_p, "TypicalLogitsWarper, arXiv:2202.00666"),
-        ("epsilon_cutoff", ("epsilon_cutoff",), standard.epsilon_cutoff, "EpsilonLogitsWarper, arXiv:2210.15191"),
-        ("eta_cutoff", ("eta_cutoff",), standard.eta_cutoff, "EtaLogitsWarper, arXiv:2210.15191"),
-        ("xtc", ("xtc_probability", "xtc_threshold"), _xtc, "oobabooga/text-generation-webui#6335"),
-        ("mirostat", ("mirostat_tau", "mirostat_eta"), _mirostat, "arXiv:2007.14966, version 2 as in llama.cpp"),
-        (
-            "watermarking_config",
-            ("watermarking_config",),
-            standard.watermarking_config,
-            "WatermarkLogitsProcessor, as SynthIDTextWatermarkLogitsProcessor",
-        ),
-        ("renormalize_logits", ("renormalize_logits",), standard.renormalize_logits, "LogitNormalization"),
-    )
+    ProcessorEntry(name, names, *_MAKERS[name]) for name, names in PROCESSORS.items()
 )
 
 # Processors that look at scores alone: lanes with equal knobs may share one pass of them.
@@ -217,16 +162,16 @@ NAMES: dict[str, ProcessorEntry] = {entry.name: entry for entry in ORDER}
 def build(material: ProcessorContext) -> tuple[NamedProcessor, ...]:
     """The processors that the knobs ask for, in the order of `ORDER`; those that only act when sampling only then.
 
-    With `material.explicit`, what the list says in the order of the list, and nothing else: each entry is
-    `{"use": NAME, KNOB: VALUE, …}` with knobs of that processor (others keep the value of `material.generation`), or a
-    user's own. A listed processor acts in every mode. One whose setting changes nothing is left out.
+    With `material.explicit`, the processors of the list in its order and no others: each entry is
+    `{"use": NAME, KNOB: VALUE, …}` with knobs of that processor (others keep the value of `material.generation`), or
+    a user's own. `config` has checked names, keys and values. A listed processor acts in every mode. One whose setting
+    changes nothing is left out.
 
-    Raises UsageError for whatever cannot be built, in one sentence.
+    Raises UsageError, in one sentence, for what cannot be built.
     """
     _finite(material.generation)
     if material.explicit is not None:
-        made = (_listed(number, entry, material) for number, entry in enumerate(material.explicit, 1))
-        return tuple(named for named in made if named is not None)
+        return tuple(named for named in _explicit(material.explicit, material) if named is not None)
     found = (_make(entry, material) for entry in ORDER if material.sampling or not entry.sampling)
     return tuple(named for named in found if named is not None)
 
@@ -261,36 +206,25 @@ def _make(entry: ProcessorEntry, material: ProcessorContext) -> NamedProcessor |
     return NamedProcessor(entry.name, function, settings, key=key)
 
 
-def _listed(number: int, item: dict[str, Any], material: ProcessorContext) -> NamedProcessor | None:
-    where = f"processors, entry {number}"
-    arguments = {key: value for key, value in item.items() if key != "use"}
-    use = item.get("use")
-    if not isinstance(use, str) or not use:
-        raise UsageError(f'{where}: needs use = "NAME"', hint=f"one of {', '.join(NAMES)}, or package.module:Class")
+def _explicit(items: tuple[dict[str, Any], ...], material: ProcessorContext) -> Iterator[NamedProcessor | None]:
+    for number, item in enumerate(items, 1):
+        try:
+            yield _listed(item, material)
+        except UsageError as error:
+            raise UsageError(f"processors, item {number}: {error.message}", hint=error.hint) from error
+
+
+def _listed(item: dict[str, Any], material: ProcessorContext) -> NamedProcessor | None:
+    use, values = item["use"], {key: value for key, value in item.items() if key != "use"}
     if use not in NAMES:
-        if ":" not in use and use not in plugins.installed():
-            close = get_close_matches(use, NAMES, 1)
-            meant = f"did you mean {close[0]}?" if close else f"one of {', '.join(NAMES)}, or package.module:Class"
-            raise UsageError(f"{where}: no processor {use!r}", hint=meant)
-        function = plugins.load(use, arguments, allowed=material.allow_plugins)
-        return NamedProcessor(use, function, arguments, foreign=True)
-    entry = NAMES[use]
-    for key in arguments:
-        if key not in entry.knobs:
-            close = get_close_matches(key, entry.knobs, 1)
-            meant = f"did you mean {close[0]}?" if close else f"it has {', '.join(entry.knobs)}"
-            raise UsageError(f"{where}: {use} has no {key!r}", hint=meant)
-    try:
-        values = {key: checked(key, value) for key, value in arguments.items()}
-        changed = standard.changed(material, **values)
-        _finite(changed.generation)
-        if use == "temperature" and "temperature" in values:
-            if values["temperature"] == 0.0:
-                raise UsageError("temperature: must be above 0 in a list; do_sample = false takes the best token")
-            changed = standard.changed(changed, dynatemp_range=0.0)  # both may be listed, each with its own
-        return _make(entry, changed)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
+        return NamedProcessor(use, plugins.load(use, values, allowed=material.allow_plugins), values, foreign=True)
+    changed = standard.changed(material, **values)
+    _finite(changed.generation)
+    if use == "temperature" and "temperature" in values:
+        if values["temperature"] == 0.0:
+            raise UsageError("temperature: must be above 0 in a list; do_sample = false takes the best token")
+        changed = standard.changed(changed, dynatemp_range=0.0)  # both may be listed, each with its own
+    return _make(NAMES[use], changed)
 
 
 def _finite(generation: Generation) -> None:

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import torch
+from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
 from genctl.decode.processors import filters, plain, words
 from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.processors.filters import Filter
 from genctl.decode.processors.synthid import SynthID
-from genctl.decode.processors.values import describe, fits
 from genctl.decode.types import Processor
-from genctl.errors import UsageError
+from genctl.errors import UsageError, nearest
+from genctl.fit import Misfit, fit
 
 
 def _classes() -> Any:
@@ -66,6 +66,8 @@ def logit_bias(m: ProcessorContext) -> Processor | None:
 
 
 def _biased(m: ProcessorContext, knob: str, biases: dict[tuple[int, ...], float]) -> Processor:
+    if not biases:
+        raise UsageError(f"{knob}: the list is empty; expected at least one sequence of ids")
     for ids, bias in biases.items():
         _within(m, knob, ids)
         if bias != bias or bias == float("inf"):
@@ -115,6 +117,8 @@ def bad_words(m: ProcessorContext) -> Processor | None:
 
 
 def _banned(m: ProcessorContext, knob: str, sequences: list[list[int]]) -> Processor:
+    if not sequences:
+        raise UsageError(f"{knob}: the list is empty; expected at least one sequence of ids")
     for ids in sequences:
         _within(m, knob, ids)
     return _processor(_classes().NoBadWordsLogitsProcessor(sequences, list(m.eos) or None))
@@ -258,12 +262,16 @@ def watermarking_config(m: ProcessorContext) -> Processor | None:
 
     synthid = "ngram_len" in fields or "keys" in fields
     kind = configuration_utils.SynthIDTextWatermarkingConfig if synthid else configuration_utils.WatermarkingConfig
-    parameters = list(inspect.signature(kind).parameters)
+    found = inspect.signature(kind).parameters
+    parameters = list(found)
+    missing = [name for name, parameter in found.items() if parameter.default is parameter.empty and name not in fields]
+    if missing:
+        raise UsageError(f"watermarking_config: {kind.__name__} needs {' and '.join(missing)}")
     for name in fields:
         if name not in parameters:
-            close = get_close_matches(name, parameters, 1)
-            meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(parameters)}"
-            raise UsageError(f"watermarking_config: no field {name!r} in {kind.__name__}", hint=meant)
+            near = nearest(name, parameters)
+            meant = f"did you mean {near}?" if near else f"there are {', '.join(parameters)}"
+            raise UsageError(f"watermarking_config: {kind.__name__} has no field {name!r}; {meant}")
     _check_watermark(fields, get_type_hints(kind.__init__))
     config = kind(**fields)
     config.validate()
@@ -274,17 +282,27 @@ def watermarking_config(m: ProcessorContext) -> Processor | None:
     return _processor(_greenlist(m.vocab_size, str(m.device), tuple(sorted(config.to_dict().items()))))
 
 
-# Sizes of tables and windows; transformers makes them as large as it is told.
-_MOST = {"ngram_len": 256, "context_width": 256, "context_history_size": 1 << 20, "sampling_table_size": 1 << 24}
+# Choices and bounds that the types of transformers' classes do not tell; the upper ones keep tables in memory.
+_FIELDS: dict[str, Any] = {
+    "seeding_scheme": Literal["selfhash", "lefthash"],
+    "greenlist_ratio": Annotated[float, Gt(0.0), Lt(1.0)],
+    "context_width": Annotated[int, Ge(1), Le(256)],
+    "ngram_len": Annotated[int, Ge(2), Le(256)],
+    "context_history_size": Annotated[int, Le(1 << 20)],
+    "sampling_table_size": Annotated[int, Le(1 << 24)],
+}
 
 
 def _check_watermark(fields: dict[str, Any], hints: dict[str, Any]) -> None:
-    """Raises UsageError for a value of another type, or one that asks for more than memory holds."""
+    """Raises UsageError, naming every field whose value has the wrong type or breaks a bound."""
+    mistakes = []
     for name, value in fields.items():
-        if not fits(hints[name], value):
-            raise UsageError(f"watermarking_config: {name} must be {describe(hints[name])}, but is {value!r:.60}")
-        if name in _MOST and value > _MOST[name]:
-            raise UsageError(f"watermarking_config: {name} must be at most {_MOST[name]}, but is {value}")
+        try:
+            fit(_FIELDS.get(name, hints[name]), value)
+        except Misfit as misfit:
+            mistakes.append(f"watermarking_config: {name} = {value!r:.60}: {misfit}")
+    if mistakes:
+        raise UsageError("\n".join(mistakes))
 
 
 @lru_cache(maxsize=8)

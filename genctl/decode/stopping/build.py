@@ -4,14 +4,13 @@ Without a `[[stopping]]` list the order is that of transformers, then ours: max_
 stop_regex, stop_mean_logprob, stop_repeat_ngram. With one, the list comes first, in its own order, and then the knobs
 that are set and that it does not name. Where several would end a row at the same token, the first says why.
 
-A table of the list has `use`, the name of a knob, of an installed criterion, or `package.module:Class`; its other keys
-are that knob's (by default as set elsewhere) or the arguments of the class.
+A table of the list has `use`: the name of a knob, of an installed criterion, or `package.module:Class`. Its other keys
+are that knob's (by default as set elsewhere) or the arguments of the class. `config` has checked names and keys.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +24,7 @@ from genctl.decode.stopping.text import Pattern, StopRegex, StopStrings, quoted
 from genctl.decode.stopping.trim import trim
 from genctl.decode.types import Criterion, Stop, Written
 from genctl.errors import PresetError, UsageError
-from genctl.params import Generation
+from genctl.params import CRITERIA, Generation
 
 
 @dataclass(frozen=True)
@@ -71,11 +70,11 @@ def build(material: StoppingContext) -> tuple[NamedCriterion, ...]:
         except (UsageError, ValueError) as error:
             mistakes.append(f"[[stopping]] {number}: {error}")
             listed = True
-    for name, (_, maker) in _KNOBS.items():
+    for name in CRITERIA:
         if name in named or getattr(material.generation, name) in (None, [], ()):
             continue
         try:
-            made.append(maker({}, material))
+            made.append(_MAKERS[name]({}, material))
         except (UsageError, ValueError) as error:
             mistakes.append(f"{name}: {error}")
     if mistakes:
@@ -112,21 +111,11 @@ def cut(text: str, criteria: Sequence[NamedCriterion], keep: bool = False) -> tu
 
 def _from_table(table: Mapping[str, Any], material: StoppingContext) -> NamedCriterion:
     keys = dict(table)
-    use = keys.pop("use", None)
-    if not isinstance(use, str) or not use:
-        raise ValueError('every table needs a name, as in use = "stop_strings"')
-    if use in _KNOBS:
-        known, maker = _KNOBS[use]
-        for key in keys:
-            if key not in known:
-                raise ValueError(f"{use} has no key {key!r}; it takes {' and '.join(known)}")
+    use = keys.pop("use")
+    if use in _MAKERS:
         if use not in keys and getattr(material.generation, use) in (None, [], ()):
             raise ValueError(f"{use} has no value: set {use} in this table or in the preset")
-        return maker(keys, material)
-    if ":" not in use and use not in (others := plugins.installed()):
-        near = difflib.get_close_matches(use, [*_KNOBS, *others], 1)
-        advice = f"did you mean {near[0]}?" if near else f"there are {', '.join([*_KNOBS, *others])}"
-        raise ValueError(f"there is no stopping criterion {use!r}; {advice}")
+        return _MAKERS[use](keys, material)
     target = plugins.load(use, material.allow_plugins)
     return NamedCriterion(
         use, plugins.make(use, target, keys, {"tokenizer": material.tokenizer, "decode": material.decode})
@@ -233,12 +222,11 @@ def _stop_repeat_ngram(keys: Mapping[str, Any], material: StoppingContext) -> Na
     return NamedCriterion("stop_repeat_ngram", Repetition(size, times))
 
 
-# in the order in which they are asked: the keys that a table may hold, and the maker
-_KNOBS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], StoppingContext], NamedCriterion]]] = {
-    "max_time": (("max_time",), _max_time),
-    "stop_strings": (("stop_strings",), _stop_strings),
-    "stop_token_ids": (("stop_token_ids",), _stop_token_ids),
-    "stop_regex": (("stop_regex",), _stop_regex),
-    "stop_mean_logprob": (("stop_mean_logprob", "min_tokens"), _stop_mean_logprob),
-    "stop_repeat_ngram": (("stop_repeat_ngram", "stop_repeat_times"), _stop_repeat_ngram),
+_MAKERS: dict[str, Callable[[Mapping[str, Any], StoppingContext], NamedCriterion]] = {
+    "max_time": _max_time,
+    "stop_strings": _stop_strings,
+    "stop_token_ids": _stop_token_ids,
+    "stop_regex": _stop_regex,
+    "stop_mean_logprob": _stop_mean_logprob,
+    "stop_repeat_ngram": _stop_repeat_ngram,
 }

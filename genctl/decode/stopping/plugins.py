@@ -21,11 +21,6 @@ GROUP = "genctl.stopping"
 REASONS = ("eos", "length", "stop", "time")
 
 
-def installed() -> list[str]:
-    """The names of all installed criteria, sorted."""
-    return sorted(set(entry_points(group=GROUP).names))
-
-
 def load(use: str, allow_plugins: bool) -> Any:
     """The class or function that `use` names: an entry point of `genctl.stopping`, or `package.module:Class`.
 

@@ -1,0 +1,38 @@
+"""A value that an option does not take, in plain words: what was expected, what was found, and what was meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from genctl.errors import nearest
+
+# Words of the command-line parser -> the type that it expects.
+_EXPECTED = {"valid integer": "a whole number", "valid number": "a number", "valid boolean": "true or false"}
+
+
+def plain_words(message: str, arguments: Sequence[str]) -> str:
+    """The parser's `message` about `arguments`, in plain words; a message about anything else is returned as it is."""
+    found = re.fullmatch(r"Invalid value for (.+?): (.*)", message, re.DOTALL)
+    if found is None:
+        return message
+    names, reason = re.findall(r"'([^']+)'", found[1]) or [found[1]], found[2].removeprefix("Value error, ")
+    choice = re.fullmatch(r"'(.*)' is not one of (.*?)\.?", reason, re.DOTALL)
+    if choice:
+        choices = re.findall(r"'([^']*)'", choice[2])
+        near = nearest(choice[1].lower(), choices)
+        expected = f"must be one of {', '.join(choices)}"
+        return f'{names[0]} "{choice[1]}": ' + (f"did you mean {near}? It {expected}" if near else expected)
+    expected = next((words for foreign, words in _EXPECTED.items() if foreign in reason), "")
+    if not expected:
+        return f"{names[0]}: {reason}"
+    return f"{names[0]}: expected {expected}" + _given(names, arguments)
+
+
+def _given(names: Sequence[str], arguments: Sequence[str]) -> str:
+    """The value of the option in `arguments`, as the end of a sentence."""
+    for place, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name in names and (equals or place + 1 < len(arguments)):
+            return f', got "{value if equals else arguments[place + 1]}"'
+    return ""

@@ -1,0 +1,128 @@
+"""The cache of a batch: the keys and values of its rows in order, and the padding before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from genctl.decode import cache as caches
+from genctl.decode import shared
+from genctl.decode.cache import Cache
+from genctl.decode.encoder_inputs import Sources, join_sources
+from genctl.decode.lane import LaneState
+from genctl.decode.runtime import ModelRuntime
+from genctl.decode.transfer import to_device
+
+ROOM = 512  # columns a cache is given at once beyond what it holds, at most
+
+
+class BatchCache:
+    """Rows of several lanes, aligned to the right. Between passes rows are reordered, leave and join."""
+
+    def __init__(self, model: ModelRuntime) -> None:
+        self.model = model
+        self.cache: Cache | None = None  # None where the model has none: then everything is read again
+        self.columns = 0
+        self.held: list[tuple[LaneState, int]] = []  # whose rows were in the last pass, in order, and how many
+        self.pads: dict[LaneState, int] = {}  # columns of padding before a lane's tokens
+        self.reordered: list[int] = []  # where the rows were before the pass, if any was moved or copied
+        self.sources: Sources | None = None
+        self._source_rows: list[tuple[LaneState, int]] = []  # for which lanes and counts `sources` was made
+        self._padding: tuple[list[int], Tensor] | None = None  # the last pads, and those on the device
+
+    def arrange(self, states: list[LaneState]) -> None:
+        """Bring the cache into the order that the lanes' last choices ask for."""
+        if states[0].prefix.cache is not None:
+            self._arrange(states)
+        else:
+            longest = max(state.reach for state in states)
+            self.pads = {state: longest - state.reach for state in states}
+        self.held = [(state, state.rows) for state in states]
+        if self.model.is_encoder_decoder:
+            self._arrange_sources(states)
+
+    def padding(self, states: Sequence[LaneState]) -> Tensor:
+        """Columns of padding before the tokens of each row, int64 [N]; the same tensor while they stay the same."""
+        pads = [self.pads[state] for state in states for _ in range(state.rows)]
+        if self._padding is None or self._padding[0] != pads:
+            self._padding = pads, to_device(pads, self.model.device)
+        return self._padding[1]
+
+    def _arrange(self, states: list[LaneState]) -> None:
+        rows: list[int] = []
+        at = 0
+        for state, count in self.held:
+            if state.alive:
+                rows += [at + parent for parent in state.reordered]
+            at += count
+        before = [state for state, _ in self.held if state.alive]
+        joining = states[len(before) :]
+        room = max(state.lane.max_new_tokens - state.live.rows.written for state in states)
+        if not caches.fixed(states[0].prefix.cache):
+            room = min(ROOM, room)
+        parts, spare = [], 0
+        if before:
+            assert self.cache is not None
+            spare = min(self.pads[state] for state in before)
+            self.reordered = [] if rows == list(range(at)) else rows
+            if spare or self.reordered:
+                index = to_device(rows, self.model.device)
+                if spare or joining or [(state, state.rows) for state in before] != self.held:
+                    self.cache = caches.select(self.cache, index, room=0 if joining else room, drop=spare)
+                else:  # rows move within their lanes, whose prompts are the same for all their rows
+                    since = min(self.pads[state] + state.prefix.tokens.shape[1] for state in before)
+                    self.cache = caches.reorder(self.cache, index, since)
+            # a lane that drafts is alone in its batch, and so are those with branches of one length
+            rejected = before[0].fed_draft - before[0].accepted if before[0].fed_draft else 0
+            caches.crop(self.cache, rejected)
+            self.columns -= spare + rejected
+            self.pads = {state: self.pads[state] - spare for state in before}
+            parts.append(self.cache)
+        if joining:
+            together = self._together(states, before)
+            if parts and not together:
+                parts = [shared.unshared(parts[0])]
+            lengths = {state: state.read for state in joining}
+            parts += [self._fork(state, room, together, alone=len(states) == 1) for state in joining]
+            self.cache = caches.merge(parts, room=room)
+            lengths |= {state: self.columns - self.pads[state] for state in before}
+            self.columns = max(lengths.values())
+            self.pads = {state: self.columns - length for state, length in lengths.items()}
+
+    def _together(self, states: list[LaneState], before: list[LaneState]) -> bool:
+        """Whether all rows continue one prompt, whose keys and values they may then share."""
+        prefix = states[0].prefix
+        return (
+            sum(state.rows for state in states) > 1
+            and (not before or shared.is_shared(self.cache))
+            and all(one.prefix is prefix and one.own is None and not one.lane.strategy.drafts for one in states)
+            and shared.shareable(prefix.cache)
+            and self.model.shares(prefix)
+        )
+
+    def _fork(self, state: LaneState, room: int, together: bool, *, alone: bool) -> Cache:
+        """The cache of a lane that joins: its prompt's, for as many rows as it has."""
+        device = self.model.device
+        if state.own is not None:  # its rows were read again: they differ, and there are as many as it needs
+            part, state.own = state.own, None
+            return caches.select(part, torch.arange(state.rows, device=device), room=room)
+        part = caches.self_part(state.prefix.cache)
+        if together:
+            return shared.share(part, state.rows, room)
+        rows = torch.zeros(state.rows, dtype=torch.long, device=device)
+        single = alone and state.rows == 1  # else the merge makes what is needed
+        part = (caches.continued if single else caches.select)(part, rows, room=room)
+        return caches.rewindable(part) if state.lane.strategy.drafts else part
+
+    def _arrange_sources(self, states: list[LaneState]) -> None:
+        if self.held == self._source_rows:
+            return
+        self._source_rows = self.held
+        prefixes = [state.prefix for state in states]
+        cross = [None if prefix.cache is None else prefix.cache.cross_attention_cache for prefix in prefixes]
+        sources = [prefix.source for prefix in prefixes if prefix.source is not None]
+        counts = [state.rows for state in states]
+        group = len(counts) > 1 and counts[0] > 1 and cross[0] is not None and self.model.groups(prefixes[0])
+        self.sources = join_sources(sources, cross, counts, group=group)

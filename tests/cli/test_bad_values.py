@@ -1,0 +1,57 @@
+"""What a person reads after a slip on the command line: every mistake at once, the nearest name, no library's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from genctl.cli.bad_value import plain_words
+from tests.cli.tool import genctl
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--format", "jsn"], '--format "jsn": did you mean json? It must be one of text, json, jsonl, tsv'),
+        (["--format=xml"], '--format "xml": must be one of text, json, jsonl, tsv'),
+        (["--top-logprobs", "ten"], '--top-logprobs: expected a whole number, got "ten"'),
+        (["--top-logprobs=ten"], '--top-logprobs: expected a whole number, got "ten"'),
+        (["--max-new-tokens", "ten"], 'flag --max-new-tokens: max_new_tokens = "ten": must be a whole number, not a'),
+        (["--temperature", "hot"], 'flag --temperature: temperature = "hot": must be a number, not a string'),
+        (["--cache", "dinamic"], 'flag --cache: cache_implementation = "dinamic": did you mean dynamic? It must be '),
+        (["-p", "nucleos"], "preset nucleos: no such preset; did you mean nucleus?"),
+        (["--strategy", "beem"], "--strategy beem: there is no such strategy; did you mean beam?"),
+        (["--set", "tpo_k=5"], "--set tpo_k: unknown key tpo_k; did you mean top_k?"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_what_was_expected(arguments: list[str], sentence: str) -> None:
+    done = genctl("run", "One day", *arguments)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.splitlines()[0].startswith(f"error: {sentence}")
+
+
+def test_flags_presets_and_sets_are_checked_together(tmp_path: Path) -> None:
+    preset = tmp_path / "job.toml"
+    preset.write_text('extends = "nucleos"\ntop_k = "ten"')
+    done = genctl(
+        "run", "One day", "-p", str(preset), "--dtype", "bfloat15", "--seed", "x", "--set", "tpo_p=1", "--set", "a"
+    )
+    assert (done.status, done.out) == (2, "")
+    lines = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 6
+    for words in ("extends: preset nucleos", 'top_k = "ten"', "--dtype", "--seed", "tpo_p", '--set "a"'):
+        assert sum(words in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(".5", "0.5"), ("1.25", "1.25"), ("1e-3", "0.001"), ("2", "2.0"), ("2.", "2.0")]
+)
+def test_a_number_may_be_written_as_people_write_it(value: str, shown: str) -> None:
+    done = genctl("run", "One day", f"--repetition-penalty={value}", "--dry")
+    assert f"repetition_penalty = {shown} " in done.out
+
+
+def test_messages_about_other_things_stay() -> None:
+    assert plain_words("No such option: --x", []) == "No such option: --x"
+    assert plain_words("Invalid value for '--at' / '-a': Value error, too late", []) == "--at: too late"
