@@ -118,8 +118,8 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: bool = typer.Option(False, "--version", "-V", callback=_version, is_eager=True, help="Show the version."),
-    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+    version: bool = typer.Option(False, "--version", "-V", callback=_version, is_eager=True, help="show the version"),
+    debug: bool = typer.Option(False, "--debug", help="show the traceback of an error"),
 ) -> None:
     """Generate text with transformer checkpoints, and see how it came about."""
 

@@ -28,34 +28,34 @@ class CompareOptions(ModelOptions):
     """The command line of `genctl compare`."""
 
     presets: tuple[str, ...] = repeated(
-        "A preset by name or path: each is a run.", "--preset", "-p", metavar="NAME", group=RUNS
+        "a preset by name or path: each is a run", "--preset", "-p", metavar="NAME", group=RUNS
     )
     strategies: tuple[str, ...] = repeated(
-        "A run given inline; values as TOML or JSON; extends=PRESET.",
+        "a run given inline; values as TOML or JSON; extends=PRESET",
         "--strategy",
         metavar="NAME:KNOB=VALUE,…",
         group=RUNS,
     )
-    models: tuple[str, ...] = repeated("Each run on each of these checkpoints.", metavar="A,B", group=RUNS)
-    seeds: int | None = option("Repeat each run with N seeds (default: 1).", metavar="N", group=RUNS, least=1)
-    baseline: str | None = option("Show differences against this run.", metavar="RUN", group=RUNS)
-    set: tuple[str, ...] = repeated("Any preset key, as a TOML value, for every run.", metavar="KEY=VALUE", group=RUNS)
-    references: str | None = option("Expected texts, a line for each prompt.", metavar="FILE", group=IN_OUT)
-    force: bool = switch("Replace an existing --output or --save file.", group=IN_OUT)
+    models: tuple[str, ...] = repeated("each run on each of these checkpoints", metavar="A,B", group=RUNS)
+    seeds: int | None = option("repeat each run with N seeds (default: 1)", metavar="N", group=RUNS, least=1)
+    baseline: str | None = option("show differences against this run", metavar="RUN", group=RUNS)
+    set: tuple[str, ...] = repeated("any preset key, as a TOML value, for every run", metavar="KEY=VALUE", group=RUNS)
+    references: str | None = option("expected texts, a line for each prompt", metavar="FILE", group=IN_OUT)
+    force: bool = switch("replace an existing --output or --save file", group=IN_OUT)
     format: Literal["text", "json", "jsonl", "tsv", "md"] = option(
-        "How results are written (default: text).", group=IN_OUT, default="text"
+        "how results are written (default: text)", group=IN_OUT, default="text"
     )
-    save: str | None = option("Record outputs, for --expect.", metavar="FILE", group=CHECKS)
+    save: str | None = option("record outputs, for --expect", metavar="FILE", group=CHECKS)
     expect: str | None = option(
-        "Repeat what --save recorded; exit with 4 if it is different.", metavar="FILE", group=CHECKS
+        "repeat what --save recorded; exit with 4 if it is different", metavar="FILE", group=CHECKS
     )
     tolerance: float | None = option(
-        "How far --expect lets log-probabilities be, in nats (default: 0.001).", metavar="X", group=CHECKS, least=0
+        "how far --expect lets log-probabilities be, in nats (default: 0.001)", metavar="X", group=CHECKS, least=0
     )
-    dry: bool = switch("Print each run as TOML, with origins of values.", group=CHECKS)
-    events: str | None = option("Also write every event as JSON lines.", metavar="FILE", group=SHOWN)
-    timing: bool = switch("Add seconds and tokens per second to records.", group=SHOWN)
-    allow_plugins: bool = switch("Let presets name processors by dotted path.", group=TRUST)
+    dry: bool = switch("print each run as TOML, with origins of values", group=CHECKS)
+    events: str | None = option("also write every event as JSON lines", metavar="FILE", group=SHOWN)
+    timing: bool = switch("add seconds and tokens per second to records", group=SHOWN)
+    allow_plugins: bool = switch("let presets name processors by dotted path", group=TRUST)
 
 
 COMPARE = Command(

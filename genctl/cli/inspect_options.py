@@ -21,24 +21,22 @@ class InspectOptions(PresetOptions):
     """The command line of `genctl inspect-cache`."""
 
     steps: int | None = option(
-        "Passes after the prompt, of one token each (default: 8).", metavar="N", group=MEASURED, least=0
+        "passes after the prompt, of one token each (default: 8)", metavar="N", group=MEASURED, least=0
     )
-    inputs: bool = switch("Show what each pass is given, with and without a cache.", group=MEASURED)
-    heatmap: bool = switch("Show how long keys and values are, by layer and position.", group=MEASURED)
+    inputs: bool = switch("show what each pass is given, with and without a cache", group=MEASURED)
+    heatmap: bool = switch("show the norms of keys and values, by layer and position", group=MEASURED)
     diff: str | None = option(
-        "What this prompt could reuse of the first one's cache, and what that saves.", metavar="PROMPT", group=MEASURED
+        "what this prompt could reuse of the first one's cache, and what that saves", metavar="PROMPT", group=MEASURED
     )
-    save_cache: str | None = option("Keep the prompt's cache, for --prompt-cache.", metavar="FILE", group=FILES)
-    plan: bool = switch("Predict bytes from the checkpoint's config alone; nothing is decoded.", group=PLAN)
-    batch: int | None = option("With --plan: prompts at once (default: 1).", metavar="N", group=PLAN)
-    length: int | None = option("With --plan: tokens of each row (default: the context).", metavar="N", group=PLAN)
-    source_length: int | None = option("With --plan: tokens that an encoder reads.", metavar="N", group=PLAN)
-    memory: str | None = option(
-        "With --plan: what must hold weights and cache, such as 24GiB.", metavar="SIZE", group=PLAN
-    )
-    force: bool = switch("Replace an existing --output or --save-cache file.", group=IN_OUT)
+    save_cache: str | None = option("keep the prompt's cache, for --prompt-cache", metavar="FILE", group=FILES)
+    plan: bool = switch("predict bytes from the checkpoint's config alone; nothing is decoded", group=PLAN)
+    batch: int | None = option("with --plan: prompts at once (default: 1)", metavar="N", group=PLAN)
+    length: int | None = option("with --plan: tokens of each row (default: the context)", metavar="N", group=PLAN)
+    source_length: int | None = option("with --plan: tokens that an encoder reads", metavar="N", group=PLAN)
+    memory: str | None = option("with --plan: memory for weights and cache, such as 24GiB", metavar="SIZE", group=PLAN)
+    force: bool = switch("replace an existing --output or --save-cache file", group=IN_OUT)
     format: Literal["text", "json", "tsv"] = option(
-        "How the result is written (default: text).", group=IN_OUT, default="text"
+        "how the result is written (default: text)", group=IN_OUT, default="text"
     )
 
 

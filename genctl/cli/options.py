@@ -11,7 +11,7 @@ from genctl.cli.table import Color, CommandOptions, argument, knob_layers, optio
 from genctl.config.layers import Layer
 
 IN_OUT, SETTINGS, SHOWN, CHECKS, TRUST = "Input and output", "Settings", "What is shown", "Checks", "Trust"
-PROMPTS = "Prompts; without them --input, else standard input."
+PROMPTS = "prompts; without them --input, else standard input"
 
 InputFormat = Literal["lines", "text", "jsonl", "nul"]
 TreeFormat = Literal["text", "dot", "json"]
@@ -22,18 +22,18 @@ class ModelOptions(CommandOptions):
     """What every command takes that reads prompts and loads a checkpoint."""
 
     arguments: tuple[str, ...] = argument(PROMPTS, "PROMPT")
-    input: str | None = option("Read prompts from a file; - is stdin.", "--input", "-i", metavar="FILE", group=IN_OUT)
+    input: str | None = option("read prompts from a file; - is stdin", "--input", "-i", metavar="FILE", group=IN_OUT)
     input_format: InputFormat | None = option(
-        "How prompts are separated (default: lines; jsonl for *.jsonl).", group=IN_OUT
+        "how prompts are separated (default: lines; jsonl for *.jsonl)", group=IN_OUT
     )
-    output: str | None = option("Write results to a file.", "--output", "-o", metavar="FILE", group=IN_OUT)
-    force: bool = switch("Replace an existing --output file.", group=IN_OUT)
+    output: str | None = option("write results to a file", "--output", "-o", metavar="FILE", group=IN_OUT)
+    force: bool = switch("replace an existing --output file", group=IN_OUT)
     format: str = "text"
-    quiet: bool = switch("Show no progress and no summary, only results and errors.", "--quiet", "-q")
-    verbose: bool = switch("Say what is loaded; show the summary even in a pipe.", "--verbose", "-v")
-    color: Color = option("Colours: auto decides for each stream (default: auto).", default="auto")
-    allow_pickle: bool = switch("Load pickle weights, which can run code.", group=TRUST)
-    trust_remote_code: bool = switch("Run Python code that comes with a checkpoint.", group=TRUST)
+    quiet: bool = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
+    verbose: bool = switch("say what is loaded; show the summary even in a pipe", "--verbose", "-v")
+    color: Color = option("colours: auto decides for each stream (default: auto)", default="auto")
+    allow_pickle: bool = switch("load pickle weights, which can run code", group=TRUST)
+    trust_remote_code: bool = switch("run Python code that comes with a checkpoint", group=TRUST)
     allow_plugins: bool = False
     flags: Sequence[Layer] = ()  # flags of knobs, `--set` and `--strategy`
 
@@ -53,8 +53,8 @@ class PresetOptions(ModelOptions):
     """The same with the settings of one run."""
 
     presets: tuple[str, ...] = repeated(
-        "A preset by name or path; the last one wins.", "--preset", "-p", metavar="NAME", group=SETTINGS
+        "a preset by name or path; the last one wins", "--preset", "-p", metavar="NAME", group=SETTINGS
     )
-    set: tuple[str, ...] = repeated("Any preset key, as a TOML value.", metavar="KEY=VALUE", group=SETTINGS)
-    strategy: str | None = option("A decoding mode by name; other flags refine it.", metavar="NAME", group=SETTINGS)
-    allow_plugins: bool = switch("Let presets name processors by dotted path.", group=TRUST)
+    set: tuple[str, ...] = repeated("any preset key, as a TOML value", metavar="KEY=VALUE", group=SETTINGS)
+    strategy: str | None = option("a decoding mode by name; other flags refine it", metavar="NAME", group=SETTINGS)
+    allow_plugins: bool = switch("let presets name processors by dotted path", group=TRUST)

@@ -22,11 +22,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A preset, by name or path.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="a preset, by name or path", show_default=False)]
 
 
-Listing = Annotated[Literal["text", "json"], typer.Option("--format", help="How the list is written.")]
-Color = Annotated[Literal["auto", "always", "never"], typer.Option("--color", help="Auto decides for each stream.")]
+Listing = Annotated[Literal["text", "json"], typer.Option("--format", help="how the list is written")]
+Color = Annotated[Literal["auto", "always", "never"], typer.Option("--color", help="auto decides for each stream")]
 
 
 def _out(color: Any) -> Console:
@@ -84,7 +84,7 @@ def list_presets(format: Listing = "text", color: Color = "auto") -> None:
 @app.command(cls=TableCommand)
 def show(
     name: Name,
-    raw: Annotated[bool, typer.Option("--raw", help="Show the file as it is, without what it extends.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="show the file as it is, without what it extends")] = False,
     color: Color = "auto",
 ) -> None:
     """Show what a preset sets, with what it extends, as TOML; comments give the origin of each value."""
@@ -107,7 +107,7 @@ def show(
 
 @app.command(cls=TableCommand)
 def check(
-    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Presets, by path or name.", show_default=False)],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="presets, by path or name", show_default=False)],
     color: Color = "auto",
 ) -> None:
     """Check presets, with what they extend. Prints every mistake of every file; exit status 2 if there is one."""
@@ -143,7 +143,7 @@ def schema(color: Color = "auto") -> None:
 
 @app.command("path", cls=TableCommand)
 def path_of(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A preset.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="a preset", show_default=False)] = None,
     color: Color = "auto",
 ) -> None:
     """Print the folders of presets, in order; with NAME, its file."""

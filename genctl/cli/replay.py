@@ -33,16 +33,16 @@ TOP = 3  # alternatives shown with --scores
 class ReplayOptions(CommandOptions):
     """The command line of `genctl replay`."""
 
-    file: str = argument("A file that --events or --trace wrote; - is standard input.", "FILE", required=True)
-    step: bool = switch("Wait for a key after each step: space or enter, q ends.")
-    speed: float | None = option("So many times as fast (default: 1).", metavar="X")
-    tree: bool = switch("Draw the search tree at the end (on standard error where output is piped).")
-    tree_format: TreeFormat | None = option("Write the search tree instead of the texts.")
-    echo: bool = switch("Begin the text with the prompt.")
-    scores: bool = switch("Show what was recorded of each token.")
-    explain: bool = switch("Show what each logits processor did.")
-    quiet: bool = switch("Show no progress and no summary, only results and errors.", "--quiet", "-q")
-    color: Color = option("Colours: auto decides for each stream (default: auto).", default="auto")
+    file: str = argument("a file that --events or --trace wrote; - is standard input", "FILE", required=True)
+    step: bool = switch("wait for a key after each step: space or enter, q ends")
+    speed: float | None = option("speed factor (default: 1)", metavar="X")
+    tree: bool = switch("draw the search tree at the end (on standard error where output is piped)")
+    tree_format: TreeFormat | None = option("write the search tree instead of the texts")
+    echo: bool = switch("begin the text with the prompt")
+    scores: bool = switch("show what was recorded of each token")
+    explain: bool = switch("show what each logits processor did")
+    quiet: bool = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
+    color: Color = option("colours: auto decides for each stream (default: auto)", default="auto")
 
 
 def _live(options: ReplayOptions) -> bool:

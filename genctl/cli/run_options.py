@@ -29,28 +29,28 @@ Ending = Literal["length", "empty", "stop", "time", "unmet"]
 class RunOptions(PresetOptions):
     """The command line of a generating command."""
 
-    resume: bool = switch("Continue an interrupted --output (progress is kept in FILE.journal).", group=IN_OUT)
-    strict: bool = switch("Stop at the first row that fails.", group=IN_OUT)
-    format: Format = option("Default: by the name of --output, else text.", group=IN_OUT)
-    raw: bool = switch("Write texts to a terminal as they are, control characters too.", group=IN_OUT)
-    unordered: bool = switch("Write results as they finish.", group=IN_OUT)
-    stream: bool = switch("Write text as soon as it is certain; it is never taken back.", group=IN_OUT)
-    echo: bool = switch("Begin the text with the prompt.", group=SHOWN)
-    scores: bool = switch("Show token probabilities and alternatives.", group=SHOWN)
-    top_logprobs: int | None = option("Alternatives reported for each token.", metavar="K", group=SHOWN, least=0)
-    explain: bool = switch("Show what each logits processor did to each step.", group=SHOWN)
-    events: str | None = option("Also write every event as JSON lines.", metavar="FILE", group=SHOWN)
-    timing: bool = switch("Add load, prefill and decode seconds to records.", group=SHOWN)
+    resume: bool = switch("continue an interrupted --output (progress is kept in FILE.journal)", group=IN_OUT)
+    strict: bool = switch("stop at the first row that fails", group=IN_OUT)
+    format: Format = option("default: by the name of --output, else text", group=IN_OUT)
+    raw: bool = switch("write texts to a terminal as they are, control characters too", group=IN_OUT)
+    unordered: bool = switch("write results as they finish, not in input order", group=IN_OUT)
+    stream: bool = switch("write text as soon as it is final", group=IN_OUT)
+    echo: bool = switch("begin the text with the prompt", group=SHOWN)
+    scores: bool = switch("show token probabilities and alternatives", group=SHOWN)
+    top_logprobs: int | None = option("number of alternatives for each token", metavar="K", group=SHOWN, least=0)
+    explain: bool = switch("show what each logits processor did to each step", group=SHOWN)
+    events: str | None = option("also write every event as JSON lines", metavar="FILE", group=SHOWN)
+    timing: bool = switch("add load, prefill and decode seconds to records", group=SHOWN)
     fail_on: tuple[Ending, ...] = repeated(
-        "Exit with 4 if any sequence ended so, is empty, or lacks a forced word (unmet); repeatable.",
+        "exit with 4 if a sequence ended so, is empty, or lacks a forced word (unmet); repeatable",
         metavar="length|empty|stop|time|unmet",
         group=CHECKS,
     )
-    check_batch: bool = switch("Decode each prompt alone as well; exit with 4 if tokens differ.", group=CHECKS)
+    check_batch: bool = switch("decode each prompt alone as well; exit with 4 if tokens differ", group=CHECKS)
     check_runtime: bool = switch(
-        "Compare logits with transformers' on the first prompt and 16 steps; exit with 4 if far apart.", group=CHECKS
+        "compare logits with transformers' on the first prompt and 16 steps; exit with 4 if far apart", group=CHECKS
     )
-    dry: bool = switch("Print all settings as TOML, with their origins.", group=CHECKS)
+    dry: bool = switch("print all settings as TOML, with their origins", group=CHECKS)
     view: Literal["run", "beam"] = "run"
     beneath: Sequence[Layer] = ()  # settings of the command itself, below everything else
     tree: bool = False
@@ -73,10 +73,10 @@ class BeamOptions(RunOptions):
     """The same for a search that can be watched."""
 
     events: str | None = option(
-        "Also write all events, for genctl replay.", "--trace", "--events", metavar="FILE", group=SHOWN
+        "also write all events, for genctl replay", "--trace", "--events", metavar="FILE", group=SHOWN
     )
-    tree: bool = switch("Draw the search tree at the end.", group=SHOWN)
-    tree_format: TreeFormat | None = option("Write the search tree instead of the texts.", group=SHOWN)
+    tree: bool = switch("draw the search tree at the end", group=SHOWN)
+    tree_format: TreeFormat | None = option("write the search tree instead of the texts", group=SHOWN)
     view: Literal["run", "beam"] = "beam"
     beneath: Sequence[Layer] = BEAMS
 

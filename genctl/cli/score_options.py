@@ -18,30 +18,30 @@ SCORED = "What is scored"
 class ScoreOptions(ModelOptions):
     """The command line of `genctl score`."""
 
-    arguments: tuple[str, ...] = argument("Texts; without them --input, else standard input.", "TEXT")
+    arguments: tuple[str, ...] = argument("texts; without them --input, else standard input", "TEXT")
     format: Literal["text", "json", "jsonl", "tsv"] = option(
-        "How results are written (default: text).", group=IN_OUT, default="text"
+        "how results are written (default: text)", group=IN_OUT, default="text"
     )
-    context: str | None = option("What the text continues: read, but not scored.", metavar="TEXT", group=SCORED)
+    context: str | None = option("what the text continues: read, but not scored", metavar="TEXT", group=SCORED)
     target: str | None = option(
-        "For an encoder-decoder: what is scored, with the text as its source.", metavar="TEXT", group=SCORED
+        "for an encoder-decoder: what is scored, with the text as its source", metavar="TEXT", group=SCORED
     )
-    rank: bool = switch("The texts are candidates for the one --context: sort them, best first.", group=SCORED)
+    rank: bool = switch("the texts are candidates for the one --context: sort them, best first", group=SCORED)
     by: Literal["mean", "total", "bits-per-byte"] | None = option(
-        "What --rank sorts by: the mean or total log-probability, or bits per byte (default: mean).", group=SCORED
+        "what --rank sorts by: the mean or total log-probability, or bits per byte (default: mean)", group=SCORED
     )
-    add_eos: bool = switch("Score an EOS at the end of each text, too.", group=SCORED)
+    add_eos: bool = switch("score an EOS at the end of each text, too", group=SCORED)
     stride: int | None = option(
-        "Read long texts in windows N tokens apart; a token has at least window - N tokens before it.",
+        "read long texts in windows N tokens apart; a token has at least window - N tokens before it",
         metavar="N",
         group=SCORED,
         least=1,
     )
     window: int | None = option(
-        "With --stride: tokens in a window (default: the context).", metavar="N", group=SCORED, least=1
+        "with --stride: tokens in a window (default: the context)", metavar="N", group=SCORED, least=1
     )
-    scores: bool = switch("Show each token's probability, rank and entropy.", group=SHOWN)
-    top_logprobs: int | None = option("Alternatives reported for each token.", metavar="K", group=SHOWN, least=0)
+    scores: bool = switch("show each token's probability, rank and entropy", group=SHOWN)
+    top_logprobs: int | None = option("number of alternatives for each token", metavar="K", group=SHOWN, least=0)
 
 
 CONFLICTS: tuple[Conflict, ...] = (

@@ -228,7 +228,7 @@ _HELP_ALL = _parameter(
     "help_all",
     bool,
     typer.Option(
-        "--help-all", is_eager=True, callback=help_all, help="Show every option, by group.", show_default=False
+        "--help-all", is_eager=True, callback=help_all, help="show every option, by group", show_default=False
     ),
     default=False,
 )
