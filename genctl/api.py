@@ -1,4 +1,4 @@
-"""The same in code: `genctl.load(...)`, `genctl.generate(...)`, events and results."""
+"""The Python interface: `genctl.load(...)`, `genctl.generate(...)`, events and results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Prompt = str | Sequence[int] | Sequence[dict[str, str]]
 
 
 class Model:
-    """A loaded checkpoint. Made by `load`."""
+    """A loaded checkpoint. Created by `load`."""
 
     def __init__(self, session: Session, layers: Sequence[Layer]) -> None:
         self._session = session
@@ -35,7 +35,7 @@ class Model:
 
     @property
     def model(self) -> Any:
-        """The model that computes: `genctl.native`'s, or transformers' where it does (`runtime="transformers"`)."""
+        """The model: `genctl.native`'s, or transformers' (with `runtime="transformers"`)."""
         return self._session.loaded.model
 
     def stream(
@@ -71,15 +71,15 @@ class Model:
         Raises GenctlError for the first prompt that could not be decoded, after all others are done.
         """
         collector = Collector()
-        found: dict[str, Result] = {}
+        results: dict[str, Result] = {}
         for event in self.stream(prompts, top_logprobs=top_logprobs, scores=scores, **settings):
             result = collector.feed(event)
             if result is not None:
-                found[result.lane] = result
-        for result in found.values():
+                results[result.lane] = result
+        for result in results.values():
             if result.error is not None:
                 raise GenctlError(f"prompt {result.lane}: {result.error.message}")
-        return [found[str(place)] for place in range(len(found))]
+        return [results[str(place)] for place in range(len(results))]
 
     def _requests(self, prompts: Sequence[Prompt], resolved: Any, seed: int) -> Iterator[Request]:
         from genctl.batch.seeds import row_seed
@@ -100,8 +100,8 @@ def load(
 ) -> Model:
     """Load a checkpoint: `builtin:NAME`, a local folder, or a Hub id.
 
-    `settings` are knobs that hold for everything generated with it, `dtype` and `device` among them; `preset` names
-    presets beneath them. Raises ModelError with one line that says what is wrong, PresetError for settings.
+    `settings` are knobs for all generation with it, `dtype` and `device` among them; `preset` names presets beneath
+    them. Raises ModelError with one line, PresetError for settings.
     """
     from genctl.config import presets
 

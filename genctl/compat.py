@@ -22,13 +22,13 @@ from genctl.errors import ModelError
 @cache
 def _operator(path: str) -> Any:
     """An operator of `torch.ops` by its path; None if there is none."""
-    found: Any = torch.ops
+    operator: Any = torch.ops
     for name in path.split("."):
         try:
-            found = getattr(found, name)
+            operator = getattr(operator, name)
         except (AttributeError, RuntimeError):
             return None
-    return found
+    return operator
 
 
 def onednn_linear() -> Any:

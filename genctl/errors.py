@@ -1,7 +1,7 @@
 """One family of errors: each has an exit status, a message of one line for each mistake, and sometimes a hint.
 
-Exit codes: 0 done · 1 some rows failed · 2 usage, preset or input error · 3 model not found or cannot do this ·
-4 a requested check failed · 130 interrupted.
+Exit codes: 0 done · 1 some rows failed · 2 usage, preset or input error · 3 model not found or unable · 4 a requested
+check failed · 130 interrupted.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Hypothesis:
 
     @property
     def cause(self) -> str:
-        """What stopped it, in words. Files from before there was a `kind` hold them in `stop`."""
+        """What stopped it, in words. Older files without `kind` have them in `stop`."""
         if self.kind == "string":
             return f"string {json.dumps(self.stop, ensure_ascii=False)}"
         return f"{self.kind} {self.stop}" if self.kind in ("regex", "token") else self.stop
@@ -109,7 +109,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """One step of one lane: the rows that live on (`rows`, best first) and those that ended in it."""
+    """One step of one lane: the rows that stay live (`rows`, best first) and those that ended in it."""
 
     lane: str
     step: int
@@ -148,7 +148,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a forward pass gave the model; one tuple a row where there are rows."""
+    """The input of a forward pass; one tuple per row."""
 
     input_ids: tuple[tuple[int, ...], ...]  # [rows, fed]: the whole prompt, then one token after another
     past_length: int  # tokens in the cache before the pass
@@ -161,7 +161,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class CacheRead:
-    """What the cache held after a forward pass, layer by layer (see `decode.describe`), and what the pass was given."""
+    """The cache after a forward pass, layer by layer (see `decode.cache_contents`), and the input of the pass."""
 
     lane: str  # the first of `lanes`
     step: int  # 0 is the prompt
@@ -174,7 +174,7 @@ class CacheRead:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A lane could not be run; the others go on."""
+    """A lane failed; the others continue."""
 
     lane: str
     code: str
@@ -183,7 +183,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """A checkpoint is on its way: `done` of `total` (bytes when downloading, tensors when reading)."""
+    """Progress of a checkpoint: `done` of `total` (bytes when downloading, tensors when reading)."""
 
     what: str
     done: int
@@ -258,8 +258,8 @@ class RowStates(Generic[S]):
 
     def rows(self, lane: str) -> list[S]:
         """The states of a lane's live rows, in their order."""
-        found = self._lanes.get(lane)
-        return [self._begin(lane)] if found is None else found
+        rows = self._lanes.get(lane)
+        return [self._begin(lane)] if rows is None else rows
 
 
 def with_tokens(event: Stepped, written: Sequence[tuple[Token, ...]], ended: tuple[Ended, ...]) -> Stepped:

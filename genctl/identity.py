@@ -1,4 +1,4 @@
-"""What a checkpoint's fingerprint looks like, to those who keep one and compare it later (`models.fingerprint`)."""
+"""The format of a checkpoint's fingerprint, for comparing stored ones (`models.fingerprint`)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ PREFIX = "sha256:"  # fingerprints of the first version were bare hex, and saw a
 
 
 def is_outdated(fingerprint: object) -> bool:
-    """Whether it is one of the first version, which may be equal although weights differ."""
+    """Whether it has the first version's format, which may be equal for different weights."""
     return not (isinstance(fingerprint, str) and fingerprint.startswith(PREFIX))
 
 
 def brief(fingerprint: object) -> str:
-    """A fingerprint in a sentence."""
+    """A fingerprint, shortened for a sentence."""
     return f"{str(fingerprint).removeprefix(PREFIX):.12}…"

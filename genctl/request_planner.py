@@ -1,4 +1,4 @@
-"""A request becomes a lane: its prompt in ids, its strategy, its processors, its stops."""
+"""A request becomes a lane: its prompt as ids, its strategy, its processors, its stopping criteria."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import rerank
 from genctl.errors import InputError, ModelError, UsageError
+from genctl.forced_phrases import ForcedPhrases, forced_phrases
 from genctl.params import Generation, Runtime
 from genctl.stop_text import StopTrimmer
-from genctl.unmet import Wishes, wishes
 
 if TYPE_CHECKING:
     from genctl.decode.guidance import Unconditional
-    from genctl.decode.healing import Healed
     from genctl.decode.runtime import ModelRuntime
     from genctl.decode.stopping.build import NamedCriterion
+    from genctl.decode.token_healing import HealedPrompt
     from genctl.decode.types import Lane, Processor, Strategy
-    from genctl.models.hub import Loaded
+    from genctl.models.hub import LoadedModel
     from genctl.requests import Report, Request
 
 DEFAULT_NEW_TOKENS = 256
@@ -27,38 +27,44 @@ DEFAULT_NEW_TOKENS = 256
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as the model takes it."""
+    """A prompt as the model reads it."""
 
     ids: tuple[int, ...]
-    text: str  # as it is shown and recorded
+    text: str  # shown and recorded
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A lane, and what is done with its texts on their way out."""
+class PlannedLane:
+    """A lane, and how its texts are processed."""
 
     lane: Lane
     prompt: Prompt
-    kind: str  # what the strategy is called
-    settings: dict[str, Any]  # what a viewer needs to know of it
+    kind: str  # the strategy's name
+    settings: dict[str, Any]  # for viewers
     guard: StopTrimmer
-    healed: Healed | None = None
+    healed: HealedPrompt | None = None
     rerank: rerank.RerankPlan | None = None
-    wishes: Wishes | None = None
+    phrases: ForcedPhrases | None = None
 
 
 class Planner:
-    """Makes lanes for one checkpoint."""
+    """Plans lanes for one checkpoint."""
 
     def __init__(
-        self, loaded: Loaded, forward: ModelRuntime, runtime: Runtime, *, allow_plugins: bool, flags: dict[str, Any]
+        self,
+        loaded: LoadedModel,
+        forward: ModelRuntime,
+        runtime: Runtime,
+        *,
+        allow_plugins: bool,
+        flags: dict[str, Any],
     ) -> None:
         self.loaded = loaded
         self.forward = forward
         self.runtime = runtime
         self.allow_plugins = allow_plugins
         self.flags = flags  # how further checkpoints (assistants, amateurs) are loaded
-        self.companions: dict[str, tuple[Loaded, ModelRuntime]] = {}
+        self.auxiliary_models: dict[str, tuple[LoadedModel, ModelRuntime]] = {}
         self.latest: tuple[Generation, tuple[Strategy, rerank.RerankPlan | None]] | None = None
         defaults = loaded.model.generation_config
         self.eos = _ids(defaults.eos_token_id)
@@ -84,18 +90,18 @@ class Planner:
 
         return decode(self.loaded.tokenizer, ids) if self.loaded.tokenizer is not None else ""
 
-    def companion(self, name: str) -> tuple[Loaded, ModelRuntime]:
+    def companion(self, name: str) -> tuple[LoadedModel, ModelRuntime]:
         """A second checkpoint (an assistant, an amateur) on the same device, loaded once."""
         from genctl.models import hub
         from genctl.native.runtime_factory import runtime_of
 
-        if name not in self.companions:
+        if name not in self.auxiliary_models:
             # a companion's steps come in bursts between the model's own: it is packed, never compiled
             runtime = replace(self.runtime, model=name, revision=None, compile=False)
             # two vocabularies can only be told apart by their tokenizers
             loaded = hub.load(runtime, **self.flags, need_tokenizer=self.loaded.tokenizer is not None)
-            self.companions[name] = loaded, runtime_of(loaded.model)
-        return self.companions[name]
+            self.auxiliary_models[name] = loaded, runtime_of(loaded.model)
+        return self.auxiliary_models[name]
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -121,7 +127,7 @@ class Planner:
         ids = tuple(text.encode_prompt(self.loaded, request.prompt))
         return Prompt(ids, request.prompt)
 
-    def plan(self, request: Request, report: Report) -> Planned:
+    def plan(self, request: Request, report: Report) -> PlannedLane:
         """The lane of a request. Raises what is wrong with it: a GenctlError of one line."""
         from genctl.decode.types import Lane
 
@@ -171,8 +177,8 @@ class Planner:
         if truncated:
             settings["truncated"] = truncated
         guard = StopTrimmer(criteria, generation.keep_stop, self.text)
-        kind, wanted = ranking.kind if ranking else strategy.kind, self._wishes(generation, strategy)
-        return Planned(lane, prompt, kind, settings, guard, healed, ranking, wanted)
+        kind, phrases = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy)
+        return PlannedLane(lane, prompt, kind, settings, guard, healed, ranking, phrases)
 
     def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
         """What the knobs ask for. Requests with the same knobs have the same strategy, which keeps nothing."""
@@ -181,13 +187,13 @@ class Planner:
         return self.latest[1]
 
     def _made_strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
-        from genctl.strategies.auxiliary_models import Companion, accompanied
+        from genctl.strategies.auxiliary_models import AuxiliaryModel, auxiliary_strategy
         from genctl.strategies.factory import choose
         from genctl.strategies.sample import Sample
 
-        def companion(name: str) -> Companion:
+        def companion(name: str) -> AuxiliaryModel:
             loaded, forward = self.companion(name)
-            return Companion(forward, loaded.tokenizer)
+            return AuxiliaryModel(forward, loaded.tokenizer)
 
         ranking = rerank.plan(generation)
         tokenizer = self.loaded.tokenizer
@@ -195,24 +201,24 @@ class Planner:
             raise UsageError("mbr_samples: compares texts, and this checkpoint has no tokenizer to write any")
         pad = self.pad if generation.pad_token_id is None else generation.pad_token_id
         alone = generation if ranking is None else replace(generation, num_return_sequences=1)
-        made = accompanied(alone, self.forward, tokenizer, companion) or choose(alone, tokenizer, pad)
+        strategy = auxiliary_strategy(alone, self.forward, tokenizer, companion) or choose(alone, tokenizer, pad)
         if ranking is None:
-            return made, None
-        if not isinstance(made, Sample):
+            return strategy, None
+        if not isinstance(strategy, Sample):
             name = "best_of" if generation.best_of else "mbr_samples"
-            raise UsageError(f"{name} cannot be combined with {made.kind}: it chooses among plain samples")
+            raise UsageError(f"{name} cannot be combined with {strategy.kind}: it chooses among plain samples")
         return Sample(True, ranking.samples, sampler=generation.sampler), ranking
 
-    def _wishes(self, generation: Generation, strategy: Strategy) -> Wishes | None:
+    def _forced_phrases(self, generation: Generation, strategy: Strategy) -> ForcedPhrases | None:
         """What is to be looked for in finished texts."""
         if not (generation.force_words or generation.force_words_ids):
             return None
         from genctl.strategies.constrained import ConstrainedBeam
-        from genctl.strategies.constraints import Promises
+        from genctl.strategies.constraints import Constraints
 
         if not isinstance(strategy, ConstrainedBeam):
             return None
-        return Wishes(Promises(strategy.words), wishes(generation, self.text), self.text)
+        return ForcedPhrases(Constraints(strategy.words), forced_phrases(generation, self.text), self.text)
 
     def _check_special(self, generation: Generation) -> None:
         """Raises UsageError for a special id that the model does not have: it could never be written or read."""
@@ -221,7 +227,7 @@ class Planner:
                 if not 0 <= token < self.loaded.vocab_size and (name, token) != ("pad_token_id", -1):  # -1: none
                     raise UsageError(f"{name}: {token} is not one of the {self.loaded.vocab_size} ids of the model")
 
-    def _heal(self, generation: Generation, tokens: tuple[int, ...]) -> Healed | None:
+    def _heal(self, generation: Generation, tokens: tuple[int, ...]) -> HealedPrompt | None:
         """The prompt without its last tokens, whose text the continuation must begin with."""
         if not generation.token_healing:
             return None
@@ -229,7 +235,7 @@ class Planner:
             raise ModelError("token_healing mends the end of a prompt that goes on; an encoder-decoder reads it whole")
         if self.loaded.tokenizer is None:
             raise ModelError(f"token_healing needs a tokenizer, and {self.loaded.name} has none")
-        from genctl.decode.healing import heal
+        from genctl.decode.token_healing import heal
 
         stops = generation.stop_strings or ()
         return heal(
@@ -303,7 +309,7 @@ class Planner:
         from genctl.decode.processors.build import ProcessorContext, build
 
         device = self.forward.device
-        material = ProcessorContext(
+        context = ProcessorContext(
             generation=generation,
             prompt_len=len(tokens),
             max_length=len(tokens) + most,
@@ -321,7 +327,7 @@ class Planner:
             healed=healed,
             half=getattr(self.loaded.model, "dtype", None) in (torch.float16, torch.bfloat16),
         )
-        return build(material)
+        return build(context)
 
     def _unconditional(self, generation: Generation, tokens: Sequence[int]) -> Unconditional | None:
         """What guidance_scale leads away from: the negative prompt, or the prompt's last token alone."""
@@ -341,19 +347,19 @@ class Planner:
     def _criteria(self, request: Request, generation: Generation, began: float) -> tuple[NamedCriterion, ...]:
         from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build
 
-        material = StoppingContext(
+        context = StoppingContext(
             generation=generation,
             tokenizer=self.loaded.tokenizer,
             decode=None if self.loaded.tokenizer is None else self.text,
             explicit=request.resolved.stopping,
             allow_plugins=self.allow_plugins,
         )
-        made = build(material)
+        criteria = build(context)
         seconds = request.resolved.runtime.row_timeout
         if seconds is None:
-            return made
+            return criteria
         # whatever a preset lists: it belongs to the run, as the batch size does
-        return (*made, NamedCriterion("row_timeout", Deadline(began + seconds, f"row_timeout {seconds:g} s")))
+        return (*criteria, NamedCriterion("row_timeout", Deadline(began + seconds, f"row_timeout {seconds:g} s")))
 
 
 @dataclass(frozen=True)

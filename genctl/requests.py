@@ -1,4 +1,4 @@
-"""What a session is asked for: prompts with their settings, and what to report of their tokens."""
+"""Requests to a session: prompts with their settings, and what to report of their tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Report:
-    """What is told of each token besides its id and log-probability."""
+    """What is reported of each token besides its id and log-probability."""
 
     top: int = 0  # alternatives
     scores: bool = False  # rank and entropy

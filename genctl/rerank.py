@@ -1,6 +1,6 @@
-"""Finished samples in a better order: best-of-n by log-probability, and the minimum-Bayes-risk choice.
+"""Rerank finished samples: best-of-n by log-probability, and minimum Bayes risk.
 
-Both look at what came out and never at how: any n hypotheses with their texts will do.
+Both use only the texts and sums of the hypotheses, not how they were generated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ORDER, BETA = 6, 2.0  # of chrF: the longest n-grams, and how much more recall c
 
 @dataclass(frozen=True)
 class RerankPlan:
-    """What is to be done with a lane's samples, and how many of them are returned."""
+    """How a lane's samples are reranked, and how many of them are returned."""
 
     kind: Literal["best_of", "mbr"]
     samples: int
@@ -28,7 +28,7 @@ class RerankPlan:
 
 
 def plan(generation: Generation) -> RerankPlan | None:
-    """What the knobs ask for; None where samples are returned as they come."""
+    """The plan for the knobs; None if samples are returned as they are."""
     g = generation
     if g.best_of is not None:
         return RerankPlan("best_of", g.best_of, g.num_return_sequences, g.length_penalty)
@@ -38,55 +38,57 @@ def plan(generation: Generation) -> RerankPlan | None:
 
 
 def conflicts(generation: Generation) -> list[str]:
-    """Why the knobs of `plan` cannot be followed, a sentence each."""
+    """The conflicts of the knobs of `plan`, one sentence each."""
     g = generation
-    found = []
+    messages = []
     for name, count in (("best_of", g.best_of), ("mbr_samples", g.mbr_samples)):
         if count is None:
             continue
         if not g.do_sample or g.temperature == 0.0:
             why = "do_sample is false" if not g.do_sample else "temperature is 0"
-            found.append(f"{name} = {count} chooses among samples, but {why}")
+            messages.append(f"{name} = {count} chooses among samples, but {why}")
         if g.num_beams > 1:
-            found.append(f"{name} = {count} chooses among independent samples, but num_beams = {g.num_beams}")
+            messages.append(f"{name} = {count} chooses among independent samples, but num_beams = {g.num_beams}")
         if g.num_return_sequences > count:
-            found.append(f"num_return_sequences = {g.num_return_sequences} cannot exceed {name} = {count}")
+            messages.append(f"num_return_sequences = {g.num_return_sequences} cannot exceed {name} = {count}")
     if g.best_of is not None and g.mbr_samples is not None:
-        found.append("best_of and mbr_samples both say which samples are returned; leave out one of them")
-    return found
+        messages.append("best_of and mbr_samples both say which samples are returned; leave out one of them")
+    return messages
 
 
 def rerank(
     hypotheses: Sequence[events.Hypothesis], texts: Sequence[str], plan: RerankPlan
 ) -> tuple[events.Hypothesis, ...]:
-    """The hypotheses, best first, each with the score it was ranked by; `plan.returned` of them.
+    """The hypotheses, best first, each with its score; `plan.returned` of them.
 
-    best_of: the model's log-probability / tokens ** length_penalty, which by default is that of a token on average:
-    the sum alone prefers whatever is short. mbr: the expected utility, i.e. chrF in [0, 1] against all samples, itself
-    included, as often as each was drawn (Eikema and Aziz 2020, arXiv:2005.10283, section 6); the log-probability
-    decides between equals. Equal ones stay in the order in which they were drawn.
+    best_of: log-probability / tokens ** length_penalty, by default the mean per token, because the sum prefers short
+    texts. mbr: the expected utility, chrF in [0, 1] against all samples, itself included, as often as each was sampled
+    (Eikema and Aziz 2020, arXiv:2005.10283, section 6); ties are ordered by log-probability. Equal hypotheses stay in
+    the order in which they were sampled.
     """
     if plan.kind == "best_of":
-        scores = [one.logprob / max(len(one.tokens), 1) ** plan.length_penalty for one in hypotheses]
+        scores = [
+            hypothesis.logprob / max(len(hypothesis.tokens), 1) ** plan.length_penalty for hypothesis in hypotheses
+        ]
     else:
         scores = expected_chrf(texts)
     ranked = sorted(zip(scores, hypotheses, strict=True), key=lambda pair: (-pair[0], -pair[1].logprob))
-    return tuple(dataclasses.replace(one, score=score) for score, one in ranked[: plan.returned])
+    return tuple(dataclasses.replace(hypothesis, score=score) for score, hypothesis in ranked[: plan.returned])
 
 
 def reranked(stream: Iterable[events.Event], plans: Mapping[str, RerankPlan]) -> Iterator[events.Event]:
-    """The same events; what a lane in `plans` returns is reranked. `plans` may grow meanwhile."""
+    """The same events, with the hypotheses of lanes in `plans` reranked. `plans` may grow meanwhile."""
     for event in stream:
-        found = plans.get(event.lane) if isinstance(event, events.Finished) else None
-        if isinstance(event, events.Finished) and found is not None:
-            texts = [one.text for one in event.hypotheses]
-            yield dataclasses.replace(event, hypotheses=rerank(event.hypotheses, texts, found))
+        plan = plans.get(event.lane) if isinstance(event, events.Finished) else None
+        if isinstance(event, events.Finished) and plan is not None:
+            texts = [hypothesis.text for hypothesis in event.hypotheses]
+            yield dataclasses.replace(event, hypotheses=rerank(event.hypotheses, texts, plan))
         else:
             yield event
 
 
 def expected_chrf(texts: Sequence[str]) -> list[float]:
-    """For each text its mean chrF with all of them as references. Equal texts are compared once."""
+    """For each text its mean chrF with all texts as references. Equal texts are compared once."""
     counts = Counter(texts)
     distinct = list(counts)
     grams = [_ngrams(text) for text in distinct]
@@ -103,7 +105,7 @@ def expected_chrf(texts: Sequence[str]) -> list[float]:
 def chrf(text: str, reference: str) -> float:
     """Character n-gram F-score in [0, 1] (Popović 2015, W15-3049): n = 1 to 6, beta = 2, white space not counted.
 
-    Precision and recall are averaged over those n that both texts are long enough for, as sacrebleu does; two texts
+    Precision and recall are averaged over the n for which both texts are long enough, as in sacrebleu; two texts
     without characters are equal.
     """
     ours, theirs = _ngrams(text), _ngrams(reference)
@@ -112,8 +114,10 @@ def chrf(text: str, reference: str) -> float:
 
 def _ngrams(text: str) -> list[Counter[str]]:
     """For n = 1 to 6 the n-grams of a text without white space."""
-    kept = "".join(text.split())
-    return [Counter(kept[start : start + n] for start in range(len(kept) - n + 1)) for n in range(1, ORDER + 1)]
+    characters = "".join(text.split())
+    return [
+        Counter(characters[start : start + n] for start in range(len(characters) - n + 1)) for n in range(1, ORDER + 1)
+    ]
 
 
 def _matches(ours: list[Counter[str]], theirs: list[Counter[str]]) -> list[int]:
@@ -124,14 +128,14 @@ def _matches(ours: list[Counter[str]], theirs: list[Counter[str]]) -> list[int]:
 
 
 def _f_score(matches: list[int], ours: list[Counter[str]], theirs: list[Counter[str]]) -> float:
-    length, wanted = ours[0].total(), theirs[0].total()  # characters: n - 1 fewer n-grams
-    if not length and not wanted:
+    length, reference = ours[0].total(), theirs[0].total()  # characters: n - 1 fewer n-grams
+    if not length and not reference:
         return 1.0
-    orders = min(ORDER, length, wanted)
+    orders = min(ORDER, length, reference)
     if not orders:
         return 0.0
     precision = sum(matches[n] / (length - n) for n in range(orders)) / orders
-    recall = sum(matches[n] / (wanted - n) for n in range(orders)) / orders
+    recall = sum(matches[n] / (reference - n) for n in range(orders)) / orders
     if precision + recall == 0.0:
         return 0.0
     return (1 + BETA**2) * precision * recall / (BETA**2 * precision + recall)

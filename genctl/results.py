@@ -1,4 +1,4 @@
-"""Events become results: what each lane returned, with the tokens that led there."""
+"""Results from events: the returned sequences of each lane, with their tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def histories() -> events.RowStates[History]:
 
 @dataclass(frozen=True)
 class Sequence:
-    """One returned sequence: the hypothesis and, token by token, what was reported of it."""
+    """One returned sequence: the hypothesis and the reported tokens."""
 
     hypothesis: events.Hypothesis
     tokens: tuple[events.Token, ...]
@@ -44,7 +44,7 @@ class Sequence:
 
     @property
     def shown(self) -> str:
-        """The text as a person sees it: without a tokenizer there is none, and tokens are shown as <17><4>."""
+        """The text for people: without a tokenizer, tokens are shown as <17><4>."""
         return self.text or "".join(token.text for token in self.tokens)
 
     @property
@@ -72,7 +72,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Result:
-    """What a lane came to: its sequences in the order in which they are returned, or why there are none."""
+    """The result of a lane: its sequences in the order in which they are returned, or its error."""
 
     lane: str
     prompt: str
@@ -94,16 +94,16 @@ class Result:
 
     @property
     def fewer(self) -> bool:
-        """Whether there are fewer sequences than were asked for: filters can leave a search no more candidates."""
+        """Whether there are fewer sequences than requested: filters can leave a search without candidates."""
         return self.error is None and len(self.sequences) < self.num_return_sequences
 
     @property
     def remarks(self) -> dict[str, int]:
-        """What each of its records says beyond the usual."""
-        found = {"truncated": self.truncated} if self.truncated else {}
+        """Additional fields of its records."""
+        remarks = {"truncated": self.truncated} if self.truncated else {}
         if self.fewer:
-            found |= {"returned": len(self.sequences), "num_return_sequences": self.num_return_sequences}
-        return found
+            remarks |= {"returned": len(self.sequences), "num_return_sequences": self.num_return_sequences}
+        return remarks
 
     @property
     def text(self) -> str:
@@ -122,7 +122,7 @@ class _Lane:
 
 
 class Collector:
-    """Feed it events; it answers with a Result whenever a lane is done. Work per event is that of the step."""
+    """Collects events into Results, one for each finished lane. The cost per event is that of its step."""
 
     def __init__(self, *, tokens: bool = True) -> None:
         self._tokens = tokens
@@ -130,7 +130,7 @@ class Collector:
         self._histories = histories()
 
     def feed(self, event: events.Event) -> Result | None:
-        """Take one event. Returns the result of the lane that it completes, if it does."""
+        """Take one event. Returns the result of the lane that it completes, if any."""
         if isinstance(event, events.Stepped):
             self._step(event)
             return None

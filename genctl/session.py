@@ -1,4 +1,4 @@
-"""A job becomes events: a checkpoint is loaded, requests go in, lanes go to the one loop, events with text come out.
+"""A session turns requests into events with text: it loads a checkpoint, plans lanes and runs the decode loop.
 
 Nothing here decides what a person sees.
 """
@@ -19,10 +19,10 @@ from genctl.requests import Report, Request
 
 if TYPE_CHECKING:
     from genctl.decode.grammar.processor import Grammar
-    from genctl.decode.saved import PromptIdentity
+    from genctl.decode.saved_prompt import PromptIdentity
     from genctl.decode.types import Lane, Prefix
-    from genctl.models.hub import Loaded
-    from genctl.request_planner import Planned
+    from genctl.models.hub import LoadedModel
+    from genctl.request_planner import PlannedLane
 
 
 TYPICAL = 2048  # tokens that a row is taken to have at most, where a batch is sized by memory
@@ -31,7 +31,9 @@ TYPICAL = 2048  # tokens that a row is taken to have at most, where a batch is s
 class Session:
     """A loaded checkpoint, ready to decode."""
 
-    def __init__(self, loaded: Loaded, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None
+    ) -> None:
         from genctl.native.runtime_factory import runtime_of
         from genctl.request_planner import Planner
 
@@ -40,7 +42,7 @@ class Session:
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
         self.saved = self._saved(runtime.prompt_cache)
         self.settled: tuple[list[Layer], Resolved] | None = None  # layers resolved before the weights were read
-        self.tried: tuple[Resolved, Planned] | None = None  # a prompt planned to see whether a job can be done
+        self.tried: tuple[Resolved, PlannedLane] | None = None  # a prompt planned to see whether a job can be done
 
     @classmethod
     def load(
@@ -56,9 +58,9 @@ class Session:
     ) -> Session:
         """Load a checkpoint. `layers` are checked against its generation_config before its weights are read.
 
-        `need_tokenizer`: prompts are texts, so a checkpoint that reads ids alone is refused before that, too.
+        `need_tokenizer`: prompts are texts, so a checkpoint without a tokenizer is refused before that, too.
 
-        Raises ModelError, UsageError or PresetError with lines that say what is wrong.
+        Raises ModelError, UsageError or PresetError.
         """
         from genctl.models import hub
 
@@ -68,8 +70,8 @@ class Session:
 
         settled: list[tuple[list[Layer], Resolved]] = []
 
-        def before_weights(found: dict[str, Any]) -> None:
-            merged = [model_layer(found, runtime.model), *layers]
+        def before_weights(settings: dict[str, Any]) -> None:
+            merged = [model_layer(settings, runtime.model), *layers]
             settled.append((merged, resolve(merged)))
             check_settings(settled[0][1].generation)
 
@@ -87,10 +89,10 @@ class Session:
 
     @property
     def identity(self) -> PromptIdentity:
-        """What a prompt saved by this session belongs to."""
+        """The identity of a prompt saved by this session."""
         from importlib.metadata import version
 
-        from genctl.decode.saved import PromptIdentity
+        from genctl.decode.saved_prompt import PromptIdentity
         from genctl.native.model import NativeModel
 
         model = self.loaded.model
@@ -101,22 +103,22 @@ class Session:
     def _saved(self, path: str | None) -> Prefix | None:
         if path is None:
             return None
-        from genctl.decode import saved
+        from genctl.decode import saved_prompt
 
         if not self.forward.supports_cache or not self.forward.savable:
             raise ModelError(
                 f"{self.loaded.name} keeps no cache that can be saved, so --prompt-cache {path} cannot be used"
             )
-        return saved.load(Path(path), self.identity, self.forward.new_cache(whole=True), self.forward.device)
+        return saved_prompt.load(Path(path), self.identity, self.forward.new_cache(whole=True), self.forward.device)
 
     def saved_prompt(self, request: Request) -> tuple[bytes, int]:
-        """A request's prompt, read once, as the content of a prompt-cache file; and how many tokens it has."""
-        from genctl.decode import saved
+        """A request's prompt, prefilled, as the content of a prompt-cache file; and its number of tokens."""
+        from genctl.decode import saved_prompt
 
         lane = self.planner.plan(request, Report()).lane
         source = None if lane.source is None else self.forward.encode(lane.source)
         prefix = self.forward.prefill(lane.tokens, source, hidden=True, whole=True)
-        return saved.packed(prefix, self.identity), len(lane.source or lane.tokens)
+        return saved_prompt.packed(prefix, self.identity), len(lane.source or lane.tokens)
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
         """The layers, with the checkpoint's generation_config beneath them."""
@@ -126,7 +128,7 @@ class Session:
         return resolve(merged)
 
     def check(self, resolved: Resolved) -> str:
-        """Whether this checkpoint can do a job at all, asked once instead of failing every prompt; its strategy's name.
+        """Check once whether this checkpoint can run a job, instead of failing every prompt; the name of its strategy.
 
         Raises what each prompt would: UsageError or PresetError for settings, ModelError for what the checkpoint lacks.
         """
@@ -139,17 +141,17 @@ class Session:
             chat.check_template(self.loaded.tokenizer, self.loaded.name)
         return self._trial(resolved).kind
 
-    def _trial(self, resolved: Resolved) -> Planned:
-        """A prompt of one token, planned once for a job. Raises what planning raises."""
+    def _trial(self, resolved: Resolved) -> PlannedLane:
+        """A prompt of one token, planned once for a job. Raises the errors of planning."""
         if self.tried is None or self.tried[0] is not resolved:
             self.tried = resolved, self.planner.plan(Request("", resolved, 0, prompt_ids=(0,)), Report())
         return self.tried[1]
 
     def width(self, resolved: Resolved, default: int) -> int:
-        """How many prompts are decoded at once: as asked, or with batch_size "auto" as many as memory holds."""
-        asked = resolved.runtime.batch_size
-        if asked != "auto":
-            return default if asked is None else int(asked)
+        """How many prompts are decoded at once: batch_size, or with "auto" as many as fit into memory."""
+        batch_size = resolved.runtime.batch_size
+        if batch_size != "auto":
+            return default if batch_size is None else int(batch_size)
         from genctl.decode.memory import fitting
 
         lane = self._trial(resolved).lane
@@ -157,7 +159,7 @@ class Session:
         return fitting(self.forward, lane, min(context or TYPICAL, TYPICAL))
 
     def reads_hidden(self, resolved: Resolved) -> bool:
-        """Whether a job looks at hidden states: its prefill serves other jobs too, but not the other way round.
+        """Whether a job reads hidden states: its prefill then serves other jobs too, but not the other way round.
 
         Raises what `check` raises.
         """
@@ -177,50 +179,50 @@ class Session:
         """Decode requests, at most `width` at once: Began, Prefilled, Stepped …, Finished for each, or Failed.
 
         `requests` is read lazily, at most `ahead` beyond those that have begun: of them the longest begins first.
-        `interrupted` is asked once per step, `watch` adds CacheRead (`decode.loop.decode`).
+        `interrupted` is called once per step, `watch` adds CacheRead (`decode.loop.decode`).
         """
         from genctl.decode.grammar.processor import grammar_of
-        from genctl.decode.healing import Healed, unhealed
         from genctl.decode.loop import decode
+        from genctl.decode.token_healing import HealedPrompt, unhealed
+        from genctl.forced_phrases import ForcedPhrases, with_unmet
         from genctl.models.text import caption, detokenizer
         from genctl.stop_text import StopTrimmer, trimmed
-        from genctl.unmet import Wishes, noted
 
         asides: deque[events.Event] = deque()
         begins: dict[str, events.Began] = {}
         guards: dict[str, StopTrimmer] = {}
-        healed: dict[str, Healed] = {}
+        healed: dict[str, HealedPrompt] = {}
         ranked: dict[str, rerank.RerankPlan] = {}
         grammars: dict[str, tuple[Grammar, int]] = {}  # and how long the lane's prompt is
-        wishes: dict[str, Wishes] = {}
+        phrases: dict[str, ForcedPhrases] = {}
         name = self.loaded.name
 
-        def keep(made: Planned) -> None:
-            lane = made.lane.name
-            if made.guard.needed:
-                guards[lane] = made.guard
-            if made.healed is not None:
-                healed[lane] = made.healed
-            if made.rerank is not None:
-                ranked[lane] = made.rerank
-            if (grammar := grammar_of(made.lane.processors)) is not None:
-                grammars[lane] = grammar, len(made.lane.tokens)
-            if made.wishes is not None:
-                wishes[lane] = made.wishes
+        def keep(planned: PlannedLane) -> None:
+            lane = planned.lane.name
+            if planned.guard.needed:
+                guards[lane] = planned.guard
+            if planned.healed is not None:
+                healed[lane] = planned.healed
+            if planned.rerank is not None:
+                ranked[lane] = planned.rerank
+            if (grammar := grammar_of(planned.lane.processors)) is not None:
+                grammars[lane] = grammar, len(planned.lane.tokens)
+            if planned.phrases is not None:
+                phrases[lane] = planned.phrases
 
         def lanes() -> Iterator[Lane]:
             for request in requests:
                 try:
-                    made = self.planner.plan(request, report or Report())
+                    planned = self.planner.plan(request, report or Report())
                 except GenctlError as error:
                     asides.append(events.Began(request.id, request.prompt or "", "", name, request.seed))
                     asides.append(events.Failed(request.id, error.code, error.message))
                     continue
-                keep(made)
-                begins[made.lane.name] = events.Began(
-                    request.id, made.prompt.text, made.kind, name, request.seed, made.settings
+                keep(planned)
+                begins[planned.lane.name] = events.Began(
+                    request.id, planned.prompt.text, planned.kind, name, request.seed, planned.settings
                 )
-                yield made.lane
+                yield planned.lane
 
         def told() -> Iterator[events.Event]:
             for event in decode(
@@ -245,28 +247,28 @@ class Session:
                 yield asides.popleft()
 
         worded = caption(told(), lambda: detokenizer(self.loaded.tokenizer))
-        whole = noted(unhealed(trimmed(worded, guards), healed), wishes)
+        whole = with_unmet(unhealed(trimmed(worded, guards), healed), phrases)
         for event in rerank.reranked(whole, ranked):
             yield event
             if isinstance(event, (events.Finished, events.Failed)):
-                for plans in (guards, healed, ranked, grammars, wishes):
+                for plans in (guards, healed, ranked, grammars, phrases):
                     plans.pop(event.lane, None)
 
 
 def _incomplete(event: events.Finished, grammar: Grammar, before: int) -> events.Finished:
-    """The same event, saying of which texts the budget or the time cut off the end."""
+    """The event with a mark on texts whose grammar the budget or the time cut off."""
     knob = grammar.source.knob
     found = (
-        dataclasses.replace(one, incomplete=knob)
-        if one.reason in ("length", "time") and grammar.cut(one.tokens, before)
-        else one
-        for one in event.hypotheses
+        dataclasses.replace(hypothesis, incomplete=knob)
+        if hypothesis.reason in ("length", "time") and grammar.cut(hypothesis.tokens, before)
+        else hypothesis
+        for hypothesis in event.hypotheses
     )
     return dataclasses.replace(event, hypotheses=tuple(found))
 
 
 def check_settings(generation: Generation) -> None:
-    """What can be said of knobs without a checkpoint: raises UsageError for contradictions and broken grammars."""
+    """Check knobs without a checkpoint: raises UsageError for conflicts and broken grammars."""
     from genctl.decode.grammar import source
 
     clashes = [*source.conflicts(generation), *rerank.conflicts(generation)]
@@ -278,8 +280,8 @@ def check_settings(generation: Generation) -> None:
 def planned(
     runtime: Runtime, layers: Sequence[Layer], *, allow_pickle: bool = False, trust_remote_code: bool = False
 ) -> Resolved:
-    """The job as it would be resolved, from the checkpoint's settings alone: its weights are not read."""
+    """The job resolved from the checkpoint's settings alone: its weights are not read."""
     from genctl.models import hub
 
-    found = hub.generation_config(runtime, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-    return resolve([model_layer(found, runtime.model), *layers])
+    settings = hub.generation_config(runtime, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    return resolve([model_layer(settings, runtime.model), *layers])

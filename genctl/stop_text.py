@@ -1,4 +1,4 @@
-"""What a stop takes away: texts are cut where a stop string, token or pattern begins, and never shown beyond it."""
+"""Cut texts at stops: nothing from a stop string, token or pattern on is shown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StopTrimmer:
 
     @cached_property
     def beginnings(self) -> frozenset[str]:
-        """The characters with which a stop string begins."""
+        """The first characters of the stop strings."""
         return frozenset(stop[0] for stop in self.stops if stop)
 
     @cached_property
@@ -42,12 +42,12 @@ class StopTrimmer:
 
     @cached_property
     def late(self) -> bool:
-        """Whether nothing may be shown before the end: where a pattern will begin cannot be known."""
+        """Whether nothing may be shown before the end: the beginning of a pattern's match is unknown until then."""
         return not self.keep and any(named.pattern is not None for named in self.criteria)
 
     @cached_property
     def marks(self) -> Marks:
-        """The special tokens that stops name; all criteria of a lane have the same."""
+        """The special tokens that stops name; equal for all criteria of a lane."""
         return next((named.marks for named in self.criteria if named.marks.ids), Marks())
 
     def text(self, hypothesis: events.Hypothesis) -> str:
@@ -61,7 +61,7 @@ class StopTrimmer:
 
 
 class _Row:
-    """What of a row's text has been released."""
+    """The part of a row's text that was released."""
 
     def __init__(self, guard: StopTrimmer) -> None:
         self.guard = guard
@@ -76,14 +76,14 @@ class _Row:
         return new
 
     def grow(self, row: events.Row | events.Ended) -> _Row:
-        """Take in a row's new tokens: `written` has them with only that text which no stop can take away any more."""
-        made, same = [], True
+        """Take a row's new tokens: `written` has them with the text that no stop can remove any more."""
+        tokens, same = [], True
         for token in row.written:
             text = self._release(token)
             if text != token.text:
                 token, same = dataclasses.replace(token, text=text), False
-            made.append(token)
-        self.written = row.written if same else tuple(made)
+            tokens.append(token)
+        self.written = row.written if same else tuple(tokens)
         return self
 
     def _release(self, token: events.Token) -> str:
@@ -100,17 +100,17 @@ class _Row:
         self.released += len(text)
         return text
 
-    def end(self, one: events.Ended) -> events.Ended:
-        """The row as it ended: its last token carries what was still held back."""
-        text = self.guard.text(one.hypothesis)
+    def end(self, row: events.Ended) -> events.Ended:
+        """The ended row: its last token gets the text that was held back."""
+        text = self.guard.text(row.hypothesis)
         written, rest = self.written, text[self.released :]
         if written and rest:
             written = (*written[:-1], dataclasses.replace(written[-1], text=written[-1].text + rest))
-        return dataclasses.replace(one, written=written, hypothesis=dataclasses.replace(one.hypothesis, text=text))
+        return dataclasses.replace(row, written=written, hypothesis=dataclasses.replace(row.hypothesis, text=text))
 
 
 def trimmed(stream: Iterable[events.Event], guards: Mapping[str, StopTrimmer]) -> Iterator[events.Event]:
-    """The same events, texts cut at stops. `guards` has the lanes whose stops cut text; it may grow meanwhile."""
+    """The same events, with texts cut at stops. `guards` are the lanes whose stops cut text; it may grow meanwhile."""
     states = events.RowStates(lambda lane: _Row(guards[lane]), _Row.grow, _Row.fork)
     for event in stream:
         guard = guards.get(event.lane) if not isinstance(event, events.Loading) else None
@@ -123,6 +123,8 @@ def trimmed(stream: Iterable[events.Event], guards: Mapping[str, StopTrimmer]) -
         else:
             states.forget(event)
             if isinstance(event, events.Finished):
-                cleaned = (dataclasses.replace(one, text=guard.text(one)) for one in event.hypotheses)
+                cleaned = (
+                    dataclasses.replace(hypothesis, text=guard.text(hypothesis)) for hypothesis in event.hypotheses
+                )
                 event = dataclasses.replace(event, hypotheses=tuple(cleaned))
             yield event

@@ -26,9 +26,9 @@ from transformers.generation.utils import GenerationMixin
 
 import genctl
 from genctl import events, rerank
-from genctl.decode.healing import Healed, unhealed
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import ProcessorContext, build
+from genctl.decode.token_healing import HealedPrompt, unhealed
 from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.models.text import Detokenizer, caption
@@ -106,7 +106,7 @@ def per_step(
     model = forward.model
     collector = Collector()
     guards: dict[str, StopTrimmer] = {}
-    healed: dict[str, Healed] = {}
+    healed: dict[str, HealedPrompt] = {}
     plans: dict[str, rerank.RerankPlan] = {}
     told = decode(forward, list(lanes(forward, knobs, rows, prompt, steps)), width=rows)
     worded = caption(told, lambda: Detokenizer(tokenizer))

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl.cli.partial_results import Unfinished
-from genctl.decode.healing import Healed, unhealed
 from genctl.decode.stopping import NamedCriterion, trim
 from genctl.decode.token_bytes import spelling
+from genctl.decode.token_healing import HealedPrompt, unhealed
 from genctl.errors import InputError
 from genctl.events import (
     Began,
@@ -31,8 +31,8 @@ from genctl.events import (
     with_tokens,
 )
 from genctl.models.text import Detokenizer, caption
-from genctl.render.story import Story, fold
-from genctl.render.tree import SearchTree
+from genctl.render.run_history import RunHistory, fold
+from genctl.render.search_tree import SearchTree
 from genctl.results import Collector
 from genctl.stop_text import StopTrimmer, trimmed
 from tests.models.tokenizers_made import byte_level
@@ -279,7 +279,7 @@ def test_captions_and_stops_of_a_row_are_those_of_its_whole_text(made: Forest) -
     guard = StopTrimmer((NamedCriterion("stop_strings", lambda written: None, stops=STOPS),), False, TOKENIZER.decode)
     worded = list(caption(made.stream, lambda: Detokenizer(TOKENIZER)))
     cut = list(trimmed(worded, dict.fromkeys("abc", guard)))
-    healed = Healed((1,), " cat", spelling(TOKENIZER, len(TOKENIZER), "token_healing"))
+    healed = HealedPrompt((1,), " cat", spelling(TOKENIZER, len(TOKENIZER), "token_healing"))
     bare = list(unhealed(worded, dict.fromkeys("abc", healed)))
     texts = [replayed(steps_of(stream)) for stream in (worded, cut, bare)]
     for place, (live, gone) in enumerate(made.truth):
@@ -314,7 +314,7 @@ def replayed(steps: Sequence[Stepped]) -> list[list[str]]:
 @SETTINGS
 @given(made=forests(range(6)))
 def test_results_partial_results_story_and_tree_tell_the_same_rows(made: Forest) -> None:
-    collector, partial, story = Collector(), Unfinished(), Story()
+    collector, partial, history = Collector(), Unfinished(), RunHistory()
     trees = {name: SearchTree(name) for name in "abc"}
     latest: dict[str, list[Replayed]] = {}
     over: dict[str, list[Replayed]] = {}
@@ -322,7 +322,7 @@ def test_results_partial_results_story_and_tree_tell_the_same_rows(made: Forest)
     for event in made.stream:
         if isinstance(event, Finished):
             check_partial(partial, event.lane, latest, over)
-            lane = story.lanes[event.lane]
+            lane = history.lanes[event.lane]
             assert [one.path.ids for one in lane.rows] == [one.ids for one in latest.get(event.lane, [Replayed()])]
             assert [leaf.path.ids for leaf in lane.ended] == [one.ids for one in over.get(event.lane, [])]
             result = collector.feed(event)
@@ -332,7 +332,7 @@ def test_results_partial_results_story_and_tree_tell_the_same_rows(made: Forest)
         else:
             assert collector.feed(event) is None
         partial.feed(event)
-        story = fold(story, event)
+        history = fold(history, event)
         if isinstance(event, Stepped):
             trees[event.lane].step(event)
             latest[event.lane], gone = next(truth)

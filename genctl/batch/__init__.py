@@ -1,1 +1,1 @@
-"""Many prompts in, records out."""
+"""Batches: input rows, records, resumable outputs."""

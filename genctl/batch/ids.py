@@ -1,6 +1,6 @@
-"""Which ids a batch has used, in little memory: that of hashes for ids that are said, none for rows that have none.
+"""The ids that a batch has used, in little memory: hashes of explicit ids, nothing for rows without one.
 
-A million rows with ids of their own take 34 MB.
+A million rows with explicit ids take 34 MB.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import bisect
 import hashlib
 from array import array
 
-from genctl.batch.printable import Refused, quote
+from genctl.batch.printable import RefusedRow, quote
 
 _LEAST = 1 << 10  # places in the smallest table; a power of two
 
 
-class Ids:
-    """Says of each id whether an earlier row has it.
+class UsedIds:
+    """Checks whether an earlier row has an id.
 
-    Ids that are said are kept as 63 bits of their hash with the row's index, in a table that is at most half full.
-    Among a million ids two different ones have the same bits with a probability of 5e-8; then the later row is refused
-    as if its id were used, never taken for the other.
+    Explicit ids are stored as 63 bits of their hash with the row's index, in a table that is at most half full. Among a
+    million ids two different ones collide with a probability of 5e-8; then the later row is refused as a duplicate,
+    never confused with the other.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Ids:
         self._last: list[int] = []  # and last index
 
     def claim(self, own_id: str | None, index: int) -> None:
-        """Take an id (None: the index). Raises Refused if an earlier row has it."""
+        """Claim an id (None: the index). Raises RefusedRow if an earlier row has it."""
         name = str(index) if own_id is None else own_id
         if own_id is None:
             earlier = self._find(name) if self._count else None
@@ -42,10 +42,10 @@ class Ids:
             self.not_by_index(index)
             self._keep(name, index if earlier is None else earlier)
         if earlier is not None:
-            raise Refused(f"the id {quote(name)} is already used in line {earlier + 1}")
+            raise RefusedRow(f"the id {quote(name)} is already used in line {earlier + 1}")
 
     def not_by_index(self, index: int) -> None:
-        """Remember that the newest row has another id, or is bad."""
+        """Note that the newest row has an explicit id, or is bad."""
         if self._last and self._last[-1] >= index - 1:
             self._last[-1] = index
         else:
@@ -71,7 +71,7 @@ class Ids:
             self._grow()
 
     def _place(self, key: int) -> int:
-        """Where a key is, or where it would go."""
+        """The place of a key, or the free place for it."""
         keys, mask = self._keys, len(self._keys) - 1
         place = key & mask
         while keys[place] and keys[place] != key:

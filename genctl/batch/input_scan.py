@@ -1,4 +1,4 @@
-"""An input file looked over before it is read: how many rows it will give, and whether it is what it was before."""
+"""Scan an input file before it is read: its number of rows, and whether it has changed."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _PIECE = 2**20
 
 
 @dataclass(frozen=True)
-class Looked:
-    """What a regular file holds: its rows as `readers.read` will number them, its bytes, and their digest in hex."""
+class InputScan:
+    """A regular file: its rows as `readers.read` will number them, its bytes, and their digest in hex."""
 
     rows: int
     bytes: int
     digest: str
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same for the input to be the same."""
+        """The fields that must be equal for the same input."""
         return {"bytes": self.bytes, "digest": self.digest}
 
 
-def look_over(path: str | Path, kind: str) -> Looked | None:
+def scan(path: str | Path, kind: str) -> InputScan | None:
     """Read a regular file once, in pieces. None for anything else (a pipe can be read only once) and on any failure,
-    of which the reader will tell.
+    which the reader will report.
 
     `kind` is an input format of `readers`.
     """
@@ -44,9 +44,9 @@ def look_over(path: str | Path, kind: str) -> Looked | None:
                 if separator is None:
                     continue
                 # empty rows at the end do not count: only what is before the last byte that is none of theirs
-                if kept := piece.rstrip(blank):
-                    rows = seen + kept.count(separator) + 1
+                if rest := piece.rstrip(blank):
+                    rows = seen + rest.count(separator) + 1
                 seen += piece.count(separator)
     except (OSError, ValueError):
         return None
-    return Looked(rows if separator is not None else 1, size, digest.hexdigest())
+    return InputScan(rows if separator is not None else 1, size, digest.hexdigest())

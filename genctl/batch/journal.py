@@ -1,11 +1,11 @@
-"""The journal of a batch that can be resumed: what was asked, and how much of the output is good.
+"""The journal of a resumable batch: its settings, and how much of the output is complete.
 
-`OUTPUT.journal` holds JSON lines. The first is the header: what was asked, so that a later run can tell whether it is
-asked the same. Every further line is a mark: the output's first `bytes` bytes are the whole records of the first `rows`
-input rows. See `resumable` for when a mark may be written.
+`OUTPUT.journal` holds JSON lines. The first is the header: the settings, so that a later run can check that its own are
+equal. Every further line is a mark: the output's first `bytes` bytes are the whole records of the first `rows` input
+rows. See `resumable` for when a mark may be written.
 
-The file is made for its owner alone, is never a link, and is locked while a run is at work. It holds digests and
-settings, no prompts of the input and no texts.
+The file is readable by its owner only, is never a link, and is locked during a run. It holds digests and settings, but
+no prompts and no texts.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Mark:
 
 
 class Journal:
-    """The journal of one output, locked. `header` is None where none was written yet.
+    """The journal of one output, locked. `header` is None if none was written yet.
 
-    Raises UsageError for what is no journal to go by, and OutputError where the system fails.
+    Raises UsageError for an unusable journal, and OutputError for errors of the system.
     """
 
     def __init__(self, output: Path) -> None:
@@ -129,7 +129,7 @@ class Journal:
             ) from None
 
     def begin(self, header: Mapping[str, Any]) -> None:
-        """Write down what is asked and make it last. Only where there is no header yet."""
+        """Write the header and flush it to the disk. Only if there is none yet."""
         if self.header is not None:
             raise RuntimeError("the journal has a header")
         self._whole = 0
@@ -141,24 +141,24 @@ class Journal:
         self.header = dict(header)
 
     def resume(self) -> None:
-        """Cut off what is torn; marks follow."""
+        """Cut off a half-written line; marks follow."""
         self._sink = Sink(
             unbuffered(self._descriptor), self.name, owned=self._descriptor, path=self.path, whole=self._whole
         )
         self._sink.cut_back()
 
     def add(self, mark: Mark) -> None:
-        """Write a mark. The output must have been made to last before."""
+        """Write a mark. The output must be on the disk already."""
         assert self._sink is not None
         self._sink.write(_line(asdict(mark)))
 
     def sync(self) -> None:
-        """Make the marks last."""
+        """Flush the marks to the disk."""
         assert self._sink is not None
         self._sink.sync()
 
     def close(self) -> None:
-        """Let go of the file. A journal that was made and never begun goes."""
+        """Close the file. A journal that was created and never begun is removed."""
         if self._descriptor < 0:
             return
         with contextlib.suppress(OSError):

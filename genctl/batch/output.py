@@ -1,4 +1,4 @@
-"""Where records go: standard output or a file, each record whole or not at all, and every failure one sentence."""
+"""The output: standard output or a file. Each record is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _PIECE = 2**20  # bytes read at once
 
 
 class Raw(Protocol):
-    """What a sink writes to: an unbuffered file or anything like it. A write may be short (None: not now)."""
+    """What a sink writes to: an unbuffered file or similar. A write may be short (None: not now)."""
 
     def write(self, data: memoryview, /) -> int | None: ...
 
 
 class Sink:
-    """Takes records whole. `owned` is the descriptor of a regular file that we made and may cut, else None.
+    """Writes whole records. `owned` is the descriptor of a regular file that we created and may cut, else None.
 
-    If a write fails, a file of ours is cut back to its last whole record, and every further write fails the same way.
-    If a signal's exception breaks into a write, `close` (or the next write) finishes that record. `whole` is how many
-    bytes of the file are good already.
+    If a write fails, our file is cut back to its last whole record, and every further write fails the same way. If a
+    signal's exception interrupts a write, `close` (or the next write) completes that record. `whole` is how many bytes
+    of the file are already complete.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Sink:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person reads what is written."""
+        """Whether the output is a terminal."""
         isatty = getattr(self._raw, "isatty", None)
         return isatty is not None and bool(isatty())
 
@@ -79,7 +79,7 @@ class Sink:
         self._drain()
 
     def close(self) -> None:
-        """All is written: make it last. With --force the new file takes its place now. Raises like `write`."""
+        """Complete the output. With --force the new file replaces the old one now. Raises like `write`."""
         if self._closed:
             return
         if self._failure is not None:
@@ -99,7 +99,7 @@ class Sink:
             self._fail(error)
 
     def abandon(self) -> None:
-        """The run failed: leave what was written whole, but no empty file that would be in the way of the next run."""
+        """After an error: keep what was written completely, but no empty file that would block the next run."""
         if self._closed:
             return
         self._closed = True
@@ -115,21 +115,21 @@ class Sink:
             self._close_raw()
 
     def leave(self) -> None:
-        """Let go of the file as it is."""
+        """Close the file as it is."""
         if not self._closed:
             self._closed = True
             with contextlib.suppress(OSError):
                 self._close_raw()
 
     def cut_back(self) -> None:
-        """Cut a file of ours back to its whole records. Raises OutputError."""
+        """Cut our file back to its whole records. Raises OutputError."""
         try:
             self._cut()
         except OSError as error:
             self._fail(error)
 
     def sync(self) -> None:
-        """Make what was written to a file of ours last, even a power cut. Raises OutputError."""
+        """Flush our file to the disk. Raises OutputError."""
         if self._failure is not None:
             raise self._failure
         if self._owned is None:
@@ -141,7 +141,7 @@ class Sink:
                 self._fail(error)
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
-        """The bytes of a file of ours from `start` to `end`, in pieces; fewer if it is shorter."""
+        """The bytes of our file from `start` to `end`, in pieces; fewer if it is shorter."""
         assert self._owned is not None
         while start < end:
             try:
@@ -186,7 +186,7 @@ class Sink:
         self._pending = memoryview(b"")
 
     def _wait(self) -> None:
-        """Until a pipe that somebody made non-blocking has room."""
+        """Wait until a non-blocking pipe has room."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._raw, selectors.EVENT_WRITE)  # type: ignore[arg-type]
             selector.select()
@@ -217,10 +217,10 @@ class Sink:
 def open_output(path: str | Path | None, stdout: IO[bytes] | IO[str] | None, *, force: bool = False) -> Sink:
     """Open `--output` (None or "-": standard output).
 
-    A file that exists is refused without `force`. With it, records go to a new file beside it that takes its place at
-    `close`, so that neither a crash nor a full disk destroys the old one; it keeps the old one's mode. Links are never
-    followed to a regular file: they are refused, or with `force` replaced. Devices and pipes are simply opened, and a
-    name of standard output itself (/dev/stdout) is standard output. Raises OutputError.
+    An existing file is refused without `force`. With it, records go to a new file beside it that replaces it at
+    `close`, so that neither a crash nor a full disk destroys the old one; the mode is kept. Links are never followed to
+    a regular file: they are refused, or with `force` replaced. Devices and pipes are opened, and a name of standard
+    output itself (/dev/stdout) is standard output. Raises OutputError.
     """
     if path is None or str(path) == "-":
         return _standard_output(stdout)
@@ -265,7 +265,7 @@ def _replacement(target: Path, name: str) -> Sink:
 
 
 def reopen(path: Path, whole: int | None) -> Sink:
-    """A regular file to go on with, its first `whole` bytes good; None: it must not be there yet, or be empty.
+    """Open a regular file to continue, its first `whole` bytes complete; None: it must not exist, or be empty.
 
     Nothing is changed yet; see `Sink.cut_back`. Links are not followed. Raises OutputError.
     """
@@ -288,7 +288,7 @@ def reopen(path: Path, whole: int | None) -> Sink:
 
 
 def sync_folder(path: Path) -> None:
-    """Make a file's name last, as far as the system can."""
+    """Flush a file's name to the disk, as far as the system can."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path.absolute().parent, os.O_RDONLY | CLOEXEC)
         try:
@@ -298,7 +298,7 @@ def sync_folder(path: Path) -> None:
 
 
 def unwritable(error: OSError | ValueError, path: Path) -> OutputError:
-    """The error to raise where a file cannot be opened for writing."""
+    """The error for a file that cannot be opened for writing."""
     name = printable(str(path))
     if isinstance(error, FileNotFoundError):
         return _unwritable(f"there is no folder {printable(str(path.parent))}", name)
@@ -310,7 +310,7 @@ def _owned(descriptor: int, name: str, path: Path, part: Path | None = None) -> 
 
 
 def unbuffered(descriptor: int) -> Raw:
-    """An open descriptor to write to."""
+    """An open descriptor for writing."""
     raw: Raw = os.fdopen(descriptor, "wb", buffering=0)
     return raw
 
@@ -330,7 +330,7 @@ def _standard_output(stdout: Any) -> Sink:
 
 
 def _check_mode(stdout: Any) -> None:
-    """Raises OSError for a descriptor that can only be read: nobody should wait for a model to learn of it."""
+    """Raises OSError for a read-only descriptor, before a model is loaded."""
     try:
         import fcntl
 

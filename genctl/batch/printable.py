@@ -1,14 +1,14 @@
-"""Other people's text inside our own sentences: short, on one line, and nothing in it can drive a terminal."""
+"""Make other people's text safe for our messages: short, on one line, without terminal controls."""
 
 from __future__ import annotations
 
 
-class Refused(Exception):
-    """One row that cannot be used, and why. It becomes a `BadRow`; it never leaves the room."""
+class RefusedRow(Exception):
+    """A row that cannot be used, and why. It becomes a `BadRow` and never leaves this package."""
 
 
 def printable(text: str) -> str:
-    """`text` with everything unprintable (controls, bidi overrides, surrogates) written as an escape."""
+    """`text` with unprintable characters (controls, bidi overrides, surrogates) as escapes."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 

@@ -1,8 +1,8 @@
-"""Prompts from arguments, files and pipes, one row at a time: memory does not grow with the number of rows.
+"""Read prompts from arguments, files and pipes, one row at a time, in constant memory.
 
-Each line (or NUL-separated piece) of the input yields exactly one `InputRow` or `BadRow`, so a row's index is its
-line number less one. Empty lines at the very end are not rows; empty lines before that are BadRows ("empty prompt"),
-because a prompt seems to be missing there. A byte order mark at the start is dropped. Input is UTF-8.
+Each line (or NUL-separated piece) of the input yields exactly one `InputRow` or `BadRow`, so a row's index is its line
+number less one. Empty lines at the end are not rows; empty lines before that are BadRows ("empty prompt"), because a
+prompt seems to be missing there. A byte order mark at the start is dropped. Input is UTF-8.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from genctl.batch import jsonl
-from genctl.batch.ids import Ids
-from genctl.batch.printable import Refused, printable, quote
+from genctl.batch.ids import UsedIds
+from genctl.batch.printable import RefusedRow, printable, quote
 from genctl.batch.rows import BadRow, InputRow
 from genctl.errors import InputError, UsageError, reason_of
 
@@ -27,7 +27,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Prompts(Iterator[InputRow | BadRow]):
-    """The rows of an input that is already open. Closes the file it opened at the end, or when told to."""
+    """The rows of an open input. Closes the file that it opened at the end, or by `close`."""
 
     def __init__(self, rows: Rows, close: Callable[[], object] = lambda: None) -> None:
         self._rows = rows
@@ -41,7 +41,7 @@ class Prompts(Iterator[InputRow | BadRow]):
             raise
 
     def close(self) -> None:
-        """Let go of the file. May be called at any time and more than once."""
+        """Close the file. May be called at any time and repeatedly."""
         self._close()
 
     def __enter__(self) -> Prompts:
@@ -60,11 +60,11 @@ def open_prompts(
     format: Format | None = None,
     fields: Fields = jsonl.fields,
 ) -> Prompts | None:
-    """The prompts that were asked for: arguments; else `input_path` ("-" is stdin); else piped stdin.
+    """The prompts: arguments; else `input_path` ("-" is stdin); else piped stdin.
 
-    With arguments stdin is not touched. None if there is no prompt at all (nobody to read from but a person who was
-    not asked). The file is opened here and read later. Raises InputError for a file that cannot be opened and
-    UsageError for arguments together with `input_path` or `format`; while reading, InputError if the system fails.
+    With arguments stdin is not read. None if there is no prompt at all (stdin is a terminal). The file is opened here
+    and read later. Raises InputError for a file that cannot be opened and UsageError for arguments together with
+    `input_path` or `format`; while reading, InputError for errors of the system.
     """
     if arguments:
         if input_path is not None:
@@ -100,9 +100,9 @@ def open_prompts(
     return Prompts(read(file, format=format, name=name, fields=fields), file.close)
 
 
-def format_of(said: str | None, name: str) -> str:
-    """How an input is read: as said, else by its name."""
-    return said or ("jsonl" if name.lower().endswith((".jsonl", ".ndjson")) else "lines")
+def format_of(format: str | None, name: str) -> str:
+    """The input format: the given one, else by the file's name."""
+    return format or ("jsonl" if name.lower().endswith((".jsonl", ".ndjson")) else "lines")
 
 
 def from_arguments(arguments: Sequence[str]) -> Rows:
@@ -130,7 +130,7 @@ def read(
 ) -> Rows:
     """The rows of an open binary stream. `name` is what messages call it; `limit` is in bytes.
 
-    `fields` says what a JSONL row may hold and raises Refused for what it may not.
+    `fields` says what a JSONL row may hold and raises RefusedRow for what it may not.
 
     - `lines`: one prompt per line, `\\n` or `\\r\\n`; only these end a line.
     - `text`: the whole input is one prompt, its last newline included.
@@ -148,7 +148,7 @@ def read(
 
 
 def _read(source: IO[bytes], kind: str, name: str, limit: int, fields: Fields) -> Rows:
-    ids = Ids()
+    ids = UsedIds()
     for piece in _pieces(source, kind, name, limit):
         index = piece.number - 1
         place = f"{'record' if kind == 'nul' else 'line'} {piece.number}"
@@ -157,7 +157,7 @@ def _read(source: IO[bytes], kind: str, name: str, limit: int, fields: Fields) -
         try:
             text = _text(piece, limit)
             if not text:
-                raise Refused("empty prompt")
+                raise RefusedRow("empty prompt")
             if kind == "jsonl":
                 data = jsonl.parse(text)
                 own_id = jsonl.row_id(data)
@@ -165,7 +165,7 @@ def _read(source: IO[bytes], kind: str, name: str, limit: int, fields: Fields) -
                 row = InputRow(str(index) if own_id is None else own_id, index, where=where, **fields(data))
             else:
                 row = InputRow(str(index), index, prompt=text, where=where)
-        except Refused as error:
+        except RefusedRow as error:
             ids.not_by_index(index)
             message = str(error) if kind == "text" else f"{place}: {error}"
             yield BadRow(str(index) if own_id is None else own_id, index, where, "input", message)
@@ -182,7 +182,7 @@ class _Piece(NamedTuple):
 
 def _text(piece: _Piece, limit: int) -> str:
     if piece.length > limit:
-        raise Refused(f"{piece.length} bytes are more than the limit of {limit}")
+        raise RefusedRow(f"{piece.length} bytes are more than the limit of {limit}")
     try:
         return piece.data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -190,11 +190,11 @@ def _text(piece: _Piece, limit: int) -> str:
         also = ""
         if piece.offset == 0 and piece.data.startswith((b"\xff\xfe", b"\xfe\xff")):
             also = " (the input looks like UTF-16)"
-        raise Refused(f"not UTF-8: byte 0x{byte:02x} at byte offset {offset}{also}") from None
+        raise RefusedRow(f"not UTF-8: byte 0x{byte:02x} at byte offset {offset}{also}") from None
 
 
 def _pieces(source: IO[bytes], kind: str, name: str, limit: int) -> Iterator[_Piece]:
-    """The pieces that are rows: byte order mark and line ends removed, empty pieces at the end held back for good."""
+    """The pieces that are rows, without byte order mark, line ends and empty pieces at the end."""
     pieces = _split(_chunks(source, name), None if kind == "text" else b"\0" if kind == "nul" else b"\n", limit)
     blank = 0
     for piece in pieces:
@@ -213,7 +213,7 @@ def _pieces(source: IO[bytes], kind: str, name: str, limit: int) -> Iterator[_Pi
 
 
 def _split(chunks: Iterator[bytes], separator: bytes | None, limit: int) -> Iterator[_Piece]:
-    """Cut at each separator (None: nowhere). What follows the last separator is a piece if there is anything."""
+    """Split at each separator (None: nowhere). What follows the last separator is a piece if it is not empty."""
     number, offset, length = 1, 0, 0
     head = bytearray()  # of the piece that is still open; emptied once it is too long, so memory is bounded
     for chunk in chunks:

@@ -1,7 +1,7 @@
 """The records of schema genctl/1: plain JSON values with their keys in a fixed order.
 
-Equal results give equal bytes: no wall-clock value is in a record unless `timing` is asked for, and floats are neither
-rounded nor NaN (what is not finite becomes null, since JSON has no other word for it).
+Equal results give equal bytes: no wall-clock value is in a record without `timing`, floats are not rounded, and numbers
+that are not finite become null.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def record(
     is appended at the end; ValueError if it would replace a key. `reused_tokens` of the prompt were in a prompt cache;
     None: there is none.
     """
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "schema": SCHEMA,
         "id": row.id,
         "sequence": sequence,
@@ -55,23 +55,23 @@ def record(
         "usage": {"prompt_tokens": prompt_tokens, "new_tokens": len(hypothesis.tokens)},
     }
     if reused_tokens is not None:
-        made["usage"]["reused_tokens"] = reused_tokens
+        fields["usage"]["reused_tokens"] = reused_tokens
     if hypothesis.unmet:
-        made["unmet"] = list(hypothesis.unmet)
+        fields["unmet"] = list(hypothesis.unmet)
     if tokens is not None:
-        made["tokens"] = [token_entry(token, timing=timing is not None) for token in tokens]
+        fields["tokens"] = [token_entry(token, timing=timing is not None) for token in tokens]
     if timing is not None:
-        made["timing"] = dict(timing)
+        fields["timing"] = dict(timing)
     if extra:
-        if taken := sorted(extra.keys() & made.keys()):
+        if taken := sorted(extra.keys() & fields.keys()):
             raise ValueError(f"the record already has {taken[0]!r}")
-        made.update(extra)
-    plain: dict[str, Any] = _finite(made)
+        fields.update(extra)
+    plain: dict[str, Any] = finite(fields)
     return plain
 
 
 def error_record(id: str, code: str, message: str) -> dict[str, Any]:
-    """What stands in the output for a row that failed."""
+    """The record of a failed row."""
     return {"schema": SCHEMA, "id": id, "error": {"code": code, "message": message}}
 
 
@@ -90,15 +90,15 @@ def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
         if not timing:
             for item in entry["trace"]:
                 del item["seconds"]
-    plain: dict[str, Any] = _finite(entry)
+    plain: dict[str, Any] = finite(entry)
     return plain
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

@@ -1,9 +1,8 @@
-"""An output that can be resumed: whatever ends a run, the next one knows which rows are whole and goes on after them.
+"""An output that can be resumed after any interruption, from the last row that is known to be complete.
 
 While rows are written, a mark goes to the journal about once a second, and at every multiple of `span` rows, but never
-before the bytes that it vouches for have been made to last (fsync). So after a kill, a full disk or a power cut the
-output is cut back to the newest mark, and nothing before it is in doubt; what followed it, a second's work or a torn
-line, is made again.
+before the bytes that it covers are on the disk (fsync). After a kill, a full disk or a power cut the output is cut back
+to the newest mark; what followed it, a second's work or a half-written line, is generated again.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _SIZE = 16  # bytes of a digest
 
 
 class Resumable:
-    """An output file and its journal. `start` it once it is known to be asked the same; then it is a sink for records.
+    """An output file and its journal. After `start` it is a sink for records.
 
-    Making one changes nothing yet, except that an empty journal may appear. Raises UsageError for what cannot be
-    resumed, InputError where the input is not what it was, and OutputError where the system fails.
+    Constructing it changes nothing, except that an empty journal may be created. Raises UsageError for what cannot be
+    resumed, InputError if the input has changed, and OutputError for errors of the system.
     """
 
     def __init__(self, output: str | Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,12 +62,12 @@ class Resumable:
 
     @property
     def header(self) -> dict[str, Any] | None:
-        """What the job was begun with; None if there is none yet."""
+        """The settings of the job when it began; None if there is no journal yet."""
         return self.journal.header
 
     @property
     def mark(self) -> Mark:
-        """How far earlier runs have come."""
+        """The progress of earlier runs."""
         return self.journal.marks[-1] if self.journal.marks else Mark(0, 0, "", self._digest.hexdigest())
 
     def _verify(self) -> None:
@@ -99,7 +98,7 @@ class Resumable:
             )
 
     def start(self, header: Mapping[str, Any], span: int) -> None:
-        """Begin, or go on: the journal has its header, and the output ends with the last row that is whole."""
+        """Begin or continue: the journal has its header, and the output ends with the last whole row."""
         self.span = span
         if self.header is None:
             self.journal.begin(header)
@@ -117,7 +116,7 @@ class Resumable:
     # -- the input -----------------------------------------------------------------------------------------------------
 
     def consume(self, row: InputRow | BadRow) -> None:
-        """Take note of the next input row. Raises InputError if it is not the one that was read before."""
+        """Note the next input row. Raises InputError if it is not the row that was read before."""
         essence = _essence(row)
         digest = hashlib.blake2b(essence, digest_size=DIGEST // 2).hexdigest()
         self._chain = hashlib.blake2b(self._chain + essence, digest_size=_SIZE).digest()
@@ -138,7 +137,7 @@ class Resumable:
             self._checked += 1
 
     def end_of_input(self, rows: int) -> None:
-        """There are so many rows. Raises InputError if more were done, or if a finished job had fewer."""
+        """Note the number of rows. Raises InputError if more were done, or if a finished job had fewer."""
         mark = self.mark
         if rows < mark.rows or (mark.done and rows > mark.rows):
             least = "" if mark.done else "at least "
@@ -156,7 +155,7 @@ class Resumable:
         self._size += len(data)
 
     def written(self, rows: int, tally: Mapping[str, Any]) -> None:
-        """The records of the first `rows` rows are out, and so much was counted in them. Marks that if it is time."""
+        """The records of the first `rows` rows are written, with these counts. Writes a mark if it is time."""
         chain, digest = self._chains.pop(rows)
         self._digests.append(digest)
         self._state = Mark(rows, self._size, chain.hex(), self._digest.hexdigest(), dict(tally))
@@ -172,7 +171,7 @@ class Resumable:
         return digest.hexdigest()
 
     def close(self, *, done: bool = False) -> None:
-        """Mark what is whole and let go; `done` says that these are all rows. Raises OutputError, having let go."""
+        """Write the last mark and close; `done` says that these are all rows. Raises OutputError after closing."""
         try:
             if self._started:
                 self._mark(done=done)
@@ -181,12 +180,12 @@ class Resumable:
             self.release()
 
     def abandon(self) -> None:
-        """An error is being reported: save what can be saved."""
+        """Save what can be saved while an error is reported."""
         with contextlib.suppress(GenctlError, OSError):
             self.close()
 
     def release(self) -> None:
-        """Let go of the files as they are."""
+        """Close the files as they are."""
         if self._sink is not None:
             self._sink.leave()
         self.journal.close()
@@ -202,7 +201,7 @@ class Resumable:
 
 
 def _essence(row: InputRow | BadRow) -> bytes:
-    """What of a row decides what is written of it."""
+    """The fields of a row that decide its output."""
     if isinstance(row, BadRow):
         parts: list[Any] = [row.id, row.code, row.message]
     else:

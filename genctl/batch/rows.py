@@ -1,4 +1,4 @@
-"""One prompt of a batch as it was asked for, or why it cannot be used."""
+"""One row of a batch: a prompt, or why it cannot be used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
-    """A prompt to be continued. Exactly one of `prompt`, `prompt_ids` and `messages` is set, and it is not empty."""
+    """A prompt. Exactly one of `prompt`, `prompt_ids` and `messages` is set, and it is not empty."""
 
     id: str
     index: int  # position in the input from 0, bad rows counted
@@ -22,7 +22,7 @@ class InputRow:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be used; the others go on. `message` is a whole sentence and names the line itself."""
+    """A row that cannot be used. `message` is a whole sentence and names the line itself."""
 
     id: str
     index: int

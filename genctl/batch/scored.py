@@ -1,4 +1,4 @@
-"""What `genctl score` reads and writes: its JSONL rows, its records, and their text and TSV forms."""
+"""The input rows and records of `genctl score`, and their text and TSV forms."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 from genctl import events
 from genctl.batch import jsonl, writers
-from genctl.batch.printable import Refused
-from genctl.batch.records import SCHEMA, _finite, token_entry
+from genctl.batch.printable import RefusedRow
+from genctl.batch.records import SCHEMA, finite, token_entry
 
 KNOWN = ("id", "text", "prompt", "context", "target", "candidates")
 COLUMNS = ("id", "rank", "ppl", "nll", "tokens", "bits", "bpb", "text", "context", "target", "error")
 
 
 def fields(data: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `InputRow` besides id, index and where, for a row that is to be scored.
+    """The keyword arguments of `InputRow` besides id, index and where, for a row to be scored.
 
-    A row has a `text` (or, the same, a `prompt`) with `context` or `target`, or a list of `candidates` with `context`;
-    the latter three are in `extra`. Raises Refused with all mistakes in one line.
+    A row has a `text` (or, equivalently, a `prompt`) with `context` or `target`, or a list of `candidates` with
+    `context`; the latter three are in `extra`. Raises RefusedRow with all errors in one line.
     """
-    mistakes = jsonl._unknown(data, KNOWN)
+    mistakes = jsonl.unknown_keys(data, KNOWN)
     given = [key for key in ("text", "prompt", "candidates") if key in data]
     if not given:
         mistakes.append("nothing to score: expected one of text, prompt, candidates")
@@ -31,30 +31,30 @@ def fields(data: dict[str, Any]) -> dict[str, Any]:
     for key in ("text", "prompt", "target", "context"):
         value = data.get(key, "-")
         if not isinstance(value, str):
-            mistakes.append(f"{key}: expected a string, got {jsonl._kind(value)}")
+            mistakes.append(f"{key}: expected a string, got {jsonl.kind_of(value)}")
         elif not value:
             mistakes.append(f"{key}: is empty")
     extra: dict[str, Any] = {key: data[key] for key in ("context", "target") if key in data}
     if "candidates" in data:
         try:
             extra["candidates"] = _candidates(data["candidates"])
-        except Refused as error:
+        except RefusedRow as error:
             mistakes.append(f"candidates: {error}")
     if mistakes:
-        raise Refused("; ".join(mistakes))
+        raise RefusedRow("; ".join(mistakes))
     return {"prompt": data.get("text", data.get("prompt")), "extra": extra}
 
 
 def _candidates(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise Refused(f"expected a list of strings, got {jsonl._kind(value)}")
+        raise RefusedRow(f"expected a list of strings, got {jsonl.kind_of(value)}")
     if not value:
-        raise Refused("is empty")
+        raise RefusedRow("is empty")
     for place, item in enumerate(value):
         if not isinstance(item, str):
-            raise Refused(f"item {place}: expected a string, got {jsonl._kind(item)}")
+            raise RefusedRow(f"item {place}: expected a string, got {jsonl.kind_of(item)}")
         if not item:
-            raise Refused(f"item {place}: is empty")
+            raise RefusedRow(f"item {place}: is empty")
     return tuple(value)
 
 
@@ -75,9 +75,9 @@ def score_record(
 ) -> dict[str, Any]:
     """One scored text. `nll` is in nats, summed over the `tokens` scored ones, which are the last of `token_ids`.
 
-    `given` (context, target, rank, …) stands before the per-token `scores`. What is not finite becomes null.
+    `given` (context, target, rank, …) precedes the per-token `scores`. Numbers that are not finite become null.
     """
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "schema": SCHEMA,
         "id": id,
         "text": text,
@@ -92,8 +92,8 @@ def score_record(
         **(given or {}),
     }
     if scores is not None:
-        made["scores"] = [token_entry(token) for token in scores]
-    plain: dict[str, Any] = _finite(made)
+        fields["scores"] = [token_entry(token) for token in scores]
+    plain: dict[str, Any] = finite(fields)
     return plain
 
 
@@ -104,7 +104,7 @@ def open_writer(
     if format == "text":
         return ScoreTextWriter(sink, on_error)
     if format == "tsv":
-        return ScoreTsvWriter(sink)
+        return writers.TsvWriter(sink, COLUMNS)
     return writers.open_writer(format, sink, on_error=on_error)
 
 
@@ -116,24 +116,8 @@ class ScoreTextWriter(writers.TextWriter):
             super().write(record)
             return
         shown = record.get("target", record["text"])
-        cells = [_number(record["ppl"]), _number(record["nll"]), str(record["tokens"]), writers._cell(shown)]
+        cells = [_number(record["ppl"]), _number(record["nll"]), str(record["tokens"]), writers.tsv_cell(shown)]
         self._sink.write(("\t".join(cells) + "\n").encode())
-
-
-class ScoreTsvWriter(writers.TsvWriter):
-    """A header, then one line per record with always the same columns; see `COLUMNS`."""
-
-    def __init__(self, sink: writers.Binary) -> None:
-        super().__init__(sink)
-        self._header = "\t".join(COLUMNS) + "\n"
-
-    def write(self, record: writers.Record) -> None:
-        fields = dict(record)
-        if error := record.get("error"):
-            fields["error"] = f"{error['code']}: {error['message']}"
-        line = "\t".join(writers._cell(fields.get(column)) for column in COLUMNS)
-        piece, self._header = f"{self._header}{line}\n".encode(), ""
-        self._sink.write(piece)
 
 
 def _number(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Seeds: one for the run, one for each row made from it, so that any row can be repeated alone."""
+"""Seeds: one for the run, and one derived from it for each row, so that any row can be repeated alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 
 
 def random_seed() -> int:
-    """A seed below 2**32, short enough to be typed again."""
+    """A seed below 2**32, short enough to type."""
     return secrets.randbelow(2**32)
 
 

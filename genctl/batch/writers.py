@@ -1,8 +1,7 @@
-"""Records out, as text, JSON, JSONL or TSV. UTF-8 whatever the locale; each record is one write of whole lines.
+"""Writers of records as text, JSON, JSONL or TSV. UTF-8 in every locale; each record is one write of whole lines.
 
-Text that could pass for something else is escaped where the format has an escape for it: in JSON, JSONL and TSV
-controls, bidi controls, line separators and lone surrogates are written as escapes. `text` is the text itself; only
-a lone surrogate, which UTF-8 cannot hold, is written as `\\udXXX`.
+Misleading characters are escaped in JSON, JSONL and TSV: controls, bidi controls, line separators and lone surrogates.
+`text` is written unchanged; only a lone surrogate, which UTF-8 cannot encode, becomes `\\udXXX`.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ COLUMNS = ("id", "sequence", "finish_reason", "logprob", "score", "new_tokens", 
 
 _UNSEEN = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _JSON_UNSEEN = re.compile(f"[{_UNSEEN}]")
-_TSV_UNSEEN = re.compile(f"[\\x00-\\x1f\\\\{_UNSEEN}]")
+TSV_UNSEEN = re.compile(f"[\\x00-\\x1f\\\\{_UNSEEN}]")
 _TSV_NAMES = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\\": "\\\\"}
 
 
 class Binary(Protocol):
-    """What a writer needs of a sink."""
+    """The part of a sink that a writer needs."""
 
     def write(self, data: bytes) -> None: ...
     def close(self) -> None: ...
@@ -49,20 +48,20 @@ def open_writer(
     begun: bool = False,
     shown: Callable[[str], str] = str,
 ) -> Writer:
-    """The writer of a format. `on_error` gets the error records that the format has no place for (`text`).
+    """The writer of a format. `on_error` receives the error records if the format has no place for them (`text`).
 
-    `begun`: there are records before these, and what stands above them (the header of `tsv`) is there. `shown` makes of
-    a text what may be written of it: a terminal must not be given control characters.
+    `begun`: earlier records exist, so no header is written. `shown` makes a text safe for the output: a terminal must
+    not receive control characters.
     """
     if format == "text":
         return TextWriter(sink, on_error, shown)
     if format == "tsv":
-        return TsvWriter(sink, header=not begun)
+        return TsvWriter(sink, COLUMNS, header=not begun)
     return JsonlWriter(sink) if format == "jsonl" else JsonWriter(sink)
 
 
 class TextWriter:
-    """The text of each sequence, verbatim, and one newline. Errors are handed to `on_error` instead."""
+    """The text of each sequence, unchanged, and one newline. Errors go to `on_error`."""
 
     def __init__(self, sink: Binary, on_error: Callable[[Record], None], shown: Callable[[str], str] = str) -> None:
         self._sink = sink
@@ -93,7 +92,7 @@ class JsonlWriter:
 
 
 class JsonWriter:
-    """One array of all records, streamed; it is whole JSON once closed, also with no record."""
+    """One array of all records, streamed; complete JSON once closed, also without records."""
 
     def __init__(self, sink: Binary) -> None:
         self._sink = sink
@@ -113,18 +112,19 @@ class JsonWriter:
 
 
 class TsvWriter:
-    """A header, then one line per record with always the same columns; see `COLUMNS`."""
+    """A header, then one line per record, always with the same columns; missing values are empty."""
 
-    def __init__(self, sink: Binary, *, header: bool = True) -> None:
+    def __init__(self, sink: Binary, columns: Sequence[str], *, header: bool = True) -> None:
         self._sink = sink
-        self._header = "\t".join(COLUMNS) + "\n" if header else ""
+        self._columns = columns
+        self._header = "\t".join(columns) + "\n" if header else ""
 
     def write(self, record: Record) -> None:
-        fields = dict(record)
+        fields = {**record.get("metrics", {}), **record}
         fields["new_tokens"] = record.get("usage", {}).get("new_tokens")
         if error := record.get("error"):
             fields["error"] = f"{error['code']}: {error['message']}"
-        line = "\t".join(_cell(fields.get(column)) for column in COLUMNS)
+        line = "\t".join(tsv_cell(fields.get(column)) for column in self._columns)
         piece, self._header = f"{self._header}{line}\n".encode(), ""
         self._sink.write(piece)
 
@@ -136,30 +136,30 @@ class TsvWriter:
 
 
 def to_json(record: Record) -> str:
-    """The record on one line, for people too (`ensure_ascii=False`). ValueError for a number that is not finite."""
+    """The record on one line (`ensure_ascii=False`). ValueError for a number that is not finite."""
     return escaped(json.dumps(record, ensure_ascii=False, allow_nan=False))
 
 
 def escaped(line: str) -> str:
-    """JSON with what a terminal would obey, or nobody would see, written as escapes: the same JSON."""
-    return _JSON_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
+    """The same JSON with control and invisible characters as escapes."""
+    return _JSON_UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
 
 
-def _cell(value: Any) -> str:
-    return "" if value is None else _TSV_UNSEEN.sub(_tsv_escape, str(value))
+def tsv_cell(value: Any) -> str:
+    """A value as one cell, with controls and tabs written as escapes."""
+    return "" if value is None else TSV_UNSEEN.sub(_tsv_escape, str(value))
 
 
-def _tsv_escape(found: re.Match[str]) -> str:
-    letter = found[0]
+def _tsv_escape(match: re.Match[str]) -> str:
+    letter = match[0]
     return _TSV_NAMES.get(letter) or (f"\\x{ord(letter):02x}" if letter <= "\xff" else f"\\u{ord(letter):04x}")
 
 
 class Ordered:
-    """Puts results that come in any order into input order, holding back only what is early.
+    """Writes results in input order, holding back only those that are early.
 
     `unordered` writes them as they come. Each index from `start` on is put exactly once, with at least one record;
-    anything else is a mistake of the caller (RuntimeError), since a row must never be lost or written twice.
-    `written` is told of each row once all its records are out.
+    anything else is an error of the caller (RuntimeError). `written` is called for each row after its records.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Ordered:
         return 0 if self._unordered else len(self._early)
 
     def put(self, index: int, records: Sequence[Record]) -> None:
-        """The records of row `index`. Written when their turn has come. Raises what the writer raises."""
+        """The records of row `index`, written when it is their turn. Raises what the writer raises."""
         if index < self._next or index in self._early:
             raise RuntimeError(f"row {index} was put twice")
         if not records:
@@ -201,13 +201,13 @@ class Ordered:
                 self._written(self._next - 1, due)
 
     def drop(self) -> None:
-        """Forget the rows that are held back: those before them will not come."""
+        """Drop the rows that are held back: the rows before them will not come."""
         self._early.clear()
 
     def close(self, *, partial: bool = False) -> None:
-        """Close the writer. Raises RuntimeError if a row is missing, unless the run was cut short (`partial`).
+        """Close the writer. Raises RuntimeError if a row is missing, unless the run was interrupted (`partial`).
 
-        When it was, the rows that were held back are written in order, with the gaps that there are.
+        Then the rows that were held back are written in order, with gaps.
         """
         if self._early and not partial:
             raise RuntimeError(f"row {self._next} is missing")

@@ -197,7 +197,7 @@ def unwritten(error: OSError) -> int:
 
 
 def _say(message: str, hint: str, status: int) -> int:
-    from genctl.render.parts import visible
+    from genctl.render.widgets import visible
 
     try:
         for line in without_secrets(message).split("\n"):
@@ -214,7 +214,7 @@ def _traceback(error: BaseException, status: int) -> int:
     """Print the traceback, for `--debug`. Messages of libraries are made harmless for the terminal here, too."""
     from traceback import format_exception
 
-    from genctl.render.parts import visible
+    from genctl.render.widgets import visible
 
     with contextlib.suppress(BrokenPipeError):
         print(visible(without_secrets("".join(format_exception(error)))), end="", file=sys.stderr, flush=True)

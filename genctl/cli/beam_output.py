@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from genctl.cli.replay import ReplayOptions
     from genctl.cli.run_options import RunOptions
-    from genctl.render.stream import StreamView
-    from genctl.render.tree import Trees
+    from genctl.render.search_tree import SearchTrees
+    from genctl.render.stream_view import StreamView
 
 
 class Search:
@@ -30,14 +30,14 @@ class Search:
     ) -> None:
         self.options = options
         self.err = err
-        self.trees: Trees | None = None
+        self.trees: SearchTrees | None = None
         self.stream: StreamView | None = None
         if (options.tree and not live) or options.tree_format:
-            from genctl.render.tree import Trees
+            from genctl.render.search_tree import SearchTrees
 
-            self.trees = Trees()
+            self.trees = SearchTrees()
         if stream:
-            from genctl.render.stream import StreamView
+            from genctl.render.stream_view import StreamView
 
             self.stream = StreamView(stream_writer(raw), echo=options.echo)
 
@@ -57,7 +57,7 @@ class Search:
         """The records of a finished lane's tree, which replace its texts; none without --tree-format."""
         if self.trees is None or self.options.tree_format is None:
             return []
-        from genctl.render.tree_text import tree_dot, tree_json, tree_lines
+        from genctl.render.tree_formats import tree_dot, tree_json, tree_lines
 
         tree = self.trees.take(lane)
         if tree is None:
@@ -79,7 +79,7 @@ class Search:
         if self.stream is not None:
             self.stream.close()
         if self.trees is not None and self.err is not None and self.options.tree_format is None:
-            from genctl.render.tree_text import tree_lines
+            from genctl.render.tree_formats import tree_lines
 
             for tree in self.trees.take_all():
                 for line in tree_lines(tree, self.err.width if self.err.is_terminal else None):
@@ -92,7 +92,7 @@ def stream_writer(raw: bool = False) -> Callable[[str], None]:
         sink = writers.open_output(None, sys.stdout, force=False)
         return lambda text: sink.write(text.encode("utf-8", "backslashreplace"))
 
-    from genctl.render.parts import visible
+    from genctl.render.widgets import visible
 
     def write(text: str) -> None:
         sys.stdout.write(visible(text))

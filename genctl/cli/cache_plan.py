@@ -36,7 +36,7 @@ def perform(
         raise UsageError(f"--format {format} has no place for a plan: text, json and tsv have")
     for name, value in (("batch", batch), ("length", length), ("source-length", source_length)):
         check_count(name, value, least=1)
-    from genctl.inspecting import plan as plans
+    from genctl.inspecting import cache_estimate as plans
 
     room = None if memory is None else plans.memory_bytes(memory)
     report = plans.plan(
@@ -71,7 +71,7 @@ def _write(report: Mapping[str, Any], format: str, color: str) -> None:
     from genctl.batch.writers import to_json
     from genctl.render.cache_plan import plan_lines
     from genctl.render.console import make_consoles
-    from genctl.render.parts import visible
+    from genctl.render.widgets import visible
 
     out, err = make_consoles(color)  # type: ignore[arg-type]
     if format == "json":

@@ -101,7 +101,7 @@ class CompareJob(Job[CompareOptions]):
     def open(self, stack: ExitStack) -> None:
         """Open the output, the recording, the event log and the view."""
         from genctl.cli.compare_output import ComparisonOutput
-        from genctl.render.compare import CompareView
+        from genctl.render.compare_view import CompareView
 
         options = self.options
         self.open_consoles()
@@ -189,7 +189,7 @@ class CompareJob(Job[CompareOptions]):
         )
         if options.save is not None or options.expect is not None:
             self.checkpoints[session.loaded.name] = session.loaded.fingerprint()
-        self.detail(*session.loaded.told)
+        self.detail(*session.loaded.verbose_notes)
         for place in members:
             name = self.runs[place].name
             with naming(self.runs[place]):
@@ -272,7 +272,7 @@ class CompareJob(Job[CompareOptions]):
 
     def _show(self, chunk: Sequence[ComparedPrompt]) -> None:
         from genctl.cli.compare_output import heading
-        from genctl.render.compare import Column
+        from genctl.render.compare_view import Column
 
         if len(chunk) == 1:
             prompt = chunk[0]

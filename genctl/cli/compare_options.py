@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from genctl.batch import jsonl
-from genctl.batch.printable import Refused
+from genctl.batch.printable import RefusedRow
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.inputs import prompts_of
 from genctl.cli.options import CHECKS, IN_OUT, SHOWN, TRUST, ModelOptions
@@ -199,6 +199,6 @@ def _recorded_rows(recording: expectations.Recording, name: str) -> Iterator[Inp
         try:
             own = jsonl.row_id(data)
             fields = jsonl.fields(data)
-        except Refused as error:
+        except RefusedRow as error:
             raise InputError(f"--expect: {name}: prompt {index + 1}: {error}") from None
         yield InputRow(str(index) if own is None else own, index, where=f"{name}, prompt {index + 1}", **fields)

@@ -13,8 +13,8 @@ from genctl.comparing import formats, references
 from genctl.comparing.expectations import Outcome
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
 from genctl.comparing.statistics import Interval, RunStatistics
-from genctl.render import comparison as shown
-from genctl.render import parts
+from genctl.render import compare_report as shown
+from genctl.render import widgets
 from genctl.render.summary import DOT, count, put, stop_words
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ComparisonOutput:
         if options.format in ("json", "jsonl"):
             self.writer = writers.open_writer(options.format, sink, on_error=lambda record: None)
         elif options.format == "tsv":
-            self.writer = formats.ComparisonTsvWriter(sink)
+            self.writer = writers.TsvWriter(sink, formats.COLUMNS)
         self.silent = options.expect is not None and options.format == "text"
         self._found: tuple[ComparedPrompt, dict[str, list[Measured]]] | None = None
         self._blocks = 0
@@ -150,7 +150,7 @@ class ComparisonOutput:
         elif self.options.format == "text" and not self.silent and (done > 1 or (done and not self.job.texts)):
             if self._blocks:
                 self._write([Text("")])
-            self._write([parts.header(self.width or 80, f"over {count(done, 'prompt')}")])
+            self._write([widgets.header(self.width or 80, f"over {count(done, 'prompt')}")])
             self._tables(self.tally, intervals=done > 1)
         quiet = self.options.quiet or not (self.err.is_terminal or self.out.is_terminal or self.options.verbose)
         if not quiet and saved.lanes:
@@ -183,7 +183,7 @@ class ComparisonOutput:
         if not outcome.differences:
             lines.append(f"{count(outcome.compared, 'output')} as recorded in {self.options.expect}")
         if self.silent:
-            self._write([Text(parts.visible(line)) for line in lines])
+            self._write([Text(widgets.visible(line)) for line in lines])
         else:
             for line in lines:
                 self.job.say(line)
@@ -297,7 +297,7 @@ class ComparisonOutput:
 def heading(row: InputRow | BadRow, width: int) -> Text:
     """The heading above the texts of one prompt of several."""
     text = row.prompt or "" if isinstance(row, InputRow) else ""
-    return parts.header(width, f"prompt {row.id}", parts.first_words(text, max(width - 24, 16)))
+    return widgets.header(width, f"prompt {row.id}", widgets.first_words(text, max(width - 24, 16)))
 
 
 def _passage(one: Measured, label: str) -> shown.Passage:

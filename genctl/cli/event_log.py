@@ -20,22 +20,22 @@ def read_recording(name: str) -> list[events.Event]:
 
     Raises InputError, naming the line, where a line is no JSON, no event, or cannot follow the lines before it.
     """
-    from genctl.render.story import Story, fold
+    from genctl.render.run_history import RunHistory, fold
 
     shown = "standard input" if name == "-" else name
     recorded = []
-    story = Story()
+    history = RunHistory()
     try:
         for number, line in enumerate(_lines(name), start=1):
             if not line.strip():
                 continue
             event = _event(line, f"{shown}, line {number}")
             try:
-                story = fold(story, event)
+                history = fold(history, event)
             except InputError as error:
                 raise InputError(f"{shown}, line {number}: {error.message}", hint=error.hint) from error
             if isinstance(event, (events.Finished, events.Failed)):
-                story = story.without(event.lane)
+                history = history.without(event.lane)
             recorded.append(event)
     except OSError as error:
         raise InputError(f"cannot read {shown}: {reason_of(error)}") from error

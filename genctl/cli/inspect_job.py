@@ -22,7 +22,7 @@ from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import GenctlError, InputError, UsageError
 
 if TYPE_CHECKING:
-    from genctl.inspecting.measured import Measurement
+    from genctl.inspecting.measurement import Measurement
     from genctl.requests import Request
 
 COLUMNS = ("step", "rows", "layer", "kind", "shape", "dtype", "device", "bytes", "new")
@@ -68,7 +68,7 @@ class InspectJob(Job[InspectOptions]):
 
     def open(self, stack: ExitStack) -> None:
         """Open the output, the saved prompt cache and the view."""
-        from genctl.render.cache_live import CacheView
+        from genctl.render.cache_view import CacheView
 
         options = self.options
         self.open_consoles()
@@ -92,7 +92,7 @@ class InspectJob(Job[InspectOptions]):
         if not self.options.quiet:
             self.asides += notes.cache_notes(session, self.base)
         if self.options.verbose:
-            self.asides += [*self.base.notes, *session.loaded.told]
+            self.asides += [*self.base.notes, *session.loaded.verbose_notes]
         self.weights = self.view.weights = weights_bytes(session.loaded.model)
 
     def deliver(self, stack: ExitStack) -> None:
@@ -126,7 +126,7 @@ class InspectJob(Job[InspectOptions]):
             name = "cache_implementation" if self.base.generation.use_cache else "use_cache"
             raise UsageError(f"{wanted[0]} looks into the cache, and there is none ({self.base.origins[name]})")
         if options.heatmap:
-            from genctl.inspecting.heat import check
+            from genctl.inspecting.heatmap import check
 
             check(self.session)
 
@@ -156,7 +156,7 @@ class InspectJob(Job[InspectOptions]):
 
     def _measure(self, requests: Sequence[Request]) -> dict[str, Any] | None:
         """The report on the prompts; None if none could be decoded."""
-        from genctl.inspecting.measured import Measurement
+        from genctl.inspecting.measurement import Measurement
 
         options, session = self.options, self.session
         measured = Measurement(self.steps)
@@ -164,9 +164,9 @@ class InspectJob(Job[InspectOptions]):
         def look(event: events.Event) -> None:
             finished = measured.feed(event)
             if options.heatmap and finished is not None and isinstance(event, events.CacheRead):
-                from genctl.inspecting.heat import look
+                from genctl.inspecting.heatmap import current_norms
 
-                self.heat = look(session)
+                self.heat = current_norms(session)
 
         self._decode(requests, [look, self._note_cut, self.reuse.feed, self.view.feed])
         if not options.quiet:
@@ -186,11 +186,11 @@ class InspectJob(Job[InspectOptions]):
         form = self.base.generation.cache_implementation if self._cached else "off"
         report = measured.report(self.weights, form, beside=uncached)
         if self.heat is not None:
-            from genctl.inspecting.heat import heatmap
+            from genctl.inspecting.heatmap import heatmap
 
             report["heatmap"] = heatmap(session, requests[0], self.heat, measured.tokens[0])
         if options.diff is not None and not self.interrupt.status:
-            from genctl.inspecting.difference import difference
+            from genctl.inspecting.prompt_diff import difference
 
             other = replace(requests[0], id="other", prompt=options.diff, prompt_ids=None, messages=None)
             report["diff"] = difference(session, requests[0], other, interrupted=self.interrupt)
@@ -226,10 +226,10 @@ class InspectJob(Job[InspectOptions]):
         self.results.close()
 
     def _lines(self, report: dict[str, Any]) -> list[Any]:
-        from genctl.render.cache import report_lines
         from genctl.render.cache_diff import diff_lines
-        from genctl.render.cache_given import given_lines
+        from genctl.render.cache_inputs import given_lines
         from genctl.render.cache_norms import heatmap_lines
+        from genctl.render.cache_report import report_lines
 
         width = self.out.width if self.out.is_terminal and self.options.output is None else None
         lines = report_lines(report, width)

@@ -81,7 +81,7 @@ class Job(ABC, Generic[SomeOptions]):
 
     def say(self, line: str) -> None:
         """Print one line on standard error."""
-        from genctl.render.parts import visible
+        from genctl.render.widgets import visible
 
         self.hide()
         print(visible(line), file=sys.stderr, flush=True)

@@ -157,7 +157,7 @@ class ResumedOutput(RecordOutput):
 
 
 def _visible(text: str) -> str:
-    from genctl.render.parts import visible
+    from genctl.render.widgets import visible
 
     return visible(text)
 

@@ -23,7 +23,7 @@ from genctl.errors import Exit, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.render.live import RunView
+    from genctl.render.run_view import RunView
 
 STEP_S = 0.08  # between two steps; a recording does not say how long they took
 TOP = 3  # alternatives shown with --scores
@@ -113,8 +113,8 @@ def perform(options: ReplayOptions) -> int:
 def _view(
     recorded: list[events.Event], out: Console, err: Console, options: ReplayOptions, *, searching: bool
 ) -> RunView:
-    from genctl.render.beam import BeamView
-    from genctl.render.live import RunView
+    from genctl.render.beam_view import BeamView
+    from genctl.render.run_view import RunView
 
     lanes = {event.lane for event in recorded if isinstance(event, (events.Began, events.Failed))}
     several = len(lanes) > 1 or any(
@@ -208,8 +208,8 @@ def _trees(tree_format: str | None) -> Iterator[Any]:
 def _sum_up(view: RunView, err: Console) -> None:
     from genctl.render.summary import summary
 
-    totals = view.story.totals
-    left = [lane for lane in view.story.lanes.values() if not lane.over]
+    totals = view.history.totals
+    left = [lane for lane in view.history.lanes.values() if not lane.over]
     if totals.finished or left:
         # without a rate: the pace is that of the replay
         err.print(summary(totals, decode_s=0.0, first_s=None, unfinished=len(left)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.batch import readers
-from genctl.batch.input_scan import Looked, look_over
+from genctl.batch.input_scan import InputScan, scan
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed
@@ -27,15 +27,15 @@ from genctl.cli.view import make_view, shows, wants_bar
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import CheckError, Exit, GenctlError
-from genctl.render.unseen import Unseen, never_fail_to_encode
+from genctl.render.silent_view import SilentView, never_fail_to_encode
 from genctl.results import Collector, Result
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.inspecting.batches import BatchDivergence
-    from genctl.render.live import RunView
-    from genctl.render.progress import RowsBar
+    from genctl.inspecting.batch_divergence import BatchDivergence
+    from genctl.render.rows_bar import RowsBar
+    from genctl.render.run_view import RunView
     from genctl.requests import Report, Request
 
 AHEAD = 2  # times as many rows are read ahead where they are at hand, so that the longest begins first
@@ -104,7 +104,7 @@ class RunJob(job.Job[RunOptions]):
             output = RecordOutput(options, self._written, self._say_failed, shown=shown)
         self.output = stack.enter_context(opened(output, lambda: self._cut_short))
         self.open_event_log(stack, options.events)
-        self.view: RunView | Unseen = stack.enter_context(view)  # type: ignore[assignment]
+        self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
         self.search = stack.enter_context(search)
         self.interrupt.hide = self.hide
         self.looked = self._look()
@@ -114,7 +114,7 @@ class RunJob(job.Job[RunOptions]):
         options = self.options
         self.session = session = self.load_session(self.early.runtime, self.layers, on_event=self._loading)
         self.base = self.settle(session, self.layers, options.strategy)
-        self.detail(*self.base.notes, *session.loaded.told)
+        self.detail(*self.base.notes, *session.loaded.verbose_notes)
         self.note(*notes.cache_notes(session, self.base))
         self.width = session.width(self.base, 1 if self.live else job.WIDTH)
         self.span = job.SPAN * self.width if self.width > 1 else 1
@@ -128,7 +128,7 @@ class RunJob(job.Job[RunOptions]):
             self.say(f"{options.output} is complete: {output.done:,} rows, nothing to do")
             return
         if self.err_console is not None and wants_bar(options, self.err_console, live=self.live):
-            from genctl.render.progress import RowsBar
+            from genctl.render.rows_bar import RowsBar
 
             total = len(options.arguments) or (None if self.looked is None else self.looked.rows)
             self.bar = RowsBar(self.err_console, total, done=output.done)
@@ -144,25 +144,25 @@ class RunJob(job.Job[RunOptions]):
 
     # -- before decoding -----------------------------------------------------------------------------------------------
 
-    def _make_view(self) -> RunView | Unseen:
+    def _make_view(self) -> RunView | SilentView:
         options = self.options
         if not shows(options, live=self.live):
             for stream in (sys.stdout, sys.stderr):
                 never_fail_to_encode(stream)
-            return Unseen()
+            return SilentView()
         from genctl.render.console import make_consoles
 
         out, self.err_console = make_consoles(options.color)
         several = len(options.arguments) != 1 or self.early.generation.num_return_sequences > 1
         return make_view(options, out, self.err_console, live=self.live, top=self._report().top, several=several)
 
-    def _look(self) -> Looked | None:
+    def _look(self) -> InputScan | None:
         """Look the input file over, where the number of its rows or its content is needed."""
         options = self.options
         if options.input in (None, "-") or not (options.resume or wants_bar(options, self.err_console, live=self.live)):
             return None
         assert options.input is not None
-        return look_over(options.input, self._input_format)
+        return scan(options.input, self._input_format)
 
     @property
     def _input_format(self) -> str:
@@ -180,7 +180,7 @@ class RunJob(job.Job[RunOptions]):
         self.seed = random_seed() if given is None else given
         if not self.options.resume:
             return
-        loaded = [session.loaded, *(one for one, _ in session.planner.companions.values())]
+        loaded = [session.loaded, *(one for one, _ in session.planner.auxiliary_models.values())]
         identity = resume.identity(
             self.options,
             self.base,
@@ -239,13 +239,13 @@ class RunJob(job.Job[RunOptions]):
                 on_shortage=self._shortage,
                 ahead=AHEAD * self.width if at_hand and self.width > 1 else 0,
             )
-        from genctl.inspecting.batches import checked
+        from genctl.inspecting.batch_divergence import checked
 
         return checked(self.session, requests, report, width=self.width, told=self._differs, interrupted=self.interrupt)
 
     def _compared(self, requests: Iterator[Request]) -> Iterator[Request]:
         """The same requests; the first prompt goes through both runtimes before it is decoded."""
-        from genctl.inspecting.runtimes import compare
+        from genctl.inspecting.runtime_check import compare
 
         for number, request in enumerate(requests):
             if number == 0 and not self.checked:

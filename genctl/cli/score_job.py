@@ -24,9 +24,9 @@ from genctl.config.layers import Resolved, resolve
 from genctl.errors import GenctlError, InputError
 
 if TYPE_CHECKING:
-    from genctl.render.heat import Figures
+    from genctl.render.token_heat import Figures
     from genctl.scoring.scorer import Scored, Scorer
-    from genctl.scoring.texts import Wanted
+    from genctl.scoring.texts import TextToScore
     from genctl.session import Session
 
 Rows = Iterator[InputRow | BadRow]
@@ -128,7 +128,7 @@ class ScoreJob(Job[ScoreOptions]):
 
     # -- before scoring ------------------------------------------------------------------------------------------------
 
-    def _wanted(self) -> Iterator[tuple[InputRow, Wanted]]:
+    def _wanted(self) -> Iterator[tuple[InputRow, TextToScore]]:
         one_row = self.options.rank and not self._jsonl
         for row in self._gathered(self.rows) if one_row else self.rows:
             if isinstance(row, BadRow):
@@ -139,9 +139,9 @@ class ScoreJob(Job[ScoreOptions]):
             except InputError as error:
                 self._failure(row.id, row.index, error.code, error.message)
 
-    def _texts_of(self, row: InputRow) -> Wanted:
+    def _texts_of(self, row: InputRow) -> TextToScore:
         """What is scored of a row: its own fields, else the flags. Raises InputError where they contradict."""
-        from genctl.scoring.texts import Wanted
+        from genctl.scoring.texts import TextToScore
 
         candidates = row.extra.get("candidates", ())
         context = row.extra.get("context", self.options.context)
@@ -150,7 +150,7 @@ class ScoreJob(Job[ScoreOptions]):
             raise InputError(f"{row.where}: --rank sorts candidates, and the row has none")
         if candidates and target is not None:
             raise InputError(f"{row.where}: the row has candidates, and --target is something else to score")
-        return Wanted(row.prompt or "", context, target, tuple(candidates))
+        return TextToScore(row.prompt or "", context, target, tuple(candidates))
 
     @property
     def _jsonl(self) -> bool:
@@ -186,7 +186,7 @@ class ScoreJob(Job[ScoreOptions]):
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
         """Count a row. Show it on a terminal, and with --scores on standard error beside results in a pipe."""
-        from genctl.render import heat, parts
+        from genctl.render import token_heat, widgets
 
         for one in outcome:
             self.texts += 1
@@ -199,24 +199,24 @@ class ScoreJob(Job[ScoreOptions]):
         width = console.width
         lines = []
         if self.labels:
-            lines.append(parts.header(width, f"text {row.id}", row.prompt or ""))
+            lines.append(widgets.header(width, f"text {row.id}", row.prompt or ""))
         ranked = outcome[0].rank is not None
         if ranked and self.live:
-            entries = [heat.RankedToken(one.text, _figures(one)) for one in outcome]
-            lines += heat.ranking(entries, BY[self.options.by or "mean"], width)
+            entries = [token_heat.RankedToken(one.text, _figures(one)) for one in outcome]
+            lines += token_heat.ranking(entries, BY[self.options.by or "mean"], width)
         for one in outcome:
             if ranked and self.details:
-                lines.append(parts.header(width, f"rank {one.rank}", one.text))
+                lines.append(widgets.header(width, f"rank {one.rank}", one.text))
             if not ranked and self.live:
                 context = row.prompt if one.text != row.prompt else row.extra.get("context", self.options.context)
-                lines += heat.heat(context or "", one.lead, one.tokens, width)
+                lines += token_heat.heat(context or "", one.lead, one.tokens, width)
                 self.mapped = True
             if self.details:
-                lines += heat.token_table(one.tokens, width, self.top)
+                lines += token_heat.token_table(one.tokens, width, self.top)
         for line in lines:
             console.print(line)
         if self.live and not ranked:
-            console.print(heat.figures(_figures(outcome[0])))
+            console.print(token_heat.figures(_figures(outcome[0])))
 
     def _failure(self, id: str, index: int, code: str, message: str) -> None:
         self.failed += 1
@@ -226,18 +226,18 @@ class ScoreJob(Job[ScoreOptions]):
         self.ordered.put(index, [record])
 
     def _sum_up(self) -> None:
-        from genctl.render import heat
+        from genctl.render import token_heat
 
         if self.options.quiet:
             return
         if self.mapped:
-            self.out.print(heat.legend())
+            self.out.print(token_heat.legend())
         wanted = self.options.verbose or self.live or is_terminal(sys.stderr)
         if not wanted or self.options.rank or self.texts + self.failed < (1 if self.options.verbose else 2):
             return
         words = [f"{self.texts} text{'' if self.texts == 1 else 's'}"]
         if self.tokens:
-            words.append(heat.figures(_sums(self.nll, self.tokens, self.bytes)))
+            words.append(token_heat.figures(_sums(self.nll, self.tokens, self.bytes)))
         if self.failed:
             words.append(f"{self.failed} failed")
         self.say(" · ".join(words))
@@ -251,7 +251,7 @@ def _figures(one: Scored) -> Figures:
 
 
 def _sums(nll: float, tokens: int, bytes: int) -> Figures:
-    from genctl.render.heat import Figures
+    from genctl.render.token_heat import Figures
     from genctl.scoring.scorer import perplexity
 
     bits = nll / math.log(2)

@@ -11,7 +11,7 @@ from genctl.cli.run_options import RunOptions
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.render.live import RunView
+    from genctl.render.run_view import RunView
 
 
 def shows(options: RunOptions, *, live: bool) -> bool:
@@ -27,13 +27,13 @@ def _is_quiet(options: RunOptions, *, live: bool) -> bool:
 def make_view(options: RunOptions, out: Console, err: Console, *, live: bool, top: int, several: bool) -> RunView:
     """The view of a run. Where records are written, it shows only the summary and what --scores asks for."""
     from genctl.render.console import discard
-    from genctl.render.live import RunView
+    from genctl.render.run_view import RunView
 
     details = options.scores or options.explain
     shared: dict[str, Any] = {name: getattr(options, name) for name in ("echo", "explain", "verbose")}
     shared |= {"scores": options.scores or (options.top_logprobs or 0) > 0, "top": top, "labels": several}
     if live and options.view == "beam":
-        from genctl.render.beam import BeamView
+        from genctl.render.beam_view import BeamView
 
         return BeamView(out, err, quiet=options.quiet, tree=options.tree, formula=not options.quiet, **shared)
     shown = out if live else err if details and options.format == "text" else discard()

@@ -1,4 +1,4 @@
-"""Outputs that were recorded, and what has become of them: the file of `--save`, and the differences of `--expect`."""
+"""Recorded outputs and their differences: the file of `--save`, and the check of `--expect`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
 from genctl.errors import InputError, reason_of
 from genctl.identity import brief, is_outdated
+from genctl.sequences import shared_length
 
 SCHEMA = "genctl-compare/1"
 TOLERANCE = 1e-3  # on log-probabilities, nats
@@ -25,13 +26,13 @@ Key = tuple[str, str, int]  # run, row id, which of its sequences (seeds in orde
 
 @dataclass(frozen=True)
 class Recording:
-    """What `--save` wrote: enough to run it again, and to see what it ran on."""
+    """The content of a `--save` file: enough to run it again, and to see what it ran on."""
 
     seed: int
     seeds: int
     versions: dict[str, str]
     checkpoints: dict[str, str]  # name -> fingerprint
-    runs: tuple[dict[str, Any], ...]  # {"name", "settings", "resolved"}: what was asked, and what it came to
+    runs: tuple[dict[str, Any], ...]  # {"name", "settings", "resolved"}: the given and the effective settings
     prompts: tuple[dict[str, Any], ...]  # as in a JSONL input
     records: tuple[dict[str, Any], ...] = ()
 
@@ -48,7 +49,7 @@ class Recording:
         }
 
     def encode(self) -> bytes:
-        """The file: one JSON object, with a line for each prompt, run and record, so that versions of it compare."""
+        """The file: one JSON object, with a line for each prompt, run and record, so that versions can be diffed."""
         lines = []
         for key, value in self.head().items():
             listed = isinstance(value, list)
@@ -63,24 +64,24 @@ def _lines(items: Sequence[Mapping[str, Any]]) -> str:
 
 
 def prompt_entry(row: InputRow, references: Sequence[str]) -> dict[str, Any]:
-    """A row as a JSONL input has it."""
-    made: dict[str, Any] = {"id": row.id}
+    """A row as in a JSONL input."""
+    entry: dict[str, Any] = {"id": row.id}
     if row.prompt is not None:
-        made["prompt"] = row.prompt
+        entry["prompt"] = row.prompt
     elif row.prompt_ids is not None:
-        made["prompt_ids"] = list(row.prompt_ids)
+        entry["prompt_ids"] = list(row.prompt_ids)
     else:
-        made["messages"] = list(row.messages or ())
+        entry["messages"] = list(row.messages or ())
     if row.params:
-        made["params"] = row.params
-    made |= {key: value for key, value in row.extra.items() if key != "reference"}
+        entry["params"] = row.params
+    entry |= {key: value for key, value in row.extra.items() if key != "reference"}
     if references:
-        made["reference"] = list(references)
-    return made
+        entry["reference"] = list(references)
+    return entry
 
 
 def read(path: str) -> Recording:
-    """A recording. Raises InputError for a file that cannot be read or is none."""
+    """A recording. Raises InputError for a file that cannot be read or is no recording."""
     try:
         data = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
@@ -121,15 +122,15 @@ def _is_record(record: Mapping[str, Any]) -> bool:
         and isinstance(record.get("finish_reason"), str)
         and isinstance(tokens, list)
         and all(
-            isinstance(one, dict) and isinstance(one.get("text"), str) and isinstance(one.get("id"), int)
-            for one in tokens
+            isinstance(token, dict) and isinstance(token.get("text"), str) and isinstance(token.get("id"), int)
+            for token in tokens
         )
     )
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One output that is not what it was. `lines` say how, for people."""
+    """One output that changed. `lines` describe the change."""
 
     run: str
     id: str
@@ -139,7 +140,7 @@ class Difference:
 
     @property
     def heading(self) -> str:
-        """Which output this is."""
+        """The run, prompt, seed and sequence of the output."""
         words = [f"run {self.run}"] if self.run else []
         words.append(f"prompt {self.id}")
         words += [f"seed {self.seed}"] if self.seed is not None else []
@@ -149,47 +150,49 @@ class Difference:
 
 @dataclass
 class Outcome:
-    """What a comparison with a recording came to."""
+    """The result of a comparison with a recording."""
 
     compared: int = 0
     differences: list[Difference] = field(default_factory=list)
 
 
 def compare(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], tolerance: float) -> Outcome:
-    """Every recorded output against what it is now; outputs that only one side has are differences too.
+    """Compare every recorded output with the current one; outputs on one side only are differences too.
 
-    `after` may carry `top` alternatives in its tokens: then the probability of the old token is told as it is now.
+    `after` may carry `top` alternatives in its tokens: then the current probability of the old token is reported.
     """
     old, new = _keyed(before), _keyed(after)
     outcome = Outcome()
     for key in dict.fromkeys([*old, *new]):
-        one, other = old.get(key), new.get(key)
+        recorded, current = old.get(key), new.get(key)
         outcome.compared += 1
-        if one is None or other is None:
-            side = other if one is None else one
+        if recorded is None or current is None:
+            side = current if recorded is None else recorded
             assert side is not None
-            lines: list[str] = ["only now: it is not in the file" if one is None else "missing: it was recorded before"]
+            lines: list[str] = [
+                "only now: it is not in the file" if recorded is None else "missing: it was recorded before"
+            ]
         else:
-            side, lines = other, differences(one, other, tolerance)
+            side, lines = current, differences(recorded, current, tolerance)
         if lines:
-            found = Difference(key[0], key[1], int(side.get("sequence", 0)), side.get("seed"), tuple(lines))
-            outcome.differences.append(found)
+            difference = Difference(key[0], key[1], int(side.get("sequence", 0)), side.get("seed"), tuple(lines))
+            outcome.differences.append(difference)
     return outcome
 
 
 def _keyed(records: Sequence[Mapping[str, Any]]) -> dict[Key, Mapping[str, Any]]:
-    found: dict[Key, Mapping[str, Any]] = {}
+    keyed: dict[Key, Mapping[str, Any]] = {}
     for record in records:
         run, id = str(record.get("run", "")), str(record["id"])
         place = 0
-        while (run, id, place) in found:
+        while (run, id, place) in keyed:
             place += 1
-        found[run, id, place] = record
-    return found
+        keyed[run, id, place] = record
+    return keyed
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: float) -> list[str]:
-    """How one output differs from what it was, in lines; none if it does not."""
+    """How one output differs from the recorded one, in lines; none if equal."""
     if "error" in before or "error" in after:
         return _errors(before, after)
     lines = []
@@ -207,18 +210,18 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: 
 
 
 def _errors(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    one, other = before.get("error"), after.get("error")
-    if one and other:
-        same = (one.get("code"), one.get("message")) == (other.get("code"), other.get("message"))
-        return [] if same else [f"failed before: {one.get('message')}", f"fails now: {other.get('message')}"]
-    if other:
-        return [f"fails now: {other.get('message')}"]
-    return [f"failed before: {one.get('message') if one else ''}", "now there is a text"]
+    recorded, current = before.get("error"), after.get("error")
+    if recorded and current:
+        same = (recorded.get("code"), recorded.get("message")) == (current.get("code"), current.get("message"))
+        return [] if same else [f"failed before: {recorded.get('message')}", f"fails now: {current.get('message')}"]
+    if current:
+        return [f"fails now: {current.get('message')}"]
+    return [f"failed before: {recorded.get('message') if recorded else ''}", "now there is a text"]
 
 
 def _tokens(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     old, new = before["token_ids"], after["token_ids"]
-    at = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    at = shared_length(old, new)
     lines = _texts(before["text"], after["text"])
     was, now = _token(before, at), _token(after, at)
     lines.append(f"first different token: number {at + 1}")
@@ -240,7 +243,7 @@ def _told(token: Mapping[str, Any] | None) -> str:
 
 
 def _other(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
-    """The gap: how probable the old token is now."""
+    """The gap: the current probability of the old token."""
     if was is None or now is None:
         return ""
     logprob = next((entry[2] for entry in now.get("top") or () if entry[0] == was["id"]), None)
@@ -259,11 +262,8 @@ def _percent(logprob: float | None) -> str:
 
 
 def _texts(before: str, after: str) -> list[str]:
-    """Both texts on a line each, what they share at the beginning cut where it is long."""
-    common = next(
-        (n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
-    )
-    start = max(common - 60, 0)
+    """Both texts on a line each, a long common beginning cut."""
+    start = max(shared_length(before, after) - 60, 0)
 
     def shown(text: str) -> str:
         part = text[start : start + _SHOWN]
@@ -276,60 +276,60 @@ def _texts(before: str, after: str) -> list[str]:
 def _scores(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: float) -> list[str]:
     lines = []
     pairs = [
-        (n, one, other)
-        for n, (one, other) in enumerate(zip(before["tokens"], after["tokens"], strict=False))
-        if _apart(one.get("logprob"), other.get("logprob")) > tolerance
+        (n, recorded, current)
+        for n, (recorded, current) in enumerate(zip(before["tokens"], after["tokens"], strict=False))
+        if _apart(recorded.get("logprob"), current.get("logprob")) > tolerance
     ]
     if pairs:
-        n, one, other = max(pairs, key=lambda pair: _apart(pair[1].get("logprob"), pair[2].get("logprob")))
-        apart = _apart(one.get("logprob"), other.get("logprob"))
+        n, recorded, current = max(pairs, key=lambda pair: _apart(pair[1].get("logprob"), pair[2].get("logprob")))
+        apart = _apart(recorded.get("logprob"), current.get("logprob"))
         lines.append(
             f"the same text, but {len(pairs)} of {len(before['token_ids'])} log-probabilities changed by more than "
             f"{tolerance:g}; the most at token {n + 1}, by {apart:.4g}"
         )
-        lines += [f"    before {_told(one)}", f"    now    {_told(other)}"]
+        lines += [f"    before {_told(recorded)}", f"    now    {_told(current)}"]
     scale = max(len(before["token_ids"]), 1) if before["score"] == before.get("logprob") else 1  # a sum, not a mean
     if _apart(before["score"], after["score"]) > tolerance * scale:
         lines.append(f"score {before['score']:.4f} before, {after['score']:.4f} now")
     return lines
 
 
-def _apart(one: float | None, other: float | None) -> float:
-    if one is None or other is None:
-        return 0.0 if one is other else math.inf
-    return abs(one - other)
+def _apart(a: float | None, b: float | None) -> float:
+    if a is None or b is None:
+        return 0.0 if a is b else math.inf
+    return abs(a - b)
 
 
 def notes(before: Recording, checkpoints: Mapping[str, str], versions: Mapping[str, str]) -> list[str]:
-    """What else has changed: checkpoints and versions. No failure by itself."""
-    found = []
+    """Other changes: checkpoints and versions. They are no failure by themselves."""
+    lines = []
     for name, now in checkpoints.items():
         known = before.checkpoints.get(name)
         if known is None:
-            said = ", ".join(before.checkpoints) or "nothing"
-            found.append(f"checkpoint {name} is not in the recording, which was made with {said}")
+            names = ", ".join(before.checkpoints) or "nothing"
+            lines.append(f"checkpoint {name} is not in the recording, which was made with {names}")
         elif known != now and is_outdated(known):
-            found.append(f"checkpoint {name}: the recording, of an older genctl, does not tell whether it has changed")
+            lines.append(f"checkpoint {name}: the recording, of an older genctl, does not tell whether it has changed")
         elif known != now:
-            found.append(f"checkpoint {name} has changed: {brief(known)} before, {brief(now)} now")
+            lines.append(f"checkpoint {name} has changed: {brief(known)} before, {brief(now)} now")
     for name, version in versions.items():
         if name in before.versions and before.versions[name] != version:
-            found.append(f"{name} {before.versions[name]} before, {version} now")
-    return found
+            lines.append(f"{name} {before.versions[name]} before, {version} now")
+    return lines
 
 
 def settings_given(resolved: Resolved, seed: int) -> dict[str, Any]:
-    """What was asked of a run, whoever said it; what its checkpoint says is left to the checkpoint."""
-    asked = {key for key, setting in resolved.settings.items() if setting.kind != "model"}
-    found = {key: value for key, value in settings_of(resolved).items() if key in asked}
+    """The settings of a run from all layers above the checkpoint's."""
+    names = {key for key, setting in resolved.settings.items() if setting.kind != "model"}
+    values = {key: value for key, value in settings_of(resolved).items() if key in names}
     for key, listed in (("processors", resolved.processors), ("stopping", resolved.stopping)):
-        if key in asked and listed is not None:
-            found[key] = list(listed)
-    return {**found, "seed": seed}
+        if key in names and listed is not None:
+            values[key] = list(listed)
+    return {**values, "seed": seed}
 
 
 def versions() -> dict[str, str]:
-    """What else the numbers depend on."""
+    """The versions that the numbers depend on."""
     from importlib.metadata import version
 
     from genctl import __version__

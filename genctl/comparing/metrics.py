@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from genctl import events
 from genctl.results import Sequence as Written
+from genctl.sequences import shared_length
 
 Values: TypeAlias = dict[str, float | None]
 
@@ -37,41 +38,41 @@ def measure(written: Written) -> Values:
     count = len(hypothesis.tokens)
     mean = hypothesis.logprob / count if count else None
     entropies = [token.entropy for token in written.tokens if token.entropy is not None]
-    said = words(hypothesis.text)
+    spoken = words(hypothesis.text)
     return {
         "tokens": count,
         "mean_logprob": mean,
         "perplexity": None if mean is None else perplexity(mean),
         "score": hypothesis.score,
         "entropy": sum(entropies) / len(entropies) if entropies else None,
-        "distinct_1": distinct(said, 1),
-        "distinct_2": distinct(said, 2),
-        "longest_repeat": longest_repeat(said),
+        "distinct_1": distinct(spoken, 1),
+        "distinct_2": distinct(spoken, 2),
+        "longest_repeat": longest_repeat(spoken),
     }
 
 
 def perplexity(mean_logprob: float) -> float:
-    """exp of the mean negative log-probability; infinite where that is too large to say."""
+    """exp of the mean negative log-probability; infinite on overflow."""
     try:
         return math.exp(-mean_logprob)
     except OverflowError:
         return math.inf
 
 
-def distinct(said: Sequence[str], n: int) -> float | None:
-    """Different n-grams by all n-grams; None where there are none."""
-    grams = [tuple(said[start : start + n]) for start in range(len(said) - n + 1)]
+def distinct(items: Sequence[str], n: int) -> float | None:
+    """Different n-grams as a share of all n-grams; None if there are none."""
+    grams = [tuple(items[start : start + n]) for start in range(len(items) - n + 1)]
     return len(set(grams)) / len(grams) if grams else None
 
 
-def longest_repeat(said: Sequence[Hashable]) -> int:
-    """The length of the longest n-gram that occurs at two places, which may overlap; 0 if nothing occurs twice.
+def longest_repeat(items: Sequence[Hashable]) -> int:
+    """The length of the longest n-gram that occurs twice, overlaps allowed; 0 if there is none.
 
-    Ranks of n-grams of length 1, 2, 4, … are made from those of half the length (Karp, Miller, Rosenberg 1972), and any
-    length in between from two that overlap: n log n, and exact.
+    Ranks of n-grams of length 1, 2, 4, … are computed from those of half the length (Karp, Miller, Rosenberg 1972), and
+    any length in between from two that overlap: n log n, and exact.
     """
-    rank, different = _ranks(said)
-    if different == len(said):
+    rank, different = _ranks(items)
+    if different == len(items):
         return 0
     length = 1
     while True:
@@ -88,31 +89,31 @@ def longest_repeat(said: Sequence[Hashable]) -> int:
 
 
 def _ranks(items: Sequence[Hashable]) -> tuple[list[int], int]:
-    """A number for each item, equal for equal items, and how many there are."""
+    """A number for each item, equal for equal items, and how many numbers there are."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(item, len(numbers)) for item in items], len(numbers)
 
 
 def mean_of(values: Sequence[Mapping[str, float | None]]) -> Values:
-    """The mean of each number over several texts, those left out that cannot say it.
+    """The mean of each number over several texts, missing values left out.
 
     The perplexity is that of the mean log-probability.
     """
-    found: Values = {}
-    for key in dict.fromkeys(key for one in values for key in one):
-        said = [value for one in values if (value := one.get(key)) is not None]
-        found[key] = sum(said) / len(said) if said else None
-    mean = found.get("mean_logprob")
-    if "perplexity" in found and mean is not None:
-        found["perplexity"] = perplexity(mean)
-    return found
+    means: Values = {}
+    for key in dict.fromkeys(key for numbers in values for key in numbers):
+        known = [value for numbers in values if (value := numbers.get(key)) is not None]
+        means[key] = sum(known) / len(known) if known else None
+    mean = means.get("mean_logprob")
+    if "perplexity" in means and mean is not None:
+        means["perplexity"] = perplexity(mean)
+    return means
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a text leaves another one. A token is None where the text has ended already.
+    """Where a text diverges from another one. A token is None if the text has ended.
 
-    Both log-probabilities are the model's own after the same tokens, where one checkpoint wrote both texts.
+    Both log-probabilities are the model's own after the same tokens, if one checkpoint wrote both texts.
     """
 
     against: str  # the run that the other text is of
@@ -123,23 +124,20 @@ class Divergence:
 
 
 def divergence(ours: Written, theirs: Written, against: str, *, same_tokens: bool) -> Divergence | None:
-    """The first point at which two sequences differ; None where they are equal.
+    """The first point at which two sequences differ; None if they are equal.
 
     With `same_tokens` ids are compared. Texts of different checkpoints are compared by their characters, and the point
-    is moved back to where the token begins that holds the first difference.
+    is moved back to the beginning of the token that holds the first difference.
     """
     if same_tokens:
         if ours.hypothesis.tokens == theirs.hypothesis.tokens:
             return None
-        pairs = enumerate(zip(ours.hypothesis.tokens, theirs.hypothesis.tokens, strict=False))
-        shorter = min(len(ours.hypothesis.tokens), len(theirs.hypothesis.tokens))
-        at = next((place for place, (one, other) in pairs if one != other), shorter)
+        at = shared_length(ours.hypothesis.tokens, theirs.hypothesis.tokens)
         character = sum(len(token.text) for token in ours.tokens[:at])
         return Divergence(against, at, character, _at(ours, at), _at(theirs, at))
-    one, two = ours.hypothesis.text, theirs.hypothesis.text
-    if one == two:
+    if ours.hypothesis.text == theirs.hypothesis.text:
         return None
-    common = next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+    common = shared_length(ours.hypothesis.text, theirs.hypothesis.text)
     at, character = _holding(ours, common)
     return Divergence(against, at, character, _at(ours, at), _at(theirs, _holding(theirs, common)[0]))
 
@@ -149,7 +147,7 @@ def _at(written: Written, place: int) -> events.Token | None:
 
 
 def _holding(written: Written, character: int) -> tuple[int, int]:
-    """The token that holds a character, and the character with which it begins."""
+    """The token that holds a character, and the token's first character."""
     begin = 0
     for place, token in enumerate(written.tokens):
         if begin + len(token.text) > character:
@@ -158,15 +156,15 @@ def _holding(written: Written, character: int) -> tuple[int, int]:
     return len(written.tokens), begin
 
 
-def divergence_entry(found: Divergence) -> dict[str, object]:
-    """A divergence as a record has it: `token` and `other` as [id, text, logprob], or null after the end."""
+def divergence_entry(point: Divergence) -> dict[str, object]:
+    """A divergence as in a record: `token` and `other` as [id, text, logprob], or null after the end."""
 
     def entry(token: events.Token | None) -> list[object] | None:
         return None if token is None else [token.id, token.text, token.logprob]
 
     return {
-        "run": found.against,
-        "position": found.position,
-        "token": entry(found.token),
-        "other": entry(found.other),
+        "run": point.against,
+        "position": point.position,
+        "token": entry(point.token),
+        "other": entry(point.other),
     }

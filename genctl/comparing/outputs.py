@@ -73,11 +73,11 @@ def measured(
     prompt: ComparedPrompt, runs: Sequence[str], base: str, *, timing: bool = False
 ) -> dict[str, list[Measured]]:
     """Every text of a prompt with its numbers, run by run."""
-    found: dict[str, list[Measured]] = {}
+    sequences_of: dict[str, list[Measured]] = {}
     home = list(runs).index(base)
     for place, run in enumerate(runs):
         selves = iter(references.self_bleu([one.text for one in prompt.sequences(place)]))
-        found[run] = []
+        sequences_of[run] = []
         for repetition, cell in enumerate(prompt.cells[place]):
             if not isinstance(cell, Result):
                 continue
@@ -90,8 +90,8 @@ def measured(
                     tokens = sum(len(one.token_ids) for one in cell.sequences)
                     values["tokens_per_s"] = tokens / cell.decode_s if cell.decode_s > 0 else None
                 leaves = None if place == home else _leaves(prompt, home, repetition, cell, sequence, base)
-                found[run].append(Measured(cell, number, sequence, values, leaves))
-    return found
+                sequences_of[run].append(Measured(cell, number, sequence, values, leaves))
+    return sequences_of
 
 
 def _leaves(
@@ -122,41 +122,41 @@ def records(
     row = prompt.row
     if isinstance(row, BadRow):
         return [error_record(row.id, row.code, row.message)]
-    made = []
+    rows = []
     for place, run in enumerate(runs):
         for failure in prompt.failures(place):
-            made.append({**error_record(row.id, failure.code, failure.message), "run": run})
-        for one in found[run]:
-            metrics: dict[str, Any] = {key: finite(value) for key, value in one.values.items()}
-            if one.leaves is not None:
-                metrics["divergence"] = divergence_entry(one.leaves)
+            rows.append({**error_record(row.id, failure.code, failure.message), "run": run})
+        for item in found[run]:
+            metrics: dict[str, Any] = {key: finite(value) for key, value in item.values.items()}
+            if item.leaves is not None:
+                metrics["divergence"] = divergence_entry(item.leaves)
             if baseline is not None and run != baseline and found[baseline]:
-                metrics["difference"] = {"to": baseline, **_difference(one.values, found[baseline])}
-            result = one.result
+                metrics["difference"] = {"to": baseline, **_difference(item.values, found[baseline])}
+            result = item.result
             timing = None
             if load_s is not None:
                 timing = {"load_s": load_s, "prefill_s": result.prefill_s, "decode_s": result.decode_s}
-            made.append(
+            rows.append(
                 record(
                     row,
-                    one.number,
-                    one.sequence.hypothesis,
+                    item.number,
+                    item.sequence.hypothesis,
                     prompt_text=result.prompt,
                     model=result.model,
                     strategy=result.strategy,
                     seed=result.seed,
                     prompt_tokens=result.prompt_tokens,
-                    tokens=one.sequence.tokens if tokens else None,
+                    tokens=item.sequence.tokens if tokens else None,
                     timing=timing,
                     extra={**result.remarks, "run": run, "metrics": metrics},
                     reused_tokens=result.reused or None,
                 )
             )
-    return made
+    return rows
 
 
 def _difference(values: Values, base: Sequence[Measured]) -> Values:
-    means = mean_of([one.values for one in base])
+    means = mean_of([item.values for item in base])
     return {
         key: finite(value - other)
         for key, value in values.items()

@@ -39,18 +39,18 @@ def _ter() -> Any:
 
 
 def against(text: str, references: Sequence[str]) -> Values:
-    """One text against its references; it matches exactly if it equals one of them, white space at the ends aside."""
-    given = list(references)
+    """One text against its references; exact match ignores white space at the ends."""
+    expected = list(references)
     return {
-        "exact_match": float(text.strip() in {one.strip() for one in given}),
-        "chrf": _bounded(_chrf().sentence_score(text, given).score),
-        "bleu": _bounded(_bleu().sentence_score(text, given).score),
-        "ter": float(_ter().sentence_score(text, given).score),
+        "exact_match": float(text.strip() in {reference.strip() for reference in expected}),
+        "chrf": _bounded(_chrf().sentence_score(text, expected).score),
+        "bleu": _bounded(_bleu().sentence_score(text, expected).score),
+        "ter": float(_ter().sentence_score(text, expected).score),
     }
 
 
 def corpus(texts: Sequence[str], references: Sequence[Sequence[str]]) -> Values:
-    """All texts of a run as one corpus, which is not the mean of its texts; `references[i]` belong to `texts[i]`."""
+    """All texts of a run as one corpus, which is not the mean over its texts; `references[i]` belong to `texts[i]`."""
     from sacrebleu.metrics.bleu import BLEU
 
     most = max(map(len, references))

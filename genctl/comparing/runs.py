@@ -1,4 +1,4 @@
-"""The runs of a comparison: each a preset or a strategy given inline, on one checkpoint, with settings of its own."""
+"""The runs of a comparison: each a preset or an inline strategy, on one checkpoint, with its own settings."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ LOADING = tuple(
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One way to continue prompts. `layers` are lowest first, without the checkpoint's generation_config."""
+    """One run. `layers` are lowest first, without the checkpoint's generation_config."""
 
     name: str
     layers: tuple[Layer, ...]
 
     def early(self) -> Resolved:
-        """What the layers say before the checkpoint has had its word. Raises PresetError, naming the run."""
+        """The settings without the checkpoint's own. Raises PresetError, naming the run."""
         return self.resolve(())
 
     def resolve(self, beneath: Sequence[Layer]) -> Resolved:
@@ -46,19 +46,19 @@ class RunSpec:
 
 
 def checkpoint_of(resolved: Resolved) -> tuple[Any, ...]:
-    """What the checkpoint of a run is known by: runs for which this is equal share one load and one prefill."""
+    """The identity of a run's checkpoint: runs with equal ones share one load and one prefill."""
     return tuple(getattr(resolved.runtime, name) for name in LOADING)
 
 
 def read_runs(
     names: Sequence[str], inline: Sequence[str], models: Sequence[str], flags: Sequence[Layer]
 ) -> tuple[RunSpec, ...]:
-    """The runs asked for: one for each preset of `names`, then one for each inline strategy; each on each model.
+    """The runs: one for each preset of `names`, then one for each inline strategy; each on each model.
 
     The layers of a run, lowest first: user file, project file, its preset, the environment, its inline knobs, flags.
-    With `models` a run is called NAME@MODEL, or just MODEL where nothing else tells the runs apart.
+    With `models` a run is called NAME@MODEL, or just MODEL if nothing else distinguishes the runs.
 
-    Raises UsageError and PresetError: a name used twice, a strategy that cannot be read, a preset that is not there.
+    Raises UsageError and PresetError: a duplicate name, an invalid strategy, an unknown preset.
     """
     runs = [RunSpec(_called(name), (*settings.standing_layers((name,)), *flags)) for name in names]
     for text in inline:
@@ -83,7 +83,7 @@ def check_names(runs: Iterable[RunSpec]) -> None:
 
 
 def split_models(texts: Iterable[str]) -> list[str]:
-    """`A,B` as names. Raises UsageError for an empty one or one that is said twice."""
+    """`A,B` as names. Raises UsageError for an empty or duplicate one."""
     names = [part.strip() for text in texts for part in text.split(",")]
     if "" in names:
         raise UsageError("--models: a name is empty; give them as A,B")
@@ -96,7 +96,7 @@ def split_models(texts: Iterable[str]) -> list[str]:
 def parse_strategy(text: str) -> tuple[str, tuple[str, ...], Layer]:
     """`NAME:knob=value,knob=value` as a name, the presets that it `extends`, and a layer. Values are TOML or JSON.
 
-    Commas inside quotes and brackets belong to the value. Raises UsageError, naming what is wrong.
+    Commas inside quotes and brackets belong to the value. Raises UsageError.
     """
     name, separator, rest = text.partition(":")
     name = name.strip()
@@ -127,7 +127,7 @@ def parse_strategy(text: str) -> tuple[str, tuple[str, ...], Layer]:
 
 
 def split_pairs(text: str, place: str) -> list[str]:
-    """The parts between commas that stand in no quotes and no brackets. Raises UsageError if one is left open."""
+    """The parts between commas outside quotes and brackets. Raises UsageError if one is not closed."""
     parts, begin, depth, quote, skip = [], 0, 0, "", False
     for at, letter in enumerate(text):
         if skip:
@@ -153,7 +153,7 @@ def split_pairs(text: str, place: str) -> list[str]:
 
 
 def parse_value(key: str, text: str) -> Any:
-    """A value as JSON where that is what it is (`true`, `{"a": 1}`, `null`), else as TOML, else the bare text."""
+    """A value as JSON if it is JSON (`true`, `{"a": 1}`, `null`), else as TOML, else the bare text."""
     if text == "null" or text[:1] in ("{", "["):
         try:
             return json.loads(text)
@@ -163,7 +163,7 @@ def parse_value(key: str, text: str) -> Any:
 
 
 def recorded_layer(name: str, values: Mapping[str, Any]) -> Layer:
-    """The settings of a run as a file recorded them."""
+    """The settings of a recorded run."""
     return Layer(f"the recorded run {name}", dict(values), said="user")
 
 
@@ -179,7 +179,7 @@ def _on(run: RunSpec, model: str) -> RunSpec:
         for one in run.layers
         if one.kind == "command"
     )
-    beneath = tuple(one for one in run.layers if one.kind != "command")
+    beneath = tuple(old for old in run.layers if old.kind != "command")
     return RunSpec(f"{run.name}@{model}" if run.name else model, (*beneath, *others, layer))
 
 

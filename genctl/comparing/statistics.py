@@ -1,4 +1,4 @@
-"""Runs over many prompts: means with their uncertainty, and which run is ahead how often."""
+"""Statistics of runs over many prompts: means with confidence intervals, and win counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AT_ONCE = 4_000_000  # numbers drawn at a time
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and the interval that holds it with `CONFIDENCE`; both ends are the mean where there is one value."""
+    """A mean and its confidence interval (`CONFIDENCE`); both ends equal the mean for a single value."""
 
     mean: float
     low: float
@@ -24,7 +24,7 @@ class Interval:
 
 
 def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
-    """The percentile bootstrap of the mean (Efron 1979): `resamples` draws with replacement, repeatable by `seed`.
+    """The percentile bootstrap of the mean (Efron 1979): `resamples` samples with replacement, repeatable by `seed`.
 
     Raises ValueError for no values.
     """
@@ -46,7 +46,7 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMP
 
 @dataclass(frozen=True)
 class Wins:
-    """How often one run had the higher mean log-probability than another, over the prompts that both continued."""
+    """How often one run had the higher mean log-probability, over the prompts that both continued."""
 
     won: int
     tied: int
@@ -54,7 +54,7 @@ class Wins:
 
 
 def wins(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Wins:
-    """Compare prompt by prompt; prompts that either could not continue are left out."""
+    """Compare prompt by prompt; prompts that either run failed are left out."""
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
     tied = sum(abs(a - b) <= TIE for a, b in pairs)
     won = sum(a - b > TIE for a, b in pairs)
@@ -63,7 +63,7 @@ def wins(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Wins:
 
 @dataclass
 class RunStatistics:
-    """The numbers of each run, prompt by prompt: means over the sequences and seeds of a prompt. Grows by numbers."""
+    """The numbers of each run, prompt by prompt: means over the sequences and seeds of a prompt."""
 
     runs: Sequence[str]
     prompts: dict[str, list[Values | None]] = field(default_factory=dict)
@@ -77,10 +77,10 @@ class RunStatistics:
             self.tokens[run], self.seconds[run] = 0, 0.0
 
     def add(self, measured: Mapping[str, Sequence[Values]]) -> None:
-        """One prompt: for each run the numbers of its sequences, none where it failed."""
+        """One prompt: for each run the numbers of its sequences, none if it failed."""
         for run in self.runs:
-            found = measured.get(run, ())
-            self.prompts[run].append(mean_of(found) if found else None)
+            values = measured.get(run, ())
+            self.prompts[run].append(mean_of(values) if values else None)
 
     def count(self, run: str, reason: str, tokens: int) -> None:
         """One sequence and why it ended."""
@@ -89,31 +89,31 @@ class RunStatistics:
 
     def means(self, run: str) -> Values:
         """The means over all prompts."""
-        return mean_of([one for one in self.prompts[run] if one is not None])
+        return mean_of([values for values in self.prompts[run] if values is not None])
 
     def speed(self, run: str) -> float | None:
-        """Tokens per second while the run's lanes were at work; None where no time was measured."""
+        """Tokens per second while the run's lanes were decoded; None without a time."""
         return self.tokens[run] / self.seconds[run] if self.seconds[run] > 0 else None
 
     def column(self, run: str, key: str) -> list[float | None]:
         """One number, prompt by prompt."""
-        return [None if one is None else one.get(key) for one in self.prompts[run]]
+        return [None if values is None else values.get(key) for values in self.prompts[run]]
 
     def interval(self, run: str, key: str, *, seed: int = 0) -> Interval | None:
         """The mean of one number over the prompts, with its interval; the perplexity through its logarithm."""
         if key == "perplexity":
-            found = self.interval(run, "mean_logprob", seed=seed)
-            if found is None:
+            mean = self.interval(run, "mean_logprob", seed=seed)
+            if mean is None:
                 return None
-            return Interval(perplexity(found.mean), perplexity(found.high), perplexity(found.low), found.count)
-        said = [value for value in self.column(run, key) if value is not None]
-        return bootstrap(said, seed=seed) if said else None
+            return Interval(perplexity(mean.mean), perplexity(mean.high), perplexity(mean.low), mean.count)
+        values = [value for value in self.column(run, key) if value is not None]
+        return bootstrap(values, seed=seed) if values else None
 
     def difference(self, run: str, base: str, key: str, *, seed: int = 0) -> Interval | None:
-        """The mean difference to another run, prompt by prompt (paired), with its interval."""
+        """The mean paired difference to another run, with its interval."""
         pairs = zip(self.column(run, key), self.column(base, key), strict=True)
-        said = [a - b for a, b in pairs if a is not None and b is not None]
-        return bootstrap(said, seed=seed) if said else None
+        differences = [a - b for a, b in pairs if a is not None and b is not None]
+        return bootstrap(differences, seed=seed) if differences else None
 
     def wins(self, run: str, other: str) -> Wins:
         """How often `run` is ahead of `other` by mean log-probability."""

@@ -10,19 +10,19 @@ from torch import Tensor
 from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode.batch_cache import BatchCache
+from genctl.decode.cache_observer import CacheObserver
 from genctl.decode.lane import LaneState
+from genctl.decode.out_of_memory import shortages
 from genctl.decode.runtime import ModelRuntime, Output
 from genctl.decode.score import ModelScores
-from genctl.decode.shortage import shortages
 from genctl.decode.transfer import to_device
-from genctl.decode.watch import Watcher
 from genctl.errors import GenctlError
 
 
 class Batch:
     """The rows of several lanes. Between steps rows are reordered, lanes leave and others join."""
 
-    def __init__(self, model: ModelRuntime, watcher: Watcher | None = None) -> None:
+    def __init__(self, model: ModelRuntime, watcher: CacheObserver | None = None) -> None:
         self.model = model
         self.watcher = watcher
         self.states: list[LaneState] = []

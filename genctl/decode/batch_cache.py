@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode import cache as caches
-from genctl.decode import shared
+from genctl.decode import shared_prompt
 from genctl.decode.cache import Cache
 from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.lane import LaneState
@@ -83,7 +83,7 @@ class BatchCache:
         if joining:
             together = self._together(states, before)
             if parts and not together:
-                parts = [shared.unshared(parts[0])]
+                parts = [shared_prompt.unshared(parts[0])]
             lengths = {state: state.read for state in joining}
             parts += [self._fork(state, room, together, alone=len(states) == 1) for state in joining]
             self.cache = caches.merge(parts, room=room)
@@ -96,9 +96,9 @@ class BatchCache:
         prefix = states[0].prefix
         return (
             sum(state.rows for state in states) > 1
-            and (not before or shared.is_shared(self.cache))
+            and (not before or shared_prompt.is_shared(self.cache))
             and all(one.prefix is prefix and one.own is None and not one.lane.strategy.drafts for one in states)
-            and shared.shareable(prefix.cache)
+            and shared_prompt.shareable(prefix.cache)
             and self.model.shares(prefix)
         )
 
@@ -110,7 +110,7 @@ class BatchCache:
             return caches.select(part, torch.arange(state.rows, device=device), room=room)
         part = caches.self_part(state.prefix.cache)
         if together:
-            return shared.share(part, state.rows, room)
+            return shared_prompt.share(part, state.rows, room)
         rows = torch.zeros(state.rows, dtype=torch.long, device=device)
         single = alone and state.rows == 1  # else the merge makes what is needed
         part = (caches.continued if single else caches.select)(part, rows, room=room)

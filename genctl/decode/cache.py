@@ -1,8 +1,8 @@
-"""What may be done to a cache: fork, select rows, merge lanes, crop, keep in another form.
+"""Operations on a cache: fork, select rows, merge lanes, crop, convert to another form.
 
-Keys and values are `[rows, heads, length, head_dim]`, in layers of genctl's own (`layers`). A native model's cache is a
-list of them (`LayerCache`); transformers' models want transformers' cache classes, and may have layers of other kinds
-(`foreign`, which is imported when one is met). Rows of different lengths share a cache aligned to the right: the
+Keys and values are `[rows, heads, length, head_dim]`, in genctl's own layers (`layers`). A native model's cache is a
+list of them (`LayerCache`); transformers' models need transformers' cache classes, and may have other layers
+(`transformers_layers`, imported when one occurs). Rows of different lengths share a cache aligned to the right: the
 shorter ones are padded on the left and masked.
 """
 
@@ -26,18 +26,18 @@ FORMS = {"static": StaticLayer, "quantized": QuantizedLayer}  # how full-attenti
 
 
 class LayerCache:
-    """The cache of a native decoder: one layer of keys and values for each of its own."""
+    """The cache of a native decoder: one layer of keys and values for each layer of the model."""
 
     def __init__(self, windows: Sequence[int | None], room: int = 0) -> None:
         self.layers: list[Any] = [GrowingLayer(room) if size is None else SlidingLayer(size, room) for size in windows]
 
     def get_seq_length(self) -> int:
-        """Columns stored, those that windows have let go included."""
+        """Columns stored, those that windows dropped included."""
         return int(self.layers[0].get_seq_length()) if self.layers else 0
 
 
 class SourcedCache:
-    """The cache of a native encoder-decoder: that of its own text, and that of its source, which never grows."""
+    """The cache of a native encoder-decoder: self-attention, and cross-attention, which never grows."""
 
     def __init__(self, self_attention_cache: LayerCache, cross_attention_cache: LayerCache) -> None:
         self.self_attention_cache = self_attention_cache
@@ -49,21 +49,21 @@ class SourcedCache:
 
 
 def new_cache(config: Any, *, encoder_decoder: bool = False, room: int = 0, whole: bool = False) -> Cache:
-    """An empty cache for a transformers model of this config; `room` is how many columns come after the prefill.
+    """An empty cache for a transformers model of this config; `room` is how many columns follow the prefill.
 
-    `whole` keeps every column of windows too, so that any number of tokens can be taken back (see `narrowed`).
+    `whole` keeps every column of windows too, so that any number of tokens can be removed (see `narrowed`).
     """
-    from genctl.decode import foreign
+    from genctl.decode import transformers_layers
 
-    return foreign.new_cache(config, encoder_decoder=encoder_decoder, room=room, whole=whole)
+    return transformers_layers.new_cache(config, encoder_decoder=encoder_decoder, room=room, whole=whole)
 
 
 def kept_as(cache: Cache, form: str, room: int = 0) -> Cache:
-    """The cache with its growing self-attention layers in another form: static, quantized, offloaded; else as it is.
+    """The cache with its growing self-attention layers in another form: static, quantized, offloaded; else unchanged.
 
-    A static layer is allocated with `room` for so many columns more.
-    Sliding windows, recurrent states and cross-attention stay what they are: they do not grow. Offloading needs an
-    accelerator, and means nothing without. Raises UsageError for a native model's cache on a GPU that is offloaded.
+    A static layer is allocated with `room` for so many columns more. Sliding windows, recurrent states and
+    cross-attention do not grow and stay as they are. Offloading needs an accelerator, and has no effect without one.
+    Raises UsageError for offloading a native model's cache on a GPU.
     """
     part = self_part(cache)
     if form == "offloaded":
@@ -81,7 +81,7 @@ def kept_as(cache: Cache, form: str, room: int = 0) -> Cache:
 
 
 def refill(cache: Cache, fresh: Cache) -> None:
-    """Put what `fresh` holds, of the same rows, into `cache`, in the form that each of its layers has. In place."""
+    """Put the rows of `fresh` into `cache`, in the form of each of its layers. In place."""
     for number, (old, new) in enumerate(zip(cache.layers, fresh.layers, strict=True)):
         form = next((form for form in FORMS.values() if type(old) is form), None)
         if form is not None:
@@ -91,7 +91,7 @@ def refill(cache: Cache, fresh: Cache) -> None:
 
 
 def slotted(cache: Cache) -> Cache:
-    """A cache with its growing layers made ready for steps of one shape, in place."""
+    """Prepare the growing layers for steps of one shape, in place."""
     cache.layers = [_reformed(layer, SlottedLayer, 0) for layer in cache.layers]
     return cache
 
@@ -107,15 +107,15 @@ def _reformed(layer: Any, form: type[GrowingLayer], room: int) -> Any:
 
 
 def narrowed(cache: Cache, like: Cache) -> Cache:
-    """A cache that was made `whole`, with its windows let go of what no later token can see. In place.
+    """Drop the columns of windows that no later token can see, from a cache with `whole`. In place.
 
-    `like` is an empty cache of the same model, which was not made whole.
+    `like` is an empty cache of the same model without `whole`.
     """
-    for part, made in zip(parts(cache), parts(like), strict=True):
-        for number, (layer, wanted) in enumerate(zip(part.layers, made.layers, strict=True)):
-            if type(layer) is GrowingLayer and isinstance(wanted, SlidingLayer) and layer.is_initialized:
-                wanted.hold(*layer.content())
-                part.layers[number] = wanted
+    for part, empty in zip(parts(cache), parts(like), strict=True):
+        for number, (layer, window) in enumerate(zip(part.layers, empty.layers, strict=True)):
+            if type(layer) is GrowingLayer and isinstance(window, SlidingLayer) and layer.is_initialized:
+                window.hold(*layer.content())
+                part.layers[number] = window
     return cache
 
 
@@ -130,12 +130,12 @@ def parts(cache: Cache) -> list[Cache]:
 
 
 def fixed(cache: Cache) -> bool:
-    """Whether a layer is allocated once, so that its room has to be said exactly."""
+    """Whether a layer is allocated once, so that its room must be exact."""
     return any(getattr(layer, "fixed", False) for layer in self_part(cache).layers)
 
 
 def length_of(cache: Cache) -> int:
-    """Columns (tokens) in the self-attention part; 0 where only recurrent states are kept."""
+    """Columns (tokens) in the self-attention part; 0 if there are only recurrent states."""
     for layer in self_part(cache).layers:
         if has_columns(layer):
             return int(layer.get_seq_length())
@@ -143,22 +143,22 @@ def length_of(cache: Cache) -> int:
 
 
 def mergeable(cache: Cache) -> bool:
-    """Whether rows of several lanes may live in one cache of this kind."""
+    """Whether rows of several lanes may share one cache of this kind."""
     layers = [layer for layer in self_part(cache).layers if not isinstance(layer, GrowingLayer)]
     if not layers:
         return True
-    from genctl.decode import foreign
+    from genctl.decode import transformers_layers
 
-    return all(map(foreign.mergeable, layers))
+    return all(map(transformers_layers.mergeable, layers))
 
 
 def has_columns(layer: Any) -> bool:
-    """Whether a layer keeps keys and values, not a state of one size."""
+    """Whether a layer keeps keys and values, not a state of constant size."""
     if isinstance(layer, GrowingLayer):
         return True
-    from genctl.decode import foreign
+    from genctl.decode import transformers_layers
 
-    return foreign.has_columns(layer)
+    return transformers_layers.has_columns(layer)
 
 
 def self_part(cache: Cache) -> Cache:
@@ -167,16 +167,16 @@ def self_part(cache: Cache) -> Cache:
 
 
 def select(cache: Cache, rows: Tensor, *, room: int = 0, drop: int = 0) -> Cache:
-    """A new cache holding `rows` (int64 [N], repeats allowed) of this one, without its first `drop` columns.
+    """A new cache with `rows` (int64 [N], repeats allowed) of this one, without its first `drop` columns.
 
-    The old cache is left as it was, so a prefix can be forked any number of times. Cross-attention is not touched:
-    see `sources.Sources`.
+    The old cache is unchanged, so a prefix can be forked any number of times. Cross-attention is not touched: see
+    `encoder_inputs.Sources`.
     """
     return with_layers(cache, [select_layer(layer, rows, room, drop) for layer in cache.layers])
 
 
 def continued(cache: Cache, rows: Tensor, room: int) -> Cache:
-    """Like `select` of all rows, but static layers that were allocated with this room go on in their own buffers."""
+    """Like `select` of all rows, but static layers that were allocated with this room continue in their own buffers."""
     return with_layers(cache, [_continued(layer, rows, room) for layer in cache.layers])
 
 
@@ -186,10 +186,10 @@ def _continued(layer: Any, rows: Tensor, room: int) -> Any:
 
 
 def reorder(cache: Cache, rows: Tensor, since: int) -> Cache:
-    """Row i becomes row `rows[i]` (int64 [N], as many as there are), where rows are equal before column `since`.
+    """Row i becomes row `rows[i]` (int64 [N], as many as there are), if rows are equal before column `since`.
 
-    Layers with buffers of their own move what is behind it, in place (a window, which forgets what is before it, moves
-    all that it has); the others are selected as a whole.
+    Layers with their own buffers move the columns after it, in place (a window moves all its columns); the others are
+    selected as a whole.
     """
     layers = []
     for layer in cache.layers:
@@ -211,10 +211,9 @@ def merge(caches: Sequence[Cache], *, room: int = 0) -> Cache:
 
 
 def crop(cache: Cache, columns: int) -> None:
-    """Forget the newest `columns` tokens of every row, in place.
+    """Remove the newest `columns` tokens of every row, in place.
 
-    Layers that were told to remember more than they need (`rewindable`) are cut back to it, even where nothing is
-    forgotten.
+    Layers that record past columns (`rewindable`) are cut back to what they need, even if nothing is removed.
     """
     for layer in self_part(cache).layers:
         if columns or getattr(layer, "record_past", False):
@@ -222,7 +221,7 @@ def crop(cache: Cache, columns: int) -> None:
 
 
 def rewindable(cache: Cache) -> Cache:
-    """Have windows and convolutions keep what they would drop, until the next `crop`. In place; returns the cache."""
+    """Let windows and convolutions keep what they would drop, until the next `crop`. In place; returns the cache."""
     for layer in self_part(cache).layers:
         if hasattr(layer, "activate_past_recording"):
             layer.activate_past_recording()
@@ -230,13 +229,13 @@ def rewindable(cache: Cache) -> Cache:
 
 
 def croppable(cache: Cache) -> bool:
-    """Whether tokens can be taken back: recurrent states cannot forget, and other layers only if they say how."""
+    """Whether tokens can be removed: not from recurrent states, and from unknown layers only if they define `crop`."""
     layers = [layer for layer in self_part(cache).layers if not isinstance(layer, GrowingLayer)]
     if not layers:
         return True
-    from genctl.decode import foreign
+    from genctl.decode import transformers_layers
 
-    return all(map(foreign.croppable, layers))
+    return all(map(transformers_layers.croppable, layers))
 
 
 def with_layers(cache: Cache, layers: list[Any]) -> Cache:
@@ -250,15 +249,15 @@ def select_layer(layer: Any, rows: Tensor, room: int, drop: int) -> Any:
     """One layer's part of `select`."""
     if isinstance(layer, GrowingLayer):
         return layer.select(rows, room=room, drop=drop) if layer.is_initialized else copy.copy(layer)
-    from genctl.decode import foreign
+    from genctl.decode import transformers_layers
 
-    return foreign.select(layer, rows, drop)
+    return transformers_layers.select(layer, rows, drop)
 
 
 def _merge_layers(layers: Sequence[Any], room: int) -> Any:
     first = layers[0]
     if isinstance(first, GrowingLayer):
         return first.merge(layers[1:], room) if first.is_initialized else copy.copy(first)
-    from genctl.decode import foreign
+    from genctl.decode import transformers_layers
 
-    return foreign.merge(layers)
+    return transformers_layers.merge(layers)

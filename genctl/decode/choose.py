@@ -19,9 +19,9 @@ from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode.commit import Facts
 from genctl.decode.lane import LaneState
+from genctl.decode.out_of_memory import OutOfMemory, shortages
 from genctl.decode.processors import trace as tracing
 from genctl.decode.score import ProcessedScores, Stages, score
-from genctl.decode.shortage import OutOfMemory, shortages
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Choice, Independent, Scores
 from genctl.errors import GenctlError, ModelError

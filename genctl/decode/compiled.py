@@ -108,23 +108,23 @@ class Compiled:
             return self._compute(feed, cache, mask, positions)
         # compared on a copy: both ways write the new column
         index = torch.arange(rows, device=self.device)
-        wanted = eager(caches.select(cache, index, room=1))
+        reference = eager(caches.select(cache, index, room=1))
         self.say(f"compiling the step for {'several rows' if several else '1 row'} …")
         began = time.perf_counter()
         length = cache.layers[0].length
         try:
             with calm():
-                found = self._compute(feed, cache, mask, positions)
+                logits = self._compute(feed, cache, mask, positions)
         except Exception as error:
             if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "out of memory" in str(error):
                 raise  # the loop knows what to do
             why = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:200]}"
             return self._give_up(f"compiling failed ({why})", cache, length, eager)
-        if not alike(found, wanted, _ALIKE.get(found.dtype, 5e-2)):
+        if not alike(logits, reference, _ALIKE.get(logits.dtype, 5e-2)):
             return self._give_up("the compiled step gives other numbers", cache, length, eager)
         self._tried.add(several)
         self.say(f"compiled in {time.perf_counter() - began:.1f} s")
-        return found
+        return logits
 
     def _compute(self, feed: Tensor, cache: Cache, mask: Tensor | None, positions: Tensor) -> Tensor:
         rows, length = feed.shape[0], cache.layers[0].length
@@ -173,14 +173,14 @@ class Compiled:
         return eager(cache)
 
 
-def alike(found: Tensor, wanted: Tensor, within: float) -> bool:
+def alike(logits: Tensor, reference: Tensor, within: float) -> bool:
     """Whether logits differ by at most `within` of the largest of them, or of 1."""
-    if found.shape != wanted.shape:
+    if logits.shape != reference.shape:
         return False
-    if torch.equal(found, wanted):  # infinite ones too
+    if torch.equal(logits, reference):  # infinite ones too
         return True
-    largest = wanted.float().abs().amax().clamp(min=1.0)
-    difference = (found.float() - wanted.float()).abs().amax()
+    largest = reference.float().abs().amax().clamp(min=1.0)
+    difference = (logits.float() - reference.float()).abs().amax()
     return bool(difference <= within * largest)
 
 

@@ -28,8 +28,8 @@ def join_sources(
 ) -> Sources:
     """The encoder side of a batch from one prompt each: lane i has `counts[i]` rows.
 
-    One prompt: its single row seen `counts[0]` times through a view, nothing is copied. Several: copied once, padded on
-    the right and masked; with `group`, where all counts are equal, with one row for each prompt.
+    One prompt: a view of its single row, `counts[0]` times. Several: copied once, padded on the right and masked; with
+    `group`, if all counts are equal, with one row for each prompt.
     """
     if len(sources) == 1:
         states = sources[0].states.expand(counts[0], -1, -1)

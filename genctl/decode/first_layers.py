@@ -1,4 +1,4 @@
-"""A transformers model with its first layers only, which shares everything else (see `strategies.early_exit`)."""
+"""A transformers model with its first layers only, sharing all weights (see `strategies.early_exit`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from genctl.errors import ModelError
 
 
 def first_layers(model: Any, layer: int) -> Any:
-    """The model with `layer` layers. The given one is left as it is. Raises ModelError where its layers are no list."""
+    """The model with `layer` layers. The original is unchanged. Raises ModelError if its layers are not a list."""
     name, depth = type(model).__name__, _depth(model)
     path = _layers(model, depth)
     exit_model = here = _twin(model)
@@ -44,17 +44,17 @@ def _depth(model: Any) -> int:
 
 
 def _layers(model: Any, depth: int) -> str | None:
-    """Where the only list of `depth` layers is that lies in no other such list."""
-    found: list[str] = []
+    """The path of the only list of `depth` layers that is not inside another such list."""
+    paths: list[str] = []
     for name, module in model.named_modules():
-        inside = any(name.startswith(f"{other}.") for other in found)
+        inside = any(name.startswith(f"{other}.") for other in paths)
         if isinstance(module, nn.ModuleList) and len(module) == depth and not inside:
-            found.append(name)
-    return found[0] if len(found) == 1 else None
+            paths.append(name)
+    return paths[0] if len(paths) == 1 else None
 
 
 def _twin(module: Any) -> Any:
-    """A module with children of its own list, the same ones; None where its forward is tied to the original object."""
+    """A copy of a module with its own list of the same children; None if its forward is bound to the original."""
     if "forward" in vars(module):
         return None
     twin = copy.copy(module)

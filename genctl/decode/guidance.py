@@ -1,4 +1,4 @@
-"""The other side of classifier-free guidance: what the model says of the same new tokens after a negative prompt."""
+"""Classifier-free guidance: the model's logits for the same new tokens after a negative prompt."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from genctl.decode.runtime import ModelRuntime
 class Unconditional:
     """history int64 [R, T] -> logits f32 [R, V] of the new tokens in it, read after `negative` instead of the prompt.
 
-    It has a cache of its own. Rows are recognised by what they hold, so they may be reordered, forked, dropped or
-    rolled back between two calls; what is not recognised is read anew.
+    It has its own cache. Rows are recognised by their tokens, so they may be reordered, forked, dropped or rolled back
+    between two calls; unknown rows are read from the start.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class Unconditional:
         return 0 if self.known is None else len(self.known)
 
     def _parents(self, new: Tensor) -> list[int] | None:
-        """Which known row each row continues by one token; None if any continues none."""
+        """The known row that each row continues by one token; None if any row continues none."""
         known = self.known
         if not self.use_cache or known is None or self.cache is None or new.shape[1] != known.shape[1] + 1:
             return None
         same = (new[:, None, :-1] == known[None]).all(-1)  # [R, known rows]
         if not bool(same.any(1).all()):
             return None
-        found: list[int] = same.long().argmax(1).tolist()
-        return found
+        parents: list[int] = same.long().argmax(1).tolist()
+        return parents
 
     def _afresh(self, new: Tensor) -> Tensor:
         tokens = self._tokens(new)

@@ -1,10 +1,10 @@
-"""Cache layers that genctl owns: one layer's keys and values in buffers with room to grow.
+"""genctl's cache layers: one layer's keys and values in buffers with room to grow.
 
-Keys and values are `[rows, heads, length, head_dim]`. A layer stores them as columns of one or more buffers: as they
-are (`GrowingLayer`), in a buffer that is allocated once (`StaticLayer`), or in 8 bits (`QuantizedLayer`). Appending
-copies only what is new; selecting rows, merging lanes and cropping work on the stored columns, whatever they hold.
-They have the attributes that transformers' caches ask their layers for, so that every model takes them (see
-`foreign`, which registers them); this file imports nothing of it.
+Keys and values are `[rows, heads, length, head_dim]`. A layer stores them as columns of one or more buffers: unchanged
+(`GrowingLayer`), in a buffer that is allocated once (`StaticLayer`), or in 8 bits (`QuantizedLayer`). Appending copies
+only new columns; selecting rows, merging lanes and cropping work on the stored columns, whatever they hold. The layers
+have the attributes that transformers' caches expect, so that every model accepts them (see `transformers_layers`, which
+registers them); this file imports nothing of it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ STEP = 64  # a buffer that is full grows by half, and by at least this many colu
 
 
 def grown(columns: int) -> int:
-    """The most columns that a buffer can have, which grew as it filled and now holds so many."""
+    """The largest capacity of a buffer that grew as it filled and now holds so many columns."""
     return columns + max(STEP, (columns - 1) // 2)
 
 
 class GrowingLayer:
-    """A full-attention layer whose buffers have room: appending copies only what is new."""
+    """A full-attention layer whose buffers have room: appending copies only new columns."""
 
     kind = "full"
     fixed = False  # whether the room is exactly what will be needed
@@ -42,7 +42,7 @@ class GrowingLayer:
 
     @property
     def keys(self) -> Tensor | None:
-        """What transformers' code finds, `[rows, heads, length, head_dim]`; None before anything is stored."""
+        """The keys for transformers' code, `[rows, heads, length, head_dim]`; None before anything is stored."""
         return self._found(0) if self.buffers else None
 
     @property
@@ -53,7 +53,7 @@ class GrowingLayer:
     # -- what models call ----------------------------------------------------------------------------------------------
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take the type and the device of the first numbers."""
+        """Take the dtype and the device of the first numbers."""
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -71,35 +71,25 @@ class GrowingLayer:
         return self.length
 
     def get_max_length(self) -> int:
-        """Nothing bounds the columns."""
+        """-1: unbounded."""
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Columns that a query meets, and how many came before them."""
+        """Columns that a query attends to, and the offset of the first one."""
         return self.length + query_length, 0
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the newest columns. The buffers stay."""
+        """Remove the newest columns. The buffers stay."""
         if tokens_to_remove and self.is_initialized:
             self.length -= abs(tokens_to_remove)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self.length, self.begin, self.buffers, self.is_initialized = 0, 0, (), False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Select rows in place."""
         self._take(self.select(beam_idx))
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row, in place."""
-        if self.length:
-            rows = torch.arange(self.buffers[0].shape[0], device=self.buffers[0].device)
-            self._take(self.select(rows.repeat_interleave(repeats)))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows, in place."""
-        self._take(self.select(indices))
 
     def offload(self) -> None:
         """Move the columns to the CPU."""
@@ -121,7 +111,7 @@ class GrowingLayer:
             self._grow(self.length + room)
 
     def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> GrowingLayer:
-        """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one stays."""
+        """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one is unchanged."""
         new = copy.copy(self)
         new.length, new.begin = self.length - drop, 0
         rows = rows.to(self.buffers[0].device)
@@ -160,11 +150,11 @@ class GrowingLayer:
         return new
 
     def content(self) -> tuple[Tensor, Tensor]:
-        """Keys and values of all columns, `[rows, heads, length, head_dim]`, as a query would meet them."""
+        """Keys and values of all columns, `[rows, heads, length, head_dim]`, as a query attends to them."""
         return self._decode(self._columns())
 
     def stored(self) -> tuple[Tensor, ...]:
-        """The columns as they are kept; of a fixed layer the free ones too."""
+        """The stored columns; of a fixed layer the free ones too."""
         return self.buffers if self.fixed else self._columns()
 
     # -- how columns are stored ----------------------------------------------------------------------------------------
@@ -192,15 +182,15 @@ class GrowingLayer:
             )
             self.room = 0
         elif self.buffers[0].shape[-2] < new:
-            wanted = new - self.begin
-            self._grow(self._roomy(wanted))
-            end, new = self.length, wanted
+            needed = new - self.begin
+            self._grow(self._roomy(needed))
+            end, new = self.length, needed
         for buffer, column in zip(self.buffers, columns, strict=True):
             buffer[:, :, end:new] = column
         self.length = new - self.begin
 
     def _roomy(self, columns: int) -> int:
-        """How large to make a full buffer that must hold so many columns (see `grown`)."""
+        """The new capacity of a full buffer that must hold so many columns (see `grown`)."""
         return columns + max(STEP, self.length // 2)
 
     def _grow(self, capacity: int) -> None:
@@ -220,10 +210,10 @@ class GrowingLayer:
 
 
 class SlidingLayer(GrowingLayer):
-    """A layer that looks back a window only: columns that no later token can see are let go.
+    """A sliding-window layer: columns that no later token can see are dropped.
 
     The newest `window - 1` columns stay, at the end of a buffer with room; when it is full they move to the front of
-    another. A buffer has as many columns as there will be, but at most `STEP` more than stay.
+    another. A buffer has as many columns as the text will have, but at most `STEP` more than the window keeps.
     """
 
     kind = "sliding window"
@@ -236,11 +226,11 @@ class SlidingLayer(GrowingLayer):
         self.record_past = False
 
     def activate_past_recording(self) -> None:
-        """Let nothing go until the next `crop`, so that tokens can be taken back."""
+        """Drop nothing until the next `crop`, so that tokens can be removed."""
         self.record_past = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append columns; returns what they may see, `[rows, heads, at most window - 1 + new, head_dim]`."""
+        """Append columns; returns the visible ones, `[rows, heads, at most window - 1 + new, head_dim]`."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new = key_states.shape[-2]
@@ -267,14 +257,14 @@ class SlidingLayer(GrowingLayer):
         return self.sliding_window
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Columns that a query meets, and how many came before them."""
+        """Columns that a query attends to, and the offset of the first one."""
         before = self.sliding_window - 1
         return min(self.seen, before) + query_length, max(self.seen - before, 0)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the newest columns, and let go of what is older than the window.
+        """Remove the newest columns, and drop what is older than the window.
 
-        Raises ValueError if columns that are needed then have been let go.
+        Raises ValueError if columns that are needed then were dropped.
         """
         removed = abs(tokens_to_remove)
         if self.is_initialized:
@@ -290,7 +280,7 @@ class SlidingLayer(GrowingLayer):
         self.seen = 0
 
     def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> SlidingLayer:
-        """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one stays."""
+        """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one is unchanged."""
         seen = self.seen - drop
         surplus = max(self.length - seen, 0)
         new = super().select(rows, room=self._free(self.length - surplus, seen, room), drop=surplus)
@@ -317,7 +307,7 @@ class SlidingLayer(GrowingLayer):
         self.seen = seen
 
     def _free(self, stored: int, seen: int, room: int) -> int:
-        """Columns to keep free behind those that are stored, where `room` more will come."""
+        """Columns to keep free after the stored ones, if `room` more will come."""
         return max(min(seen + room, self.sliding_window - 1 + STEP) - stored, 0) if room else 0
 
     def _roomy(self, columns: int) -> int:
@@ -336,16 +326,16 @@ class SlidingLayer(GrowingLayer):
 
 
 class StaticLayer(GrowingLayer):
-    """A full-attention layer that is allocated once, at the longest that its rows can become."""
+    """A full-attention layer that is allocated once, for the final length of its rows."""
 
     kind = "static"
     fixed = True
     lent = False  # whether another layer writes behind the columns of this one
 
     def lend(self, room: int) -> StaticLayer | None:
-        """A layer that goes on in these buffers, behind the columns of this one; None where they do not fit exactly.
+        """A layer that continues in these buffers, after the columns of this one; None if they do not fit exactly.
 
-        This one's columns stay what they are. Buffers are lent once: two layers would write to the same columns.
+        This one's columns are unchanged. Buffers are lent once: two layers would write to the same columns.
         """
         if self.lent or self.begin or self.buffers[0].shape[-2] != self.length + room:
             return None
@@ -357,12 +347,12 @@ class StaticLayer(GrowingLayer):
 class SlottedLayer(StaticLayer):
     """A static layer for compiled steps: rows always see the whole buffers, whose width is a multiple of `STEP`.
 
-    Columns that hold nothing yet are zeros, because a masked column still meets the values, and 0 x NaN is NaN. Read in
-    the usual way it is a static layer like any other.
+    Unwritten columns are zeros, because a masked column is still multiplied by the values, and 0 x NaN is NaN.
+    Otherwise it is read like any static layer.
     """
 
     def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> GrowingLayer:
-        """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one stays."""
+        """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one is unchanged."""
         new = super().select(rows, room=_rounded(self.length - drop, room), drop=drop)
         _blank(new)
         return new
@@ -380,7 +370,7 @@ class SlottedLayer(StaticLayer):
         return keys, values
 
     def written(self) -> None:
-        """A column was written at `length`, from outside."""
+        """Count a column that was written at `length` from outside."""
         self.length += 1
 
     def _grow(self, capacity: int) -> None:
@@ -399,11 +389,12 @@ def _blank(layer: GrowingLayer) -> None:
 
 
 class QuantizedLayer(GrowingLayer):
-    """A full-attention layer in 8 bits: each token's key and value of each head is scaled by its own largest number.
+    """A full-attention layer in 8 bits: the key and value of each token and head are scaled by their own largest
+    number.
 
     Symmetric absmax quantisation, one float32 scale per token and head (as in LLM.int8(), Dettmers et al. 2022, for
     vectors): a token's codes never change, so rows can be appended, reordered, padded and cropped without a second
-    rounding. Lossy. The prompt itself is read with exact numbers; later steps meet the rounded ones.
+    rounding. Lossy. The prompt itself is read with exact numbers; later steps read the rounded ones.
     """
 
     kind = "quantised"

@@ -1,8 +1,8 @@
-"""Rotary positions whose frequencies depend on how long a text is.
+"""Rotary positions whose frequencies depend on the length of a text.
 
 "dynamic" (NTK-aware scaling) widens the wavelengths with every token beyond the trained context; "longrope" (Ding et
-al. 2024, arXiv:2402.13753) changes to a second set of them there. transformers takes the length from the longest row of
-a pass, and keeps what it last computed in a module: texts of different lengths would change each other.
+al. 2024, arXiv:2402.13753) switches to a second set of them there. transformers takes the length from the longest row
+of a pass, and keeps the last result in a module: texts of different lengths would change each other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ READ_AGAIN = frozenset({"phi3", "phi4_multimodal", "phimoe"})
 
 
 class LengthRope:
-    """What a model's frequencies depend on. `bound` is the length up to which they are the same for every text."""
+    """The lengths on which a model's frequencies depend. Up to `bound` they are the same for every text."""
 
     def __init__(self, modules: Iterable[Any] = (), model_type: str = "") -> None:
         rotary = [module for module in modules if hasattr(module, "original_max_seq_len")]
@@ -27,17 +27,17 @@ class LengthRope:
         self.reads_again = bool(long) and model_type in READ_AGAIN
 
     def may_read_again(self, before: int) -> bool:
-        """Whether a text of `before` tokens that grows may have to be read again as a whole."""
+        """Whether a growing text of `before` tokens may have to be read again from the start."""
         return self.reads_again and before <= self.bound
 
     def room(self, length: int) -> float:
-        """How many tokens on trial leave the frequencies of a text of `length` tokens as they are."""
+        """How many draft tokens leave the frequencies of a text of `length` tokens unchanged."""
         if length <= self.bound:
             return self.bound - length
         return 0 if self.dynamic else math.inf
 
     def reset(self) -> None:
-        """Forget which length the last pass had."""
+        """Forget the length of the last pass."""
         for module in self.dynamic:
             for prefix in _prefixes(module):
                 module.register_buffer(f"{prefix}inv_freq", getattr(module, f"{prefix}original_inv_freq"), False)
@@ -50,7 +50,7 @@ def _kinds(module: Any) -> list[str]:
 
 
 def _prefixes(module: Any) -> Iterator[str]:
-    """How the module's buffers are named: by kind of layer where there are several."""
+    """The prefixes of the module's buffer names: one for each kind of layer if there are several."""
     if not isinstance(module.rope_type, dict):
         yield ""
         return

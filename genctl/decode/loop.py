@@ -14,14 +14,14 @@ from contextlib import closing
 
 from genctl import events
 from genctl.decode.batch import Batch
+from genctl.decode.cache_observer import CacheObserver
 from genctl.decode.choose import choose
+from genctl.decode.out_of_memory import OutOfMemory
 from genctl.decode.prefix_cache import PrefixCache, Prompt
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.scheduler import Scheduler
-from genctl.decode.shortage import OutOfMemory
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Lane, Prefix
-from genctl.decode.watch import Watcher
 from genctl.errors import GenctlError
 
 
@@ -47,7 +47,7 @@ def decode(
     whole cache: what a lane's prompt has in common with it is not read again. Where memory runs out, fewer lanes go on
     at once (`on_shortage` is given the number) and the others follow; a lane fails only if it does not fit alone.
     """
-    watcher = Watcher(forward) if watch else None
+    watcher = CacheObserver(forward) if watch else None
     prefills = PrefixCache(forward, prefixes or {}, saved)
     with closing(Scheduler(forward, lanes, width, prefills, clock, watcher, on_shortage, ahead)) as scheduler:
         while scheduler.waiting(reason := interrupted()):

@@ -1,4 +1,4 @@
-"""How much memory there is, and how many prompts fit into it at once."""
+"""Free memory, and how many prompts fit into it at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from genctl.decode.describe import describe
+from genctl.decode.cache_contents import describe
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane
 
@@ -16,7 +16,7 @@ MOST = {"cpu": 32, "cuda": 256}  # beyond this a pass takes as much longer as it
 
 
 def available(device: torch.device) -> int | None:
-    """Free bytes on a device; None where that cannot be known."""
+    """Free bytes on a device; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -27,9 +27,9 @@ def available(device: torch.device) -> int | None:
 
 
 def fitting(forward: ModelRuntime, lane: Lane, columns: int) -> int:
-    """How many lanes like this one are worth decoding at once, if each grows to `columns` tokens.
+    """How many lanes like this one should be decoded at once, if each grows to `columns` tokens.
 
-    One token is read to see what a row's cache is made of.
+    One token is read to measure a row's cache.
     """
     most = MOST.get(forward.device.type, 16)
     free = available(forward.device)

@@ -1,7 +1,7 @@
-"""A forced prefix: the new text begins with given words, in whatever tokens the model likes.
+"""A forced prefix: the new text must begin with a given text, in any tokenisation.
 
-Tokens that contradict what is left of the prefix are barred, and so are those after which the vocabulary could not
-spell the rest. The last token may reach beyond the prefix. After it everything is allowed again.
+Tokens that contradict the rest of the prefix are barred, and so are those after which the vocabulary cannot spell the
+rest. The last token may reach beyond the prefix. After it everything is allowed again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _Rest = tuple["bytes | None", "bytes | None"]
 class RequiredPrefix:
     """history int64 [R, T], scores f32 [R, V] -> scores with what contradicts the prefix at -inf.
 
-    `shown` is what the text of the new tokens must begin with, `spelled` the same for the bytes of all of them, where
-    the first one counts as following other text; one of the two is enough. So a prefix that begins with a blank may be
+    `shown` is what the text of the new tokens must begin with, `spelled` the same for the bytes of all of them, with
+    the first one counted as following other text; one of the two is enough. So a prefix that begins with a blank may be
     written by a decoder that does not show it. Constant work for rows that are past it.
 
-    Raises UsageError when no tokens spell the prefix, or not within `room` tokens.
+    Raises UsageError if no tokens spell the prefix, or not within `room` tokens.
     """
 
     shown: bytes | None
@@ -46,7 +46,7 @@ class RequiredPrefix:
 
     def __post_init__(self) -> None:
         least = None
-        for target in {one for one in (self.shown, self.spelled) if one}:
+        for target in {form for form in (self.shown, self.spelled) if form}:
             self._count(target)
         rests: _Rest = (self.shown, self.spelled)
         for token in {*self._matching(self.shown, True), *self._matching(self.spelled, False)}:
@@ -84,7 +84,7 @@ class RequiredPrefix:
         return rest
 
     def _after(self, rest: _Rest, token: int, first: bool) -> _Rest:
-        """What is left after one more token."""
+        """The rest of the prefix after one more token."""
         spelled = self.words.pieces[token]
         if not spelled:  # special: it has no text, and the prefix no place for it
             return None, None
@@ -105,7 +105,7 @@ class RequiredPrefix:
         return mask
 
     def _matching(self, rest: bytes | None, first: bool) -> Iterator[int]:
-        """The ids that a row with this rest may go on with, whether or not the vocabulary can spell what follows."""
+        """The ids that match the beginning of the rest, whether or not the vocabulary can spell what follows."""
         if rest is None:
             return
         for end in range(1, min(len(rest), self.words.longest + 1)):
@@ -140,17 +140,17 @@ def _cut(rest: bytes | None, piece: bytes) -> bytes | None:
     return b"" if piece.startswith(rest) else None
 
 
-def prefix(material: ProcessorContext) -> Processor | None:
-    """The processor for what token healing took back and the knob `prefix` adds; None where neither is there."""
-    text = material.generation.prefix or ""
-    healed = material.healed
+def prefix(context: ProcessorContext) -> Processor | None:
+    """The processor for the text that token healing removed and for the knob `prefix`; None without either."""
+    text = context.generation.prefix or ""
+    healed = context.healed
     if not text and not healed:
         return None
     knob = "prefix" if text else "token_healing"
-    words = spelling(material.tokenizer, material.vocab_size, knob)
+    words = spelling(context.tokenizer, context.vocab_size, knob)
     whole = (healed + text).encode()
     # what was taken back is spelled exactly, between the prompt and what follows
     shown = None if healed else whole
     spelled = whole if healed or whole.startswith(b" ") else None
-    start = begins(material)
-    return RequiredPrefix(shown, spelled, words, start, material.eos, material.max_length - start, knob)
+    start = begins(context)
+    return RequiredPrefix(shown, spelled, words, start, context.eos, context.max_length - start, knob)

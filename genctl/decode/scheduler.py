@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from genctl import events
 from genctl.decode.batch import Batch
+from genctl.decode.cache_observer import CacheObserver
 from genctl.decode.lane import LaneState
+from genctl.decode.out_of_memory import OutOfMemory, release, shortages
 from genctl.decode.prefix_cache import PrefixCache, groups
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.shortage import OutOfMemory, release, shortages
 from genctl.decode.types import Lane
-from genctl.decode.watch import Watcher
 from genctl.errors import GenctlError
 
 
@@ -29,7 +29,7 @@ class Scheduler:
         width: int,
         prefixes: PrefixCache,
         clock: Callable[[], float],
-        watcher: Watcher | None,
+        watcher: CacheObserver | None,
         on_shortage: Callable[[int], None],
         ahead: int = 0,
     ) -> None:

@@ -1,7 +1,7 @@
-"""What each id of a vocabulary adds to the text that is shown, in bytes.
+"""The bytes that each id of a vocabulary adds to the text.
 
-The text of new tokens is `first` of the first one and `pieces` of all others, one after the other: byte for byte for
-byte-level and byte-fallback vocabularies, by the decoder's own word for metaspace and WordPiece ones. Tokenizers whose
+The text of new tokens is `first` of the first one and `pieces` of all others, concatenated: byte for byte for
+byte-level and byte-fallback vocabularies, by the decoder's output for metaspace and WordPiece ones. Tokenizers whose
 text is not the sum of its tokens are refused, because then no single token can be judged. No torch in here.
 """
 
@@ -22,14 +22,14 @@ _SUMMED = ("ByteLevel", "ByteFallback", "Fuse", "Replace", "Metaspace", "WordPie
 
 @dataclass(frozen=True, eq=False)
 class Spelling:
-    """V ids and their bytes. Special ids, and those that the tokenizer lacks, have none: b""."""
+    """V ids and their bytes. Special and unknown ids have none: b""."""
 
     pieces: tuple[bytes, ...]  # V, what an id adds where text precedes it
     first: dict[int, bytes]  # ids that add something else where none does (a blank is stripped there)
     memo: dict[Any, Any] = field(default_factory=dict)  # what others keep for as long as the tokenizer lives
 
     def at_first(self, token: int) -> bytes:
-        """What the id adds as the first one."""
+        """The bytes of an id at the beginning of a text."""
         return self.first.get(token, self.pieces[token])
 
     def spelled(self, piece: bytes, *, first: bool = False) -> Sequence[int]:
@@ -37,7 +37,7 @@ class Spelling:
         return self._table(first)[1].get(piece, ())
 
     def beginning(self, start: bytes, *, first: bool = False) -> Iterator[int]:
-        """The ids that add `start` or more."""
+        """The ids whose bytes start with `start`."""
         ordered, ids = self._table(first)
         for place in range(bisect_left(ordered, start), len(ordered)):
             if not ordered[place].startswith(start):
@@ -45,7 +45,7 @@ class Spelling:
             yield from ids[ordered[place]]
 
     def extends(self, start: bytes) -> bool:
-        """Whether an id adds more than `start`, which it begins with."""
+        """Whether an id adds more than `start` and starts with it."""
         ordered, _ = self._table(False)
         place = bisect_left(ordered, start + b"\x00")
         return place < len(ordered) and ordered[place].startswith(start)
@@ -79,7 +79,7 @@ _known: WeakKeyDictionary[Any, dict[int, Spelling]] = WeakKeyDictionary()
 
 
 def spelling(tokenizer: Any, vocab_size: int, knob: str) -> Spelling:
-    """The spelling of ids 0 to `vocab_size` - 1. Raises UsageError, naming `knob`, where it cannot be told."""
+    """The spelling of ids 0 to `vocab_size` - 1. Raises UsageError, naming `knob`, if it cannot be determined."""
     if tokenizer is None:
         raise UsageError(f"{knob}: works on text, but the checkpoint has no tokenizer")
     sizes = _known.setdefault(tokenizer, {})
@@ -132,7 +132,11 @@ def _read(backend: Any, size: int, knob: str) -> Spelling:
 def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     if decoder is None:
         return []
-    return [step for one in decoder["decoders"] for step in _steps(one)] if decoder["type"] == "Sequence" else [decoder]
+    return (
+        [step for inner in decoder["decoders"] for step in _steps(inner)]
+        if decoder["type"] == "Sequence"
+        else [decoder]
+    )
 
 
 def _bytes_of(name: str) -> bytes:

@@ -20,14 +20,22 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from genctl import compat
 from genctl.decode import cache as caches
-from genctl.decode import own_states, transfer
-from genctl.decode.abilities import CACHE_DIFFERS, DECODERS, DENSE, ENCODER_DECODERS, FINDINGS, RELATIVE_DECODERS, Probe
+from genctl.decode import model_states, transfer
+from genctl.decode.capabilities import (
+    CACHE_DIFFERS,
+    DECODERS,
+    DENSE,
+    ENCODER_DECODERS,
+    FINDINGS,
+    RELATIVE_DECODERS,
+    Probe,
+)
 from genctl.decode.encoder_inputs import Sources
 from genctl.decode.layers import GrowingLayer, StaticLayer
 from genctl.decode.length_rope import READ_AGAIN, LengthRope
+from genctl.decode.out_of_memory import is_shortage
 from genctl.decode.prefill import Reader
 from genctl.decode.runtime import Output, Passed
-from genctl.decode.shortage import is_shortage
 from genctl.decode.types import Prefix, Source
 from genctl.errors import GenctlError, ModelError
 
@@ -70,11 +78,11 @@ class TransformersRuntime(Reader):
         self.prepares = self.prepares and self.config.model_type not in READ_AGAIN
         known = ENCODER_DECODERS if self.is_encoder_decoder else DECODERS
         self.trusted = self.config.model_type in known or model.device.type == "meta"
-        self.returns = own_states.RETURNED.get(self.config.model_type, "")
-        self.reads_history = self.config.model_type in own_states.READ_HISTORY
+        self.returns = model_states.RETURNED.get(self.config.model_type, "")
+        self.reads_history = self.config.model_type in model_states.READ_HISTORY
         self.rope = LengthRope(model.modules(), self.config.model_type)
         self.bound = self.rope.bound  # the length up to which positions do not depend on the length of a text
-        self.module_states = own_states.module_states(model)
+        self.module_states = model_states.module_states(model)
         self.findings: list[str] = []
         self.forwards = 0
         self._probing = False
@@ -96,7 +104,7 @@ class TransformersRuntime(Reader):
             return int(weight.shape[0])
         return int(self.config.get_text_config(decoder=True).vocab_size)
 
-    # -- what the architecture can do, tried where it is not known (see `abilities`) -----------------------------------
+    # -- what the architecture can do, tried where it is not known (see `capabilities`) --------------------------------
 
     @cached_property
     def supports_cache(self) -> bool:
@@ -176,7 +184,7 @@ class TransformersRuntime(Reader):
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
         """An empty cache for this model (see `cache.new_cache`)."""
         if self.returns:
-            return own_states.returned_states()
+            return model_states.returned_states()
         return caches.new_cache(self.config, encoder_decoder=self.is_encoder_decoder, room=room, whole=whole)
 
     def encode(self, ids: Sequence[int]) -> Source:

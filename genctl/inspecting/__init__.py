@@ -1,1 +1,1 @@
-"""What is in a cache, measured: passes as they were made, what reusing a prompt saves, what a plan predicts."""
+"""What `inspect-cache` measures and estimates: passes, prompt reuse, memory."""

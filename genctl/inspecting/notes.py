@@ -1,4 +1,4 @@
-"""What is worth telling of the cache that was asked for: where it loses something, and where it changes nothing."""
+"""Notes on the chosen cache: where it is lossy, and where it has no effect."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from genctl.session import Session
 
 
 def cache_notes(session: Session, resolved: Resolved) -> list[str]:
-    """One sentence for each thing about `cache_implementation` that its name does not say."""
+    """One sentence for each surprising effect of `cache_implementation`."""
     generation = resolved.generation
     form = generation.cache_implementation
     name = session.loaded.name
@@ -17,14 +17,14 @@ def cache_notes(session: Session, resolved: Resolved) -> list[str]:
         return [f"{name} keeps no cache: everything is read again at every step"]
     if form == "dynamic":
         return []
-    said = f"cache_implementation = {form} ({resolved.origins['cache_implementation']})"
+    setting = f"cache_implementation = {form} ({resolved.origins['cache_implementation']})"
     if not _grows(session):
-        return [f"{said} changes nothing: {name} keeps only {_kept(session)}"]
+        return [f"{setting} changes nothing: {name} keeps only {_kept(session)}"]
     if form == "quantized":
-        return [f"{said} is lossy: keys and values are kept in 8 bits, so the text may come out differently"]
+        return [f"{setting} is lossy: keys and values are kept in 8 bits, so the text may come out differently"]
     if form == "offloaded" and session.forward.device.type != "cuda":
         where = session.forward.device.type
-        return [f"{said} has nowhere to offload to: the model is on the {where}, so it acts as dynamic"]
+        return [f"{setting} has nowhere to offload to: the model is on the {where}, so it acts as dynamic"]
     return []
 
 
@@ -32,20 +32,20 @@ def _kinds(session: Session) -> set[str]:
     from genctl.decode import cache as caches
     from genctl.decode.layers import GrowingLayer, SlidingLayer
 
-    made = caches.self_part(session.forward.new_cache())
-    found = set()
-    for layer in made.layers:
+    cache = caches.self_part(session.forward.new_cache())
+    kinds = set()
+    for layer in cache.layers:
         if isinstance(layer, SlidingLayer):
-            found.add("sliding windows")
+            kinds.add("sliding windows")
         elif isinstance(layer, GrowingLayer):
-            found.add("full")
+            kinds.add("full")
         elif hasattr(layer, "recurrent_states"):
-            found.add("recurrent states")
-    return found
+            kinds.add("recurrent states")
+    return kinds
 
 
 def _grows(session: Session) -> bool:
-    """Whether any layer keeps all tokens, in a form that can be chosen."""
+    """Whether any layer keeps all tokens, so that its form can be chosen."""
     return "full" in _kinds(session)
 
 
@@ -54,7 +54,7 @@ def _kept(session: Session) -> str:
 
 
 def reuse_limit(session: Session) -> str:
-    """Why a saved prompt may be of no use to another one."""
+    """Why a saved prompt may be useless for another prompt."""
     from genctl.decode import cache as caches
 
     if session.forward.is_encoder_decoder:

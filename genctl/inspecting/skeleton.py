@@ -1,7 +1,7 @@
-"""A model without its weights: built on the meta device from config.json alone, so that its sizes can be asked for.
+"""A model without weights: built on the meta device from config.json alone, to measure its sizes.
 
-Nothing is read of a weight file but its header, and no tensor is allocated. What a cache will hold is found by running
-a few tokens through the same code that decodes, on tensors that have shapes and types but no numbers.
+Only the headers of weight files are read, and no tensor is allocated. The contents of a cache are found by running a
+few tokens through the code that decodes, on tensors with shapes and types but no numbers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import nn
 
 from genctl import compat
 from genctl.decode import cache as caches
-from genctl.decode.describe import CROSS, describe
+from genctl.decode.cache_contents import CROSS, describe
 from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, hub, layout, packed_layers, resolve, runtime_choice, weights
-from genctl.models.guarded import guarded
+from genctl.models import architecture, check, hub, packed_layers, prepare, resolve, runtime_choice, weights
+from genctl.models.library_errors import guarded
 from genctl.models.progress import quiet
 from genctl.native import kernels
 from genctl.native.graphs import fits
@@ -42,7 +42,7 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 @dataclass
 class Skeleton:
-    """A model's shape: parameters on the meta device."""
+    """A model with its parameters on the meta device."""
 
     name: str  # as the user typed it
     model: Any
@@ -68,10 +68,10 @@ class Skeleton:
 def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> Skeleton:
     """The model that `runtime` names, without its weights; of a Hub checkpoint only the configs are downloaded.
 
-    Raises ModelError for a config that is missing, damaged or absurd, or that no language model can be made of;
-    UsageError for options that contradict each other.
+    Raises ModelError for a config that is missing, damaged, absurd or of no language model; UsageError for conflicting
+    options.
     """
-    layout.check_options(runtime)
+    prepare.check_options(runtime)
     device = _device(runtime)
     with quiet():
         place = _locate(runtime, allow_pickle, trust_remote_code)
@@ -82,7 +82,7 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
         dtype = _dtype(runtime, config, checkpoint, notes)
         if runtime.dtype == "auto" and device.startswith("cuda") and not checkpoint.config.get("quantization_config"):
             able = not torch.cuda.is_available() or torch.cuda.is_bf16_supported()  # a plan for elsewhere: as new ones
-            dtype = getattr(torch, layout.dtype_on("cuda", str(dtype).removeprefix("torch."), able))
+            dtype = getattr(torch, prepare.dtype_on("cuda", str(dtype).removeprefix("torch."), able))
         model = guarded(lambda: _made(kind, config, dtype, trust_remote_code), "config.json cannot be used")
     if checkpoint.config.get("quantization_config"):
         notes.append(
@@ -94,10 +94,10 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
 
 
 def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
-    """What a cache of the form (`cache_implementation`) holds after `PROBE` tokens in one row: see `describe`.
+    """The contents of a cache of the form (`cache_implementation`) after `PROBE` tokens in one row: see `describe`.
 
-    [] where nothing is kept. Where the architecture looks at numbers, the sizes are those that its config names. Raises
-    ModelError where the config does not name them either, or where the architecture cannot be run with it at all.
+    [] if nothing is kept. If the architecture's code depends on numbers, the sizes are those of its config. Raises
+    ModelError if the config does not have them, or if the architecture cannot run with it.
     """
     if skeleton.native is not None and form != "off":
         native = _native_cache(skeleton.native, skeleton.model.dtype)
@@ -113,16 +113,16 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
             cache = _tried(forward)
         except Exception as error:  # code of any architecture, on tensors without numbers
             if "meta" not in str(error).lower():
-                told = f"{skeleton.name} cannot be run as config.json has it"
-                raise ModelError(f"{told}: {resolve.brief(error)}") from error
+                problem = f"{skeleton.name} cannot be run as config.json has it"
+                raise ModelError(f"{problem}: {resolve.brief(error)}") from error
             cache = _from_fields(skeleton)
             skeleton.notes.append("this architecture cannot be tried without weights: sizes are those in config.json")
-        found = describe(caches.kept_as(cache, form))
-        return sorted(found, key=lambda entry: (entry["kind"] == CROSS, entry["layer"]))
+        parts = describe(caches.kept_as(cache, form))
+        return sorted(parts, key=lambda entry: (entry["kind"] == CROSS, entry["layer"]))
 
 
 def _native_cache(spec: Spec | Seq2SeqSpec, dtype: torch.dtype) -> Any:
-    """A cache as the native runtime keeps it, with `PROBE` tokens in one row, and as many of a source."""
+    """A cache of the native runtime with `PROBE` tokens in one row, and as many of a source."""
     if isinstance(spec, Spec):
         return _filled(spec.windows, spec.kv_heads, spec.head_dim, dtype)
     side = spec.decoder
@@ -133,17 +133,17 @@ def _native_cache(spec: Spec | Seq2SeqSpec, dtype: torch.dtype) -> Any:
 def _filled(windows: Sequence[int | None], heads: int, size: int, dtype: torch.dtype) -> caches.LayerCache:
     cache = caches.LayerCache(windows)
     for layer in cache.layers:
-        kept = torch.empty(1, heads, PROBE, size, dtype=dtype, device="meta")
-        layer.update(kept, kept)
+        columns = torch.empty(1, heads, PROBE, size, dtype=dtype, device="meta")
+        layer.update(columns, columns)
     return cache
 
 
 def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
-    """Bytes that the loaded model's parameters and buffers take, tied ones once, as laid out for where it computes.
+    """Bytes of the loaded model's parameters and buffers, tied ones once, in the layout of its device.
 
     On the CPU the weights of linear layers are repacked (`models.packed_layers`, `native.linear`): a tied one is then
-    kept in both forms, and with --quantize they take 8 or 4 bits. The native runtime keeps them as they are, where
-    oneDNN takes them so, and no buffers but those of the files.
+    kept in both forms, and with --quantize they take 8 or 4 bits. The native runtime keeps them unchanged if oneDNN
+    accepts them, and has no buffers but those in the files.
     """
     model, native = skeleton.model, skeleton.native is not None
     tensors = model.state_dict(keep_vars=True).values() if native else (*model.parameters(), *model.buffers())
@@ -192,8 +192,8 @@ def _packs(model: nn.Module, module: nn.Module, names: Sequence[str], runtime: R
 # -- finding the config ------------------------------------------------------------------------------------------------
 
 
-class ConfigOnly(resolve._Hub):
-    """A Hub id of which only the configs are fetched, and read in the cache."""
+class ConfigOnly(resolve.HubCheckpoint):
+    """A Hub id of which only the configs are fetched."""
 
     @property
     def _allow(self) -> list[str]:
@@ -204,16 +204,16 @@ class ConfigOnly(resolve._Hub):
             raise ModelError(f"{self.model} on the Hub is not a checkpoint: it has no config.json")
 
 
-def _locate(runtime: Runtime, allow_pickle: bool, trust_remote_code: bool) -> resolve.Place:
+def _locate(runtime: Runtime, allow_pickle: bool, trust_remote_code: bool) -> resolve.CheckpointFolder:
     if _is_local(runtime.model):
         return resolve.resolve(runtime.model, revision=runtime.revision)
-    asked = (runtime.model, runtime.revision, runtime.offline, allow_pickle, trust_remote_code, None)
-    return ConfigOnly(*asked).fetch()
+    arguments = (runtime.model, runtime.revision, runtime.offline, allow_pickle, trust_remote_code, None)
+    return ConfigOnly(*arguments).fetch()
 
 
 def _is_local(model: str) -> bool:
-    """Whether `resolve` will answer without the Hub, be it with a refusal."""
-    if model.startswith("builtin:") or not resolve._HUB_ID.fullmatch(model):
+    """Whether `resolve` decides without the Hub, including refusals."""
+    if model.startswith("builtin:") or not resolve.HUB_ID.fullmatch(model):
         return True
     if "--" in model or ".." in model or model.endswith((".git", "/", ".safetensors")):
         return True
@@ -225,7 +225,7 @@ def _is_local(model: str) -> bool:
 
 
 def _checkpoint(folder: Path, allow_pickle: bool, trust_remote_code: bool) -> check.Checkpoint:
-    """The folder, with every check that its files allow: weights are looked for, but need not be there."""
+    """The folder, with every check that its files allow: weights are optional."""
     config = check.read_config(folder)
     check.check_numbers(config)
     _check_effort(config)
@@ -233,14 +233,14 @@ def _checkpoint(folder: Path, allow_pickle: bool, trust_remote_code: bool) -> ch
         return check.inspect(
             folder, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, need_tokenizer=False
         )
-    check._check_code(config, trust_remote_code)
-    told = folder / "generation_config.json"
-    generation = weights.read_json(told, told.name) if told.is_file() else {}
+    check.check_code(config, trust_remote_code)
+    path = folder / "generation_config.json"
+    generation = weights.read_json(path, path.name) if path.is_file() else {}
     return check.Checkpoint(folder, config, generation, weights.WeightFiles((), {}), has_tokenizer=False)
 
 
 def _has_weights(folder: Path, config: dict[str, Any]) -> bool:
-    """Whether there are safetensors files, all of them: a half-filled cache folder still has a config to plan from."""
+    """Whether all safetensors files are there: an incomplete cache folder still has a config."""
     if isinstance(config.get("transformers_weights"), str):
         return (folder / str(config["transformers_weights"])).is_file()
     if (folder / weights.SINGLE).is_file():
@@ -252,7 +252,7 @@ def _has_weights(folder: Path, config: dict[str, Any]) -> bool:
 
 
 def _check_effort(config: dict[str, Any]) -> None:
-    """Refuse what takes long to build even without numbers: modules are made one by one. Raises ModelError."""
+    """Refuse configs that take long to build without weights: modules are built one by one. Raises ModelError."""
     for part, where in check.parts(config):
         layers = experts = 1
         for name, value in part.items():
@@ -261,36 +261,36 @@ def _check_effort(config: dict[str, Any]) -> None:
             if _LAYERS.search(name):
                 layers = max(layers, value)
                 if value > MOST_LAYERS:
-                    told = f"config.json says {where}{name} = {value:,}"
-                    raise ModelError(f"{told}, more than a plan takes ({MOST_LAYERS:,})")
+                    problem = f"config.json says {where}{name} = {value:,}"
+                    raise ModelError(f"{problem}, more than a plan takes ({MOST_LAYERS:,})")
             elif _EXPERTS.search(name):
                 experts = max(experts, value)
         if layers * experts > MOST_EXPERTS:
-            told = f"config.json says {experts:,} experts in each of {layers:,} layers"
-            raise ModelError(f"{told}, more than a plan takes ({MOST_EXPERTS:,} in all)")
+            problem = f"config.json says {experts:,} experts in each of {layers:,} layers"
+            raise ModelError(f"{problem}, more than a plan takes ({MOST_EXPERTS:,} in all)")
 
 
 # -- building ----------------------------------------------------------------------------------------------------------
 
 
 def _device(runtime: Runtime) -> str:
-    """Where the model would compute. The device named need not be here: a plan may be for another machine."""
+    """Where the model would compute. The device need not exist here: a plan may be for another machine."""
     try:
-        device = hub._device("auto") if runtime.device == "auto" else torch.device(runtime.device)
+        device = hub.device_of("auto") if runtime.device == "auto" else torch.device(runtime.device)
     except RuntimeError as error:
         raise UsageError(f"--device {runtime.device!r} is no device that torch knows") from error
-    layout.check_device(runtime, device if runtime.device_map is None else None)
+    prepare.check_device(runtime, device if runtime.device_map is None else None)
     return str(device)
 
 
 def _dtype(runtime: Runtime, config: Any, checkpoint: check.Checkpoint, notes: list[str]) -> torch.dtype:
-    """The type that `load` gives the weights: with auto that of the config, else that of the files."""
+    """The dtype that `load` gives the weights: with auto that of the config, else that of the files."""
     if runtime.dtype != "auto":
         named: torch.dtype = getattr(torch, runtime.dtype)
         return named
-    said = getattr(config, "dtype", None)
-    if isinstance(said, torch.dtype) and said.is_floating_point:
-        return said
+    configured = getattr(config, "dtype", None)
+    if isinstance(configured, torch.dtype) and configured.is_floating_point:
+        return configured
     for tensor in checkpoint.weights.tensors.values():
         if tensor.dtype in _DTYPES:
             return _DTYPES[tensor.dtype]
@@ -307,10 +307,10 @@ def _made(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
             module.warn_if_padding_and_no_attention_mask = lambda *args, **kwargs: None
     # what an architecture keeps in float32 whatever is asked, as `from_pretrained` does it
-    for pattern, wanted in compat.kept_dtypes(model, dtype).items():
+    for pattern, exact_dtype in compat.kept_dtypes(model, dtype).items():
         for name, tensor in model.state_dict(keep_vars=True).items():
             if re.search(pattern.replace("*", ".*"), name):
-                tensor.data = tensor.data.to(wanted)
+                tensor.data = tensor.data.to(exact_dtype)
     return model.eval()
 
 
@@ -326,7 +326,7 @@ def _tried(forward: TransformersRuntime) -> Any:
 
 
 def _from_fields(skeleton: Skeleton) -> Any:
-    """A cache with as many heads as the config names, each as wide as it says."""
+    """A cache with the number and size of heads in the config."""
     config = skeleton.config.get_text_config(decoder=True)
     cache = caches.new_cache(skeleton.config, encoder_decoder=skeleton.is_encoder_decoder)
     latent = getattr(config, "kv_lora_rank", None) is not None  # then heads are kept together, in a form of its own
@@ -341,6 +341,6 @@ def _from_fields(skeleton: Skeleton) -> Any:
         for layer in part.layers:
             if type(heads) is not int or type(size) is not int or not isinstance(layer, caches.GrowingLayer):
                 raise ModelError(f"{skeleton.name}: what its layers keep cannot be told from config.json alone")
-            kept = torch.empty(1, heads, PROBE, size, dtype=skeleton.model.dtype, device="meta")
-            layer.update(kept, kept)
+            columns = torch.empty(1, heads, PROBE, size, dtype=skeleton.model.dtype, device="meta")
+            layer.update(columns, columns)
     return cache

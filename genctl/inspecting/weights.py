@@ -1,4 +1,4 @@
-"""How large a model is in memory, as the other rooms may ask for it."""
+"""The size of a model in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def weights_bytes(model: Any) -> int:
-    """Bytes that a model's weights take, tied ones counted once."""
+    """Bytes of a model's weights, tied ones counted once."""
     from genctl.native.model import NativeModel
 
     if isinstance(model, NativeModel):

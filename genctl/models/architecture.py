@@ -1,4 +1,4 @@
-"""Which class of transformers loads a checkpoint, and with which config."""
+"""The transformers class and config of a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError
 from genctl.models import check
-from genctl.models.guarded import guarded
+from genctl.models.library_errors import guarded
 from genctl.models.weights import few
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def read_config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTra
 def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_remote_code: bool) -> Any:
     """The auto class that loads this checkpoint. Raises ModelError if it cannot continue a text.
 
-    Models of sound and text that transformers lists among encoder-decoders read text alone as decoders do. Of models of
-    pictures and text, AutoModelForCausalLM loads the text model where it knows it.
+    Models of audio and text that transformers lists as encoder-decoders are decoders for text alone. For models of
+    images and text, AutoModelForCausalLM loads the text model if it supports it.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.models.auto import modeling_auto as auto
@@ -91,7 +91,7 @@ _UNFIT = {
 
 
 def _unfit(named: str, known: set[str], auto: Any) -> ModelError:
-    """Why a class, or an architecture whose class is not told, is not loaded."""
+    """The error for a class or architecture that cannot be loaded."""
 
     def among(*tables: str) -> bool:
         return any(known & ({*table} | _names(table)) for table in (dict(getattr(auto, name)) for name in tables))
@@ -110,7 +110,7 @@ def _unfit(named: str, known: set[str], auto: Any) -> ModelError:
 
 
 def _names(table: dict[str, Any]) -> set[str]:
-    """The classes of a table of transformers."""
+    """The class names in a table of transformers."""
     return {*_flat(table.values())}
 
 

@@ -1,8 +1,8 @@
-"""Messages become a prompt through the checkpoint's chat template, which is untrusted code in a small language.
+"""Turn messages into a prompt with the checkpoint's chat template, which is untrusted code.
 
-Templates are rendered in jinja's immutable sandbox: no attribute reaches Python's internals, nothing is
-written. The sandbox limits neither time nor memory, so templates are rendered in a process of their own
-(`chat_worker`), which is ended after `SECONDS`; it serves all prompts of a run. The result equals that of
+Templates are rendered in jinja's immutable sandbox: no attribute reaches Python's internals, nothing is written. The
+sandbox limits neither time nor memory, so templates are rendered in a separate process (`chat_worker`), which is killed
+after `SECONDS`; it serves all prompts of a run. The result equals that of
 `apply_chat_template(add_generation_prompt=True)`.
 """
 
@@ -43,13 +43,13 @@ def render_chat_text(
 ) -> str:
     """The text of a conversation, special tokens included. `system` goes first; `name` is the checkpoint's.
 
-    Raises InputError for messages that are malformed, ModelError without a template or if it fails, loops or floods.
+    Raises InputError for malformed messages, ModelError without a template or if it fails, loops or writes too much.
     """
     conversation = check_messages(messages, system)
     template = check_template(tokenizer, name)
-    told = [{key: value for key, value in message.items() if value is not None} for message in conversation]
+    fields = [{key: value for key, value in message.items() if value is not None} for message in conversation]
     special = {key: _plain(value) for key, value in tokenizer.special_tokens_map.items()}
-    return _RENDERER.render({"template": template, "messages": told, "special": special})
+    return _RENDERER.render({"template": template, "messages": fields, "special": special})
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, name: str = "") -> str:
@@ -63,7 +63,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase, name: str = "") -> str:
 
 
 def check_messages(messages: Any, system: str | None = None) -> list[dict[str, Any]]:
-    """The conversation with its system message. Raises InputError with the place of what is wrong."""
+    """The conversation with its system message. Raises InputError with the place of the error."""
     if not isinstance(messages, list) or not messages:
         raise InputError('messages must be a list of objects such as {"role": "user", "content": "Hello"}')
     for place, message in enumerate(messages):
@@ -108,7 +108,7 @@ class _Renderer:
         atexit.register(self.close)
 
     def render(self, request: dict[str, Any]) -> str:
-        """The rendered text. Raises ModelError with the reason why there is none."""
+        """The rendered text. Raises ModelError with the reason if it fails."""
         line = json.dumps(request).encode() + b"\n"
         with self.lock:
             answer = self._ask(line)
@@ -119,7 +119,7 @@ class _Renderer:
         return str(answer["text"])
 
     def close(self) -> None:
-        """End the worker, if there is one."""
+        """End the worker."""
         process, self.process = self.process, None
         if process is not None:
             process.kill()
@@ -145,7 +145,7 @@ class _Renderer:
             raise ModelError("the process that renders chat templates could not be started")
 
     def _exchange(self, line: bytes, seconds: float) -> dict[str, Any] | None:
-        """Send a request and read its answer; None if there was none in time. Then the worker is gone."""
+        """Send a request and read the answer; None, and the worker is killed, if it does not answer in time."""
         process = self.process
         assert process is not None
         assert process.stdin is not None
@@ -160,7 +160,7 @@ class _Renderer:
             reply = process.stdout.readline()
         except OSError:
             reply = b""
-        except BaseException:  # interrupted: half a conversation cannot be taken up again
+        except BaseException:  # an interrupted exchange cannot be continued
             self.close()
             raise
         finally:
@@ -168,8 +168,8 @@ class _Renderer:
         if not reply.endswith(b"\n"):
             self.close()
             return None
-        found: dict[str, Any] = json.loads(reply)
-        return found
+        answer: dict[str, Any] = json.loads(reply)
+        return answer
 
 
 _RENDERER = _Renderer()

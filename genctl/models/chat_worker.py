@@ -1,9 +1,8 @@
-"""The process that renders chat templates, so that a hostile one can be ended: started by `chat`.
+"""The process that renders chat templates, so that a hostile one can be killed: started by `chat`.
 
-One JSON object per line on stdin asks, one per line on stdout answers. A template comes with the checkpoint and is
-untrusted: it is rendered in jinja's immutable sandbox, with what transformers' `apply_chat_template` offers to
-templates. What the sandbox does not limit (endless loops, texts that double until memory is gone) is limited here and
-by the parent's deadline.
+One JSON object per line on stdin is a request, one per line on stdout the answer. A template is untrusted: it is
+rendered in jinja's immutable sandbox, with what transformers' `apply_chat_template` offers to templates. What the
+sandbox does not limit (endless loops, exponential texts) is limited here and by the parent's deadline.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MOST_MEMORY = 1 << 30  # bytes above what the process needs for itself
 
 
 def limit_memory() -> None:
-    """Give this process a ceiling, where the system can (Linux)."""
+    """Limit the memory of this process, if the system can (Linux)."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -34,8 +33,8 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
     """{"text": …} or {"error": …} for {"template", "messages", "special"}."""
     try:
         messages = [_reasoning(message) for message in request["messages"]]
-        given = {"tools": None, "documents": None, "add_generation_prompt": True, **request["special"]}
-        rendered = _environment().from_string(request["template"]).render(messages=messages, **given)
+        variables = {"tools": None, "documents": None, "add_generation_prompt": True, **request["special"]}
+        rendered = _environment().from_string(request["template"]).render(messages=messages, **variables)
     except MemoryError:
         return {"error": "it needs too much memory"}
     except RecursionError:
@@ -48,10 +47,10 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
 
 
 def _reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose reasoning has all the names that templates read it under."""
+    """A message with its reasoning under all names that templates use."""
     names = ("reasoning_content", "thinking", "reasoning")
-    found = next((message[name] for name in names if message.get(name) is not None), None)
-    return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 @cache
@@ -62,7 +61,7 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationTag(jinja2.ext.Extension):
-        """`{% generation %}` marks what an assistant wrote; the text is the same."""
+        """`{% generation %}` marks an assistant's text; the text is unchanged."""
 
         tags = {"generation"}  # noqa: RUF012 — as jinja declares it
 
@@ -75,7 +74,7 @@ def _environment() -> Any:
             return str(caller())
 
     class Dictionary:
-        """`dict` without what could be reached through the class."""
+        """`dict` without access to its class."""
 
         def __call__(self, *args: Any, **keywords: Any) -> dict[Any, Any]:
             return dict(*args, **keywords)
@@ -109,19 +108,19 @@ def _environment() -> Any:
     ) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-    made = ImmutableSandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
     )
-    made.filters["tojson"] = tojson
-    made.globals["raise_exception"] = raise_exception
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    made.globals["dict"] = Dictionary()
-    made.globals["namespace"] = Namespace
-    return made
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["dict"] = Dictionary()
+    environment.globals["namespace"] = Namespace
+    return environment
 
 
 def main() -> None:
-    """Answer until stdin ends. What libraries print must not be taken for an answer."""
+    """Answer until stdin ends. Output of libraries goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     _environment()

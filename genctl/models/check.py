@@ -1,6 +1,6 @@
-"""What can be known of a checkpoint folder before torch is imported: json and safetensors headers, nothing else.
+"""Checks of a checkpoint folder that need no torch: JSON files and safetensors headers.
 
-Everything here reads what strangers wrote. A folder is refused with one sentence; its Python files are never run.
+All input is untrusted. A folder is refused with one sentence; its Python files are never run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import fingerprint, sizes, tokenizer_files, weights
+from genctl.models import config_sizes, fingerprint, tokenizer_files, weights
 from genctl.models.weights import WeightFiles, read_json
 
 TOKENIZERS = (
@@ -56,38 +56,38 @@ _COUNTS = (
 )
 
 _MOST_LAYERS = 1 << 16
-_WIDEST = 1 << 24  # no dimension of any published model comes near
+_WIDEST = 1 << 24  # larger than any dimension of a published model
 _MOST_POSITIONS = 1 << 27
-# These compute a table of positions as they are built; nothing in their weights bounds it.
+# These architectures compute a table of positions when they are built; their weights do not bound it.
 _COMPUTED_POSITIONS = ("marian", "gptj", "codegen", "ctrl", "m2m_100", "nllb-moe", "xglm", "pegasus", "pegasus_x")
 _MOST_COMPUTED = 1 << 20
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that passed every check which needs no torch."""
+    """A folder that passed all checks without torch."""
 
     folder: Path
     config: dict[str, Any]
     generation: dict[str, Any]  # generation_config.json without what is None; {} if there is none
     weights: WeightFiles
     has_tokenizer: bool
-    files: fingerprint.Stamps = field(default_factory=dict)  # all that decide what it generates, as they were checked
+    files: fingerprint.Stamps = field(default_factory=dict)  # all files that decide its output, as they were checked
 
     @property
     def model_type(self) -> str:
         return str(self.config["model_type"])
 
     def fingerprint(self) -> str:
-        """A digest of all bytes that decide what it generates. Raises ModelError for files that have changed since."""
+        """A digest of all bytes that decide its output. Raises ModelError for files that have changed since."""
         return fingerprint.fingerprint(self.folder, self.files)
 
 
 def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_tokenizer: bool) -> Checkpoint:
-    """Check a checkpoint folder. Raises ModelError with what is wrong."""
+    """Check a checkpoint folder. Raises ModelError with the problem."""
     check_files(folder)
     config = read_config(folder)
-    _check_code(config, trust_remote_code)
+    check_code(config, trust_remote_code)
     generation = {}
     if (folder / "generation_config.json").is_file():
         generation = read_json(folder / "generation_config.json", "generation_config.json")
@@ -99,22 +99,22 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
             hint='prompts in token ids need none: rows such as {"prompt_ids": [5, 60, 7]} in a JSONL input',
         )
     check_numbers(config)
-    found = weights.find(folder, config, allow_pickle=allow_pickle)
-    if not found.pickled:
-        if not found.tensors:
-            raise ModelError(f"{found.files[0].name} holds no tensors")
-        check_size(config, found)
-        _check_types(config, found)
-    told = {key: value for key, value in generation.items() if value is not None and not key.startswith("_")}
-    told.pop("transformers_version", None)
-    files = fingerprint.stamps(folder, found.files, code=trust_remote_code)
-    return Checkpoint(folder, config, told, found, has_tokenizer, files)
+    weight_files = weights.find(folder, config, allow_pickle=allow_pickle)
+    if not weight_files.pickled:
+        if not weight_files.tensors:
+            raise ModelError(f"{weight_files.files[0].name} holds no tensors")
+        check_size(config, weight_files)
+        _check_types(config, weight_files)
+    settings = {key: value for key, value in generation.items() if value is not None and not key.startswith("_")}
+    settings.pop("transformers_version", None)
+    files = fingerprint.stamps(folder, weight_files.files, code=trust_remote_code)
+    return Checkpoint(folder, config, settings, weight_files, has_tokenizer, files)
 
 
 def check_files(folder: Path) -> None:
-    """Refuse a folder that holds what no checkpoint holds, and what would keep its reader waiting. Raises ModelError.
+    """Refuse files that no checkpoint contains, and those on which a reader would block. Raises ModelError.
 
-    Libraries open files of a checkpoint by their usual names. A pipe has no end, and a device may have none.
+    Libraries open the files of a checkpoint by their usual names. A pipe has no end, and a device may have none.
     """
     try:
         paths = sorted(folder.iterdir())
@@ -132,7 +132,7 @@ def check_files(folder: Path) -> None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a folder that should be a checkpoint. Raises ModelError if it is none."""
+    """config.json of a folder. Raises ModelError if the folder is no checkpoint."""
     if (folder / "adapter_config.json").is_file():
         raise ModelError(
             f"{folder} is an adapter (adapter_config.json), not a whole checkpoint: merge it into its base first"
@@ -146,7 +146,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_numbers(config: dict[str, Any]) -> None:
-    """Refuse sizes that are no positive whole numbers, or that no model has. Raises ModelError."""
+    """Refuse sizes that are not positive whole numbers, or larger than any model's. Raises ModelError."""
     for part, where in parts(config):
         for name in (*_HIDDEN, "vocab_size", *LAYERS, *_COUNTS, *_INNER, *_POSITIONS, *_WINDOWS):
             value = part.get(name)
@@ -154,46 +154,46 @@ def check_numbers(config: dict[str, Any]) -> None:
                 continue
             if name in (*_INNER, *_COUNTS) and isinstance(value, list):  # a list: one for each layer
                 continue
-            told = f"config.json says {where}{name} = {value!r:.40}"
+            problem = f"config.json says {where}{name} = {value!r:.40}"
             if name in _POSITIONS and isinstance(value, float) and value.is_integer():
                 value = int(value)  # musicflamingo's, as transformers saves it
             if type(value) is not int or value < 0 or (value == 0 and name in _HIDDEN):
-                raise ModelError(f"{told}, which is not a positive whole number")
+                raise ModelError(f"{problem}, which is not a positive whole number")
             most = _MOST_LAYERS if name in (*LAYERS, *_COUNTS) else _WIDEST
             most = _MOST_POSITIONS if name in (*_POSITIONS, *_WINDOWS) else most
             if part.get("model_type") in _COMPUTED_POSITIONS and name in _POSITIONS:
                 most = _MOST_COMPUTED
             if value > most:
-                raise ModelError(f"{told}, far above what any model has ({most:,})")
+                raise ModelError(f"{problem}, far above what any model has ({most:,})")
 
 
-def check_size(config: dict[str, Any], found: WeightFiles) -> None:
-    """Refuse a config that asks for far more than the weight files hold, before anything is allocated.
+def check_size(config: dict[str, Any], files: WeightFiles) -> None:
+    """Refuse a config that implies far more parameters than the weight files hold, before anything is allocated.
 
-    The config implies at least vocabulary x hidden + layers x (2 hidden² + 2 hidden x inner) parameters, and queries
-    of heads x their size; that may be at most four times what the headers hold, plus a million. Raises ModelError.
+    The config implies at least vocabulary x hidden + layers x (2 hidden² + 2 hidden x inner) parameters, and queries of
+    heads x their size. At most four times what the headers hold, plus a million, is accepted. Raises ModelError.
     """
     if config.get("quantization_config"):
         packed = 8  # weights of at least four bits, packed in words of up to 32
     else:
         packed = 1
-        _check_dimensions(config, found)
-    held = sum(tensor.numel for tensor in found.tensors.values()) * packed
+        _check_dimensions(config, files)
+    held = sum(tensor.numel for tensor in files.tensors.values()) * packed
     implied = sum(_implied(part) for part, _ in _built(config))
     if implied > 4 * held + 1_000_000:
         raise ModelError(f"config.json implies at least {implied:,} parameters, but the weight files hold {held:,}")
 
 
-def _check_dimensions(config: dict[str, Any], found: WeightFiles) -> None:
-    widest = max(max(tensor.shape, default=1) for tensor in found.tensors.values())
+def _check_dimensions(config: dict[str, Any], files: WeightFiles) -> None:
+    widest = max(max(tensor.shape, default=1) for tensor in files.tensors.values())
     for part, where in _built(config):
         for name in (*_HIDDEN, "vocab_size"):
             if isinstance(part.get(name), int) and part[name] > widest:
                 raise ModelError(
                     f"config.json says {where}{name} = {part[name]:,}, but no tensor has a dimension above {widest:,}"
                 )
-    sizes.check(config, widest, known=(*_POSITIONS, *_WINDOWS))
-    rows = [t.shape[0] for name, t in found.tensors.items() if name.endswith(_POSITION_TABLES) and len(t.shape) == 2]
+    config_sizes.check(config, widest, known=(*_POSITIONS, *_WINDOWS))
+    rows = [t.shape[0] for name, t in files.tensors.items() if name.endswith(_POSITION_TABLES) and len(t.shape) == 2]
     for part, where in parts(config):
         for name in _POSITIONS:
             if rows and isinstance(part.get(name), int) and part[name] > 4 * max(rows) + 1000:
@@ -203,7 +203,7 @@ def _check_dimensions(config: dict[str, Any], found: WeightFiles) -> None:
 
 
 def _built(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The parts of a config that a language model is built of: moshi's also describes models of sound beside it."""
+    """The parts of a config that make up the language model: moshi's config also describes audio models."""
     for part, where in parts(config):
         if config.get("model_type") != "moshi" or not where:
             yield part, where
@@ -218,17 +218,17 @@ def _implied(part: dict[str, Any]) -> int:
     return int(vocabulary * hidden + layers * (2 * hidden * hidden + 2 * hidden * largest(_INNER)) + heads)
 
 
-def _check_types(config: dict[str, Any], found: WeightFiles) -> None:
+def _check_types(config: dict[str, Any], files: WeightFiles) -> None:
     if config.get("quantization_config"):
         return
-    for name, tensor in found.tensors.items():
+    for name, tensor in files.tensors.items():
         if name.endswith(".weight") and not tensor.dtype.startswith(("F", "BF")):
             raise ModelError(
                 f"tensor {weights.shown(name)} holds {tensor.dtype} numbers; weights must be floating-point numbers"
             )
 
 
-def _check_code(config: dict[str, Any], trust_remote_code: bool) -> None:
+def check_code(config: dict[str, Any], trust_remote_code: bool) -> None:
     for part, where in parts(config):
         for name in ("_attn_implementation", "attn_implementation"):
             value = part.get(name)
@@ -240,7 +240,7 @@ def _check_code(config: dict[str, Any], trust_remote_code: bool) -> None:
 
 
 def parts(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The config and those nested in it (`text_config`, `encoder`, …), each with how its keys are named."""
+    """The config and the nested ones (`text_config`, `encoder`, …), each with the prefix of its keys."""
     yield config, ""
     for name, value in config.items():
         if isinstance(value, dict) and (name.endswith("_config") or name in ("encoder", "decoder")):

@@ -1,7 +1,7 @@
-"""Digests of large files, remembered between runs: one small file in genctl's cache folder.
+"""A cache of digests of large files between runs: one small file in genctl's cache folder.
 
-`$XDG_CACHE_HOME/genctl/digests.json`, else `~/.cache/genctl/digests.json`. It saves time and nothing else: where it is
-damaged, of somebody else or cannot be written, files are read again and nothing is said.
+`$XDG_CACHE_HOME/genctl/digests.json`, else `~/.cache/genctl/digests.json`. It only saves time: if it is damaged, owned
+by another user or not writable, files are read again without a message.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-SMALLEST = 1 << 20  # bytes; what is smaller is read as fast as it is looked up
+SMALLEST = 1 << 20  # bytes; reading smaller files is as fast as the lookup
 MOST = 1000  # entries; the oldest go
 _KIND = "genctl-digests/1"
 _LARGEST = 4 << 20  # bytes of the file
 _DIGEST = re.compile("[0-9a-f]{64}")
-# A file may be written once more without getting another time: within the tick of its file system's clock (up to
-# 2 seconds, FAT), or through a mapping whose first write had set the time. What is younger is not remembered.
+# A file may be written again with the same time: within a tick of its file system's clock (up to 2 seconds, FAT), or
+# through a mapping whose first write set the time. Younger files are not stored.
 _SETTLED_S = 30.0
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """The state of a file, as far as its folder tells. Times in nanoseconds; `changed` cannot be set back."""
+    """The state of a file from its metadata. Times in nanoseconds; `changed` cannot be set back."""
 
     size: int
     modified: int
@@ -44,33 +44,33 @@ def stamp(state: os.stat_result) -> Stamp:
     return Stamp(state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev)
 
 
-class Remembered:
-    """What is known from earlier runs. It is read when it is made, and written by `save` if something was added."""
+class DigestCache:
+    """Digests from earlier runs. Read when constructed, written by `save` if anything was added."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._now = clock()  # before anything is read: what is written from here on is too young
+        self._now = clock()  # before anything is read: later writes are too young
         self._file = _place()
         self._entries = _read(self._file) if self._file is not None else {}
         self._fresh: dict[str, list[Any]] = {}
 
     def find(self, path: Path, state: Stamp) -> str | None:
-        """The digest of a file in this state; None if it is not known."""
+        """The digest of a file in this state; None if unknown."""
         entry = self._entries.get(_key(path))
         return str(entry[-1]) if entry is not None and entry[:-1] == list(astuple(state)) else None
 
     def add(self, path: Path, state: Stamp, digest: str) -> None:
-        """Remember a digest, unless the file was changed a moment ago."""
+        """Store a digest, unless the file was changed a moment ago."""
         if max(state.modified, state.changed) / 1e9 <= self._now - _SETTLED_S:
             self._fresh[_key(path)] = [*astuple(state), digest]
 
     def save(self) -> None:
-        """Write what was added; a failure is none of the caller's."""
+        """Write what was added; failures are ignored."""
         if not self._fresh or self._file is None:
             return
         with contextlib.suppress(OSError, ValueError):
-            kept = {key: entry for key, entry in _read(self._file).items() if key not in self._fresh}
-            kept |= self._fresh  # the newest are the last
-            _write(self._file, dict(list(kept.items())[-MOST:]))
+            entries = {key: entry for key, entry in _read(self._file).items() if key not in self._fresh}
+            entries |= self._fresh  # the newest are the last
+            _write(self._file, dict(list(entries.items())[-MOST:]))
 
 
 def _place() -> Path | None:
@@ -88,7 +88,7 @@ def _key(path: Path) -> str:
 
 
 def _read(file: Path) -> dict[str, list[Any]]:
-    """The entries; {} for anything that is not whole, not ours or too large."""
+    """The entries; {} for a file that is incomplete, not ours or too large."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
         with os.fdopen(descriptor, "rb") as handle:
@@ -96,15 +96,15 @@ def _read(file: Path) -> dict[str, list[Any]]:
             foreign = hasattr(os, "geteuid") and state.st_uid != os.geteuid()
             if foreign or not stat.S_ISREG(state.st_mode) or state.st_size > _LARGEST:
                 return {}
-            told = json.loads(handle.read(_LARGEST + 1))
-        entries = told["files"]
-        if told["kind"] == _KIND and told["digest"] == _sum(entries) and all(map(_sound, entries.values())):
+            content = json.loads(handle.read(_LARGEST + 1))
+        entries = content["files"]
+        if content["kind"] == _KIND and content["digest"] == _sum(entries) and all(map(_sound, entries.values())):
             return dict(entries)
     return {}
 
 
 def _write(file: Path, entries: dict[str, list[Any]]) -> None:
-    """Replace the file as a whole: whoever reads it meanwhile has the old one or the new one."""
+    """Replace the file atomically."""
     text = json.dumps({"kind": _KIND, "digest": _sum(entries), "files": entries})
     while len(text) > _LARGEST and entries:
         entries = dict(list(entries.items())[len(entries) // 2 + 1 :])

@@ -1,7 +1,7 @@
-"""The identity of a checkpoint: one digest of every byte that decides what it generates.
+"""The identity of a checkpoint: one digest of every byte that decides its output.
 
-Weight files are read to their last byte, in parallel. Their digests are remembered in genctl's cache folder by path,
-size, times and inode, so that an unchanged checkpoint is read once (`digests`).
+Weight files are read completely, in parallel. Their digests are cached by path, size, times and inode, so that an
+unchanged checkpoint is read once (`digests`).
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ _THREADS = 8
 
 
 def stamps(folder: Path, weights: Iterable[Path], *, code: bool) -> Stamps:
-    """Every file that counts, with the state in which it is now. `code`: the checkpoint's Python files count too."""
-    found = {path.name: path for path in weights}
+    """Every file that counts, with its current state. `code`: the checkpoint's Python files count too."""
+    paths = {path.name: path for path in weights}
     for path in folder.iterdir():
         if _NAMES.fullmatch(path.name):
-            found[path.name] = path
+            paths[path.name] = path
     for path in folder.glob(f"{_TEMPLATES}/*.jinja"):
-        found[path.relative_to(folder).as_posix()] = path
+        paths[path.relative_to(folder).as_posix()] = path
     if code:
         for pattern in ("*.py", "*/*.py"):
-            found |= {path.relative_to(folder).as_posix(): path for path in folder.glob(pattern)}
-    states = {name: _state(path) for name, path in sorted(found.items())}
+            paths |= {path.relative_to(folder).as_posix(): path for path in folder.glob(pattern)}
+    states = {name: _state(path) for name, path in sorted(paths.items())}
     return {name: digests.stamp(state) for name, state in states.items() if state is not None}
 
 
 def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = time.time) -> str:
-    """`sha256:` and 64 hex digits over the names and all bytes of `files`; it does not depend on where they lie.
+    """`sha256:` and 64 hex digits over the names and all bytes of `files`, independent of their location.
 
-    Raises ModelError for a file that cannot be read, or that is not as it was when its stamp was taken.
+    Raises ModelError for a file that cannot be read, or that changed since its stamp was taken.
     """
     if not files:
         raise ValueError("a checkpoint that was not checked has no fingerprint")
     paths = {name: folder / name for name in files}
-    remembered = digests.Remembered(clock)
+    remembered = digests.DigestCache(clock)
     large = {name for name, entry in files.items() if entry.size >= digests.SMALLEST}
     known = {name: remembered.find(paths[name], files[name]) for name in large}
-    made = {name: digest for name, digest in known.items() if digest is not None}
+    digest_of = {name: digest for name, digest in known.items() if digest is not None}
     _check(folder, files)
-    made |= _digests({name: (path, files[name].size) for name, path in paths.items() if name not in made})
+    digest_of |= _digests({name: (path, files[name].size) for name, path in paths.items() if name not in digest_of})
     _check(folder, files)
     for name in sorted(large):
         if known[name] is None:
-            remembered.add(paths[name], files[name], made[name])
+            remembered.add(paths[name], files[name], digest_of[name])
     remembered.save()
     whole = hashlib.sha256()
-    for name in sorted(made):
-        whole.update(f"{name}\0{files[name].size}\0{made[name]}\n".encode())
+    for name in sorted(digest_of):
+        whole.update(f"{name}\0{files[name].size}\0{digest_of[name]}\n".encode())
     return PREFIX + whole.hexdigest()
 
 
@@ -93,7 +93,7 @@ def _state(path: Path) -> os.stat_result | None:
 
 
 def _digests(files: Mapping[str, tuple[Path, int]]) -> dict[str, str]:
-    """sha256 (hex) over the sha256 of each 16 MiB of each file, so that one large file keeps several cores busy."""
+    """sha256 (hex) over the sha256 of each 16 MiB of each file, so that one large file uses several cores."""
     starts = [(name, path, at) for name, (path, size) in files.items() for at in range(0, max(size, 1), _CHUNK)]
     wholes = {name: hashlib.sha256() for name in files}
     workers = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1, max(len(starts), 1)))

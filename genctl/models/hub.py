@@ -1,24 +1,24 @@
-"""A checkpoint, loaded: weights on their device, the tokenizer, and what the checkpoint says of generating.
+"""Load a checkpoint: weights on their device, the tokenizer, and its generation_config.
 
-What json and headers can tell is checked first (`check`), so that a damaged or hostile folder is refused before torch
-is imported and before anything is allocated. transformers and torch are imported inside the functions.
+JSON files and headers are checked first (`check`), so that a damaged or hostile folder is refused before torch is
+imported and before anything is allocated. transformers and torch are imported inside the functions.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl import collection
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, layout, leftover, panics, runtime_choice, tokenizer_files
-from genctl.models.guarded import guarded
+from genctl.models import architecture, check, prepare, runtime_choice, rust_panics, tokenizer_files, unused_tensors
+from genctl.models.library_errors import guarded
 from genctl.models.progress import OnEvent, quiet, weights_bar
 from genctl.models.read_ahead import read_ahead
-from genctl.models.resolve import Place, resolve
+from genctl.models.resolve import CheckpointFolder, resolve
 from genctl.models.weights import few
 from genctl.params import Runtime
 
@@ -34,7 +34,7 @@ _MEMORY = re.compile(r"(cpu|disk|mps|\d+)\s*=\s*(\d+(?:\.\d+)?\s*[KMGT]i?B)", re
 
 
 @dataclass
-class Loaded:
+class LoadedModel:
     """A model that is ready to generate."""
 
     model: PreTrainedModel | NativeModel  # in eval mode, on its device
@@ -44,20 +44,20 @@ class Loaded:
     path: Path
     is_encoder_decoder: bool
     generation: dict[str, Any]  # generation_config.json, raw keys, without what is None
-    notes: tuple[str, ...] = ()  # what the user should be told on stderr
+    notes: tuple[str, ...] = ()  # for stderr
     checkpoint: check.Checkpoint | None = None
-    runtime: str = ""  # who computes, and why: "native (llama)", "transformers (--compile)"
-    tokenizer_of: str = ""  # who tokenises, where that is not who computes: "transformers (there is no tokenizer.json)"
+    runtime: str = ""  # with the reason: "native (llama)", "transformers (--compile)"
+    tokenizer_of: str = ""  # if it is another one's: "transformers (there is no tokenizer.json)"
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """What to tell with --verbose."""
+    def verbose_notes(self) -> tuple[str, ...]:
+        """Notes for --verbose."""
         tokenizer = (f"tokenizer: {self.tokenizer_of}",) if self.tokenizer_of else ()
         return (*self.notes, f"runtime: {self.runtime}", *tokenizer)
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the input embedding: ids from this on cannot be read."""
+        """Rows of the input embedding: larger ids cannot be read."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def fingerprint(self) -> str:
@@ -65,10 +65,10 @@ class Loaded:
 
         Raises ModelError for a checkpoint whose files have changed since it was loaded.
         """
-        made = self.checkpoint or check.inspect(
+        checkpoint = self.checkpoint or check.inspect(
             self.path, allow_pickle=True, trust_remote_code=True, need_tokenizer=False
         )
-        return made.fingerprint()
+        return checkpoint.fingerprint()
 
 
 def load(
@@ -79,51 +79,70 @@ def load(
     need_tokenizer: bool = False,
     on_event: OnEvent | None = None,
     before_weights: Callable[[dict[str, Any]], object] | None = None,
-) -> Loaded:
-    """Resolve, check and load `runtime.model`. `before_weights` is given its generation_config and may raise.
+) -> LoadedModel:
+    """Resolve, check and load `runtime.model`. `before_weights` receives its generation_config and may raise.
 
-    Without a tokenizer a checkpoint takes token ids alone; `need_tokenizer` refuses such a one before it is read.
-    Raises ModelError for a checkpoint that is missing, damaged or unfit, UsageError for options that contradict each
-    other or name a device that is not here. `on_event` hears of bytes downloaded and tensors read.
+    Without a tokenizer a checkpoint takes token ids alone; `need_tokenizer` refuses it before it is read. Raises
+    ModelError for a checkpoint that is missing, damaged or unsupported, UsageError for conflicting options or an
+    unavailable device. `on_event` receives bytes downloaded and tensors read.
     """
-    layout.check_options(runtime)
+    prepare.check_options(runtime)
     placement = _placement(runtime)
     with quiet():
-        place = resolve(
-            runtime.model,
-            revision=runtime.revision,
-            offline=runtime.offline,
-            allow_pickle=allow_pickle,
-            trust_remote_code=trust_remote_code,
-            on_event=on_event,
-        )
-        checkpoint = check.inspect(
-            place.folder,
-            allow_pickle=allow_pickle,
-            trust_remote_code=trust_remote_code,
-            need_tokenizer=need_tokenizer,
-        )
+        place, checkpoint = _find(runtime, allow_pickle, trust_remote_code, need_tokenizer, on_event)
         if before_weights is not None:
             before_weights(checkpoint.generation)
         read_ahead(checkpoint.weights.files)
         native, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
-        device = _device(runtime.device) if runtime.device_map is None else None
-        collection.resume()  # torch is imported, and no part of a model is made, which may have to be collected
-        layout.check_device(runtime, device)
+        device = device_of(runtime.device) if runtime.device_map is None else None
+        collection.resume()  # torch is imported; garbage of a model may have to be collected from here on
+        prepare.check_device(runtime, device)
         if native is not None and device is not None:
             reason = runtime_choice.device_reason(native.spec, runtime, device)
             if not reason:
                 return _native(native, runtime, place, checkpoint, device, on_event)
         config = architecture.read_config(checkpoint, trust_remote_code)
         kind = architecture.auto_class(checkpoint, config, trust_remote_code)
-        dtype, told = _dtype(checkpoint, config, runtime, device)
+        dtype, dtype_notes = _dtype(checkpoint, config, runtime, device)
         model, notes = _model(checkpoint, kind, config, runtime, dtype, placement, trust_remote_code, on_event)
-        notes += told
+        notes += dtype_notes
         tokenizer = _tokenizer(checkpoint, trust_remote_code) if checkpoint.has_tokenizer else None
-        notes += layout.settle(model, runtime, device, checkpoint.config)
+        notes += prepare.prepare_for_device(model, runtime, device, checkpoint.config)
         if device is not None:
             model = guarded(lambda: model.to(device), f"cannot move the model to {device}")
-    loaded = Loaded(
+    return _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"transformers ({reason})")
+
+
+def _native(
+    plan: AnyPlan,
+    runtime: Runtime,
+    place: CheckpointFolder,
+    checkpoint: check.Checkpoint,
+    device: torch.device,
+    on_event: OnEvent | None,
+) -> LoadedModel:
+    size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
+
+    def read() -> tuple[NativeModel, list[str]]:
+        return runtime_choice.load(plan, runtime, checkpoint, device, prepare.finite_check(size), on_event)
+
+    model, notes = read() if device.type == "cpu" else guarded(read, f"cannot move the model to {device}")
+    tokenizer, left_to = _plain_tokenizer(checkpoint) if checkpoint.has_tokenizer else (None, "")
+    loaded = _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"native ({plan.spec.family})")
+    loaded.tokenizer_of = f"transformers ({left_to})" if left_to else ""
+    return loaded
+
+
+def _loaded(
+    model: Any,
+    tokenizer: Any,
+    runtime: Runtime,
+    place: CheckpointFolder,
+    checkpoint: check.Checkpoint,
+    notes: Sequence[str],
+    computed_by: str,
+) -> LoadedModel:
+    loaded = LoadedModel(
         model=model,
         tokenizer=tokenizer,
         config=model.config,
@@ -133,39 +152,7 @@ def load(
         generation=checkpoint.generation,
         notes=(*place.notes, *notes),
         checkpoint=checkpoint,
-        runtime=f"transformers ({reason})",
-    )
-    loaded.notes += _vocabulary_notes(loaded)
-    return loaded
-
-
-def _native(
-    plan: AnyPlan,
-    runtime: Runtime,
-    place: Place,
-    checkpoint: check.Checkpoint,
-    device: torch.device,
-    on_event: OnEvent | None,
-) -> Loaded:
-    size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
-
-    def read() -> tuple[NativeModel, list[str]]:
-        return runtime_choice.load(plan, runtime, checkpoint, device, layout.looker(size), on_event)
-
-    model, notes = read() if device.type == "cpu" else guarded(read, f"cannot move the model to {device}")
-    tokenizer, left_to = _plain_tokenizer(checkpoint) if checkpoint.has_tokenizer else (None, "")
-    loaded = Loaded(
-        model=model,
-        tokenizer=tokenizer,
-        config=model.config,
-        name=runtime.model,
-        path=place.folder,
-        is_encoder_decoder=model.config.is_encoder_decoder,
-        generation=checkpoint.generation,
-        notes=(*place.notes, *notes),
-        checkpoint=checkpoint,
-        runtime=f"native ({plan.spec.family})",
-        tokenizer_of=f"transformers ({left_to})" if left_to else "",
+        runtime=computed_by,
     )
     loaded.notes += _vocabulary_notes(loaded)
     return loaded
@@ -176,20 +163,24 @@ def generation_config(
 ) -> dict[str, Any]:
     """The generation_config of `runtime.model`, without reading its weights. Raises as `load` does."""
     with quiet():
-        place = resolve(
-            runtime.model,
-            revision=runtime.revision,
-            offline=runtime.offline,
-            allow_pickle=allow_pickle,
-            trust_remote_code=trust_remote_code,
-        )
-    return check.inspect(
-        place.folder, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, need_tokenizer=False
-    ).generation
+        return _find(runtime, allow_pickle, trust_remote_code, need_tokenizer=False)[1].generation
+
+
+def _find(
+    runtime: Runtime,
+    allow_pickle: bool,
+    trust_remote_code: bool,
+    need_tokenizer: bool,
+    on_event: OnEvent | None = None,
+) -> tuple[CheckpointFolder, check.Checkpoint]:
+    """The folder of `runtime.model`, downloaded if necessary, and checked."""
+    flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
+    place = resolve(runtime.model, revision=runtime.revision, offline=runtime.offline, on_event=on_event, **flags)
+    return place, check.inspect(place.folder, need_tokenizer=need_tokenizer, **flags)
 
 
 def max_memory(text: str) -> dict[int | str, str]:
-    """`0=20GiB,cpu=64GiB` as accelerate wants it. Raises UsageError."""
+    """`0=20GiB,cpu=64GiB` in accelerate's form. Raises UsageError."""
     limits: dict[int | str, str] = {}
     for item in text.split(","):
         match = _MEMORY.fullmatch(item.strip())
@@ -223,7 +214,7 @@ def _placement(runtime: Runtime) -> dict[str, Any]:
     return placement
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
     import torch
 
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
@@ -243,9 +234,9 @@ def _device(name: str) -> torch.device:
 def _dtype(
     checkpoint: check.Checkpoint, config: PreTrainedConfig, runtime: Runtime, device: torch.device | None
 ) -> tuple[Any, list[str]]:
-    """The dtype to load with, "auto" for the checkpoint's own, and what to tell of it with --verbose.
+    """The dtype to load with, "auto" for the checkpoint's own, and notes for --verbose.
 
-    `device` is None where accelerate places the weights: on the GPUs, if there are any.
+    `device` is None if accelerate places the weights: on the GPUs, if there are any.
     """
     import torch
 
@@ -254,15 +245,15 @@ def _dtype(
     cuda = torch.cuda.is_available() if device is None else device.type == "cuda"
     if not cuda or checkpoint.config.get("quantization_config"):
         return "auto", []
-    said = getattr(config, "dtype", None)  # as transformers decides: the config's word, else the first tensor
-    stored = str(said).removeprefix("torch.") if isinstance(said, torch.dtype) else ""
+    named = getattr(config, "dtype", None)  # as in transformers: the config's dtype, else that of the first tensor
+    stored = str(named).removeprefix("torch.") if isinstance(named, torch.dtype) else ""
     if not stored:
-        found = (tensor.dtype for tensor in checkpoint.weights.tensors.values() if tensor.dtype in _STORED)
-        stored = _STORED[next(found, "F32")]
-    chosen = layout.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
+        dtypes = (tensor.dtype for tensor in checkpoint.weights.tensors.values() if tensor.dtype in _STORED)
+        stored = _STORED[next(dtypes, "F32")]
+    chosen = prepare.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
     if chosen == stored:
         return "auto", []
-    return getattr(torch, chosen), [layout.dtype_note(stored, chosen)]
+    return getattr(torch, chosen), [prepare.dtype_note(stored, chosen)]
 
 
 def _model(
@@ -290,15 +281,15 @@ def _model(
         )
 
     with weights_bar(on_event, runtime.model):
-        model, told = guarded(read, f"{checkpoint.folder} cannot be loaded")
-    missing = sorted(told["missing_keys"])
-    mismatched = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in told["mismatched_keys"])
+        model, report = guarded(read, f"{checkpoint.folder} cannot be loaded")
+    missing = sorted(report["missing_keys"])
+    mismatched = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in report["mismatched_keys"])
     if mismatched:
         raise ModelError(f"{few(mismatched)}: the shape in the weight files is not the one that config.json implies")
     if missing:
         raise ModelError(f"the weight files lack {len(missing)} tensors that the model needs: {few(missing)}")
     notes = []
-    unused = leftover.check(model, told["unexpected_keys"], checkpoint.weights.tensors, checkpoint.config)
+    unused = unused_tensors.check(model, report["unexpected_keys"], checkpoint.weights.tensors, checkpoint.config)
     if unused:
         notes.append(f"{len(unused)} tensors in the weight files are not used: {few(unused)}")
     model.eval().requires_grad_(False)
@@ -309,7 +300,7 @@ def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrai
     from transformers import AutoTokenizer
 
     tokenizer_files.forget()
-    with panics.unreported():
+    with rust_panics.without_panic_reports():
         return guarded(
             lambda: AutoTokenizer.from_pretrained(
                 checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
@@ -319,29 +310,29 @@ def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrai
 
 
 def _plain_tokenizer(checkpoint: check.Checkpoint) -> tuple[Any, str]:
-    """The tokenizer without transformers; or as transformers makes it, and why."""
+    """The tokenizer without transformers; or transformers' own, and why."""
     from genctl.models import tokenizer
-    from genctl.models.tokenizer_class import NotPlain
+    from genctl.models.tokenizer_class import UnsupportedTokenizer
 
     def plain() -> tuple[Any, str]:
         try:
             return tokenizer.plain(checkpoint.folder, checkpoint.config), ""
-        except NotPlain as error:
+        except UnsupportedTokenizer as error:
             return None, str(error)
 
-    with panics.unreported():
-        made, reason = guarded(plain, f"the tokenizer in {checkpoint.folder} cannot be loaded")
-    return (made, "") if made is not None else (_tokenizer(checkpoint, False), reason)
+    with rust_panics.without_panic_reports():
+        loaded, reason = guarded(plain, f"the tokenizer in {checkpoint.folder} cannot be loaded")
+    return (loaded, "") if loaded is not None else (_tokenizer(checkpoint, False), reason)
 
 
-def _vocabulary_notes(loaded: Loaded) -> tuple[str, ...]:
+def _vocabulary_notes(loaded: LoadedModel) -> tuple[str, ...]:
     config = loaded.config
     start = getattr(config, "decoder_start_token_id", None)
     start = loaded.generation.get("decoder_start_token_id", start)
     for name, value in {"decoder_start_token_id": start, **_special(loaded.generation)}.items():
         values = value if isinstance(value, list) else [value]
         for each in values:
-            if each is None or (each == -1 and name == "pad_token_id"):  # an old way of saying "none"
+            if each is None or (each == -1 and name == "pad_token_id"):  # -1 is an old form of "none"
                 continue
             if type(each) is not int or not 0 <= each < loaded.vocab_size:
                 raise ModelError(f"{name} is {each!r:.40}, but the model's ids are 0 to {loaded.vocab_size - 1:,}")

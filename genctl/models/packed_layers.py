@@ -1,7 +1,7 @@
-"""Linear layers of transformers' models give way to packed ones, which hold their weights for products with few rows.
+"""Replace linear layers of transformers' models by packed ones, whose weights are laid out for products with few rows.
 
-The products are those of the native runtime (`native.linear`). In oneDNN's layout the numbers are the same to 1e-4, in
-FBGEMM's float16 to their last digit; 8-bit ones are rounded. A layer that is not fit for it stays as it is.
+The products are those of the native runtime (`native.linear`). oneDNN's layout gives the same numbers to 1e-4, FBGEMM's
+float16 to the last digit; int8 weights are rounded. An unsuitable layer stays as it is.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Look = Callable[[str, Tensor], None]
 
 
 class WeightPacked(ModelError, AttributeError):
-    """The code of a model reads the weight of a layer that was packed, which `_reads` did not foresee."""
+    """A model's code reads the weight of a packed layer, which `_reads` did not foresee."""
 
 
 class PackedLinear(nn.Module):
-    """x W' + b by a product of its own, in place of a linear layer. It has no `weight` and takes no gradient."""
+    """x W' + b with a packed weight, in place of a linear layer. It has no `weight` and takes no gradient."""
 
     def __init__(self, product: Linear, shape: Sequence[int], bias: nn.Parameter | None) -> None:
         super().__init__()
@@ -55,18 +55,18 @@ class PackedLinear(nn.Module):
         return self.product(given)
 
     def __getattr__(self, name: str) -> Any:
-        """Raises WeightPacked for its weight: for `hasattr` there is none, and whoever uses it is told what helps."""
+        """Raises WeightPacked for `weight`: `hasattr` is False, and a user of it learns what helps."""
         if name == "weight":
             hint = "add --no-pack; with --quantize int8 leave that out"
             raise WeightPacked("the model's code reads the weight of a linear layer that was packed", hint=hint)
         return super().__getattr__(name)
 
     def extra_repr(self) -> str:
-        """What it prints beside its name."""
+        """The description in the model's repr."""
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.product.form}"
 
     def weight_bytes(self) -> int:
-        """What stands for the weight takes."""
+        """Bytes of the packed weight."""
         bias = None if self.bias is None else self.bias.data_ptr()
         held = (part for part in self.product.tensors() if part.is_mkldnn or part.data_ptr() != bias)
         return sum(part.numel() * part.element_size() for part in held)
@@ -74,7 +74,7 @@ class PackedLinear(nn.Module):
 
 @dataclass
 class PackingReport:
-    """What became of a model's linear layers."""
+    """The result of `pack`."""
 
     packed: int = 0
     left: Counter[str] = field(default_factory=Counter)  # why -> how many layers stayed as they were
@@ -83,10 +83,10 @@ class PackingReport:
 def pack(
     model: nn.Module, *, quantize: str | None = None, look: Look | None = None, smallest: int | None = None
 ) -> PackingReport:
-    """Replace every linear layer within `model` that is fit for it, one by one; each original is freed before the next.
+    """Replace every suitable linear layer of `model`, one by one; each original is freed before the next.
 
-    `look` is given each parameter once, by name, before its layer is packed, and may raise. `quantize` is None for the
-    same numbers in another order, or "int8". Only for inference.
+    `look` receives each parameter once, by name, before its layer is packed, and may raise. `quantize` is None for the
+    same numbers in another layout, or "int8". Only for inference.
     """
     report = PackingReport()
     seen: set[int] = set()
@@ -122,7 +122,7 @@ def weights_bytes(model: nn.Module) -> int:
 
 
 def places_of(model: nn.Module) -> dict[int, list[str]]:
-    """The names of each module, by its id: one that is shared has several."""
+    """The names of each module, by its id: a shared module has several."""
     places: dict[int, list[str]] = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
         places[id(module)].append(name)
@@ -130,12 +130,12 @@ def places_of(model: nn.Module) -> dict[int, list[str]]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether it is a linear layer of any class, one that may do more than its weight says included."""
+    """Whether it is a linear layer of any class, including classes that do more than the product."""
     return isinstance(module, (nn.Linear, Conv1D))
 
 
 def unfit(model: nn.Module, names: Sequence[str], quantize: str | None, smallest: int | None = None) -> str:
-    """Why the linear layer with these names stays as it is, on any machine; "" if nothing stands against packing it."""
+    """Why the linear layer with these names stays as it is, on any machine; "" if it can be packed."""
     module = model.get_submodule(names[0])
     kind = type(module)
     # Falcon writes the product out; it is the same one
@@ -164,7 +164,7 @@ def unfit(model: nn.Module, names: Sequence[str], quantize: str | None, smallest
 
 
 def product_for(dtype: torch.dtype, quantize: str | None) -> Make | None:
-    """The product that this CPU has for weights of this type; None if there is only the plain one."""
+    """The packed product that this CPU has for weights of this type; None if there is only the plain one."""
     if quantize is not None:
         return Int8Weights
     if kernels.has_onednn(dtype):
@@ -173,9 +173,9 @@ def product_for(dtype: torch.dtype, quantize: str | None) -> Make | None:
 
 
 def _reads(model: nn.Module, name: str) -> bool:
-    """Whether the code of the module around a layer reads its weight past it, as Mamba's: `self.dt_proj.weight @ x`.
+    """Whether the module around a layer reads its weight directly, as Mamba does: `self.dt_proj.weight @ x`.
 
-    Found in the text of their files, where a weight that is only asked for its dtype counts too.
+    Found in the source of their files; a weight that is only read for its dtype counts too.
     """
     around, _, key = name.rpartition(".")
     return any(key in _weights_read(base.__module__) for base in type(model.get_submodule(around)).__mro__)
@@ -192,7 +192,7 @@ def _weights_read(name: str) -> frozenset[str]:
 
 
 def _impossible(module: nn.Module, quantize: str | None) -> str:
-    """Why a linear layer stays as it is here; "" if this CPU can do it."""
+    """Why a linear layer stays as it is on this machine; "" if this CPU can pack it."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     if weight.device.type != "cpu":

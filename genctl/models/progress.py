@@ -1,4 +1,4 @@
-"""Quiet libraries: their loggers, warnings and progress bars are kept off the terminal; we hear of progress instead."""
+"""Silence loggers, warnings and progress bars of libraries; progress arrives as events instead."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def quiet() -> Iterator[None]:
 
 
 def download_bar(on_event: OnEvent | None, what: str) -> Any:
-    """A tqdm class that shows nothing and tells `on_event` instead."""
+    """A tqdm class that shows nothing and reports to `on_event`."""
     from tqdm.std import tqdm  # type: ignore[import-untyped]
 
     class Bar(tqdm):  # type: ignore[misc]
@@ -61,7 +61,7 @@ def download_bar(on_event: OnEvent | None, what: str) -> Any:
 
 @contextmanager
 def weights_bar(on_event: OnEvent | None, what: str) -> Iterator[None]:
-    """Route transformers' bar for loading weights to `on_event`."""
+    """Route transformers' progress bar for weights to `on_event`."""
     from transformers.utils import logging as hf
 
     def hook(factory: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> _Bar:
@@ -84,7 +84,7 @@ def weights_bar(on_event: OnEvent | None, what: str) -> Iterator[None]:
 
 
 class _Bar:
-    """What transformers takes for a tqdm bar: it iterates and reports; everything else does nothing."""
+    """A stand-in for a tqdm bar: it iterates and reports; everything else does nothing."""
 
     def __init__(self, items: Any, on_event: OnEvent | None, what: str) -> None:
         self.items, self.on_event, self.what = items, on_event, what

@@ -1,4 +1,4 @@
-"""Weight files are read into memory by the system while Python still imports torch."""
+"""Let the system read weight files into memory while Python imports torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ _PIECE = 1 << 21  # bytes; Linux reads no more than a few MB for one piece of ad
 
 
 def read_ahead(files: Iterable[Path]) -> threading.Thread | None:
-    """Have the system read these files in the background, where it can (Linux) and half of the memory holds them.
+    """Start reading these files in the background, if the system can (Linux) and half of the memory holds them.
 
-    A thread gives the advice, piece by piece: where the disk is slow, giving it waits for the disk. Nothing that is
-    computed depends on it.
+    A thread gives the advice piece by piece, because on a slow disk giving it blocks. No result depends on it.
     """
     paths = list(files)
     with suppress(AttributeError, OSError, ValueError):

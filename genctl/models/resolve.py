@@ -1,4 +1,4 @@
-"""From what the user typed to a local folder: a built-in checkpoint, a folder, the Hub's cache, or a download.
+"""Resolve a model name to a local folder: a built-in checkpoint, a folder, the Hub's cache, or a download.
 
 Honours HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN (which never appears in a message).
 """
@@ -15,7 +15,7 @@ from genctl.models.progress import OnEvent, download_bar
 from genctl.models.weights import shown
 
 BUILTIN = Path(__file__).with_name("builtin")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _UNWRITABLE = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT)
 # Owners under whom the Hub keeps the checkpoints that once had bare ids ("gpt2"). A stranger's "x/gpt2" is never meant.
@@ -37,8 +37,8 @@ _IGNORE = ["*/*", "consolidated*", "*.fp16*", "*.fp32*", "*.bf16*", "README*", "
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a checkpoint lies on this machine."""
+class CheckpointFolder:
+    """The local folder of a checkpoint."""
 
     folder: Path
     notes: tuple[str, ...] = ()
@@ -57,8 +57,8 @@ def resolve(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     on_event: OnEvent | None = None,
-) -> Place:
-    """Find `model`, downloading it if need be. Raises ModelError, or UsageError for an impossible combination."""
+) -> CheckpointFolder:
+    """Find `model`, downloading it if necessary. Raises ModelError, or UsageError for conflicting options."""
     if model.startswith("builtin:"):
         name = model.removeprefix("builtin:")
         if name not in builtins():
@@ -76,21 +76,21 @@ def resolve(
     if exists:
         hint = "give the folder that holds it" if path.suffix in (".safetensors", ".json", ".bin") else ""
         raise ModelError(f"{model} is a file, not a checkpoint folder", hint=hint)
-    if not _HUB_ID.fullmatch(model) or "--" in model or ".." in model or model.endswith((".git", "/", ".safetensors")):
+    if not HUB_ID.fullmatch(model) or "--" in model or ".." in model or model.endswith((".git", "/", ".safetensors")):
         raise ModelError(f"no such folder: {model}")
-    return _Hub(model, revision, offline, allow_pickle, trust_remote_code, on_event).fetch()
+    return HubCheckpoint(model, revision, offline, allow_pickle, trust_remote_code, on_event).fetch()
 
 
-def _local(folder: Path, revision: str | None) -> Place:
+def _local(folder: Path, revision: str | None) -> CheckpointFolder:
     if revision is not None:
-        asked = f"--revision {shown(revision)} makes no sense with {shown(str(folder))}"
-        raise UsageError(f"{asked}: only Hub checkpoints have revisions")
-    return Place(folder)
+        problem = f"--revision {shown(revision)} makes no sense with {shown(str(folder))}"
+        raise UsageError(f"{problem}: only Hub checkpoints have revisions")
+    return CheckpointFolder(folder)
 
 
 @dataclass(frozen=True)
-class _Hub:
-    """One Hub id, to be found in the cache or downloaded."""
+class HubCheckpoint:
+    """A Hub id, to be found in the cache or downloaded."""
 
     model: str
     revision: str | None
@@ -99,23 +99,23 @@ class _Hub:
     trust_remote_code: bool
     on_event: OnEvent | None
 
-    def fetch(self) -> Place:
+    def fetch(self) -> CheckpointFolder:
         from huggingface_hub import HfApi, constants, errors
 
         if self.offline or constants.HF_HUB_OFFLINE:
-            found = self.cached()
-            if found is None:
+            folder = self.cached()
+            if folder is None:
                 why = "--offline" if self.offline else "HF_HUB_OFFLINE is set"
                 raise self._nowhere(f"{self._named} is not in the cache, and the Hub is not asked ({why})")
-            return Place(found)
+            return CheckpointFolder(folder)
         if self.revision and _COMMIT.fullmatch(self.revision):  # commits never change: what is cached is what is meant
-            found = self.cached()
-            if found is not None:
-                return Place(found)
+            folder = self.cached()
+            if folder is not None:
+                return CheckpointFolder(folder)
         try:
             listing = HfApi().model_info(self.model, revision=self.revision, timeout=10)
             self._check_listing([item.rfilename for item in listing.siblings or []])
-            return Place(self._download())
+            return CheckpointFolder(self._download())
         except ModelError:
             raise
         except errors.RevisionNotFoundError as error:
@@ -133,14 +133,14 @@ class _Hub:
         except Exception as error:  # whichever HTTP library the Hub's client uses this year
             if isinstance(error, OSError) and error.errno in _UNWRITABLE:
                 raise ModelError(f"cannot write to the cache {constants.HF_HUB_CACHE}: {error.strerror}") from error
-            found = self.cached()
+            folder = self.cached()
             why = without_secrets(f"the Hub ({constants.ENDPOINT}) cannot be reached: {brief(error)}")
-            if found is None:
+            if folder is None:
                 raise self._nowhere(f"{why}; {self._named} is not in the cache") from error
-            return Place(found, (f"{why}; using the cached {self._named}",))
+            return CheckpointFolder(folder, (f"{why}; using the cached {self._named}",))
 
     def cached(self) -> Path | None:
-        """The newest complete snapshot in the cache, or None. Never asks the network."""
+        """The newest complete snapshot in the cache, or None. Never uses the network."""
         from huggingface_hub import errors, snapshot_download
 
         for model in self._aliases():
@@ -170,7 +170,7 @@ class _Hub:
         return self.model + (f" ({self.revision})" if self.revision else "")
 
     def _check_listing(self, files: list[str]) -> None:
-        """Refuse before downloading gigabytes that could not be used."""
+        """Refuse an unusable checkpoint before it is downloaded."""
         if "config.json" not in files:
             have = ", ".join(shown(name) for name in sorted(files)[:6]) or "nothing"
             raise ModelError(f"{self.model} on the Hub is not a checkpoint: it has no config.json, only {have}")
@@ -198,14 +198,14 @@ class _Hub:
         from huggingface_hub import constants
 
         names = cached_models(Path(constants.HF_HUB_CACHE))
-        told = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        have = f"cached: {told}" if names else f"nothing is cached in {constants.HF_HUB_CACHE}"
+        listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        have = f"cached: {listed}" if names else f"nothing is cached in {constants.HF_HUB_CACHE}"
         hint = f"{have}; connect and try again, or use builtin:stories, which needs no network"
         return ModelError(message, hint=hint)
 
 
 def cached_models(cache: Path) -> list[str]:
-    """Hub ids of which the cache holds at least one snapshot with a config."""
+    """Hub ids with at least one cached snapshot that has a config."""
     return sorted(
         folder.name.removeprefix("models--").replace("--", "/")
         for folder in cache.glob("models--*")
@@ -214,7 +214,7 @@ def cached_models(cache: Path) -> list[str]:
 
 
 def brief(error: BaseException, most: int = 240) -> str:
-    """What an exception of a library says, on one line, without control characters or a traceback."""
+    """The message of a library's exception on one line, without control characters or a traceback."""
     text = " ".join("".join(char if char.isprintable() else " " for char in str(error)).split())
     text = text.partition("Traceback (most recent call last)")[0].strip() or type(error).__name__
     text = without_secrets(text)

@@ -1,7 +1,6 @@
-"""Which runtime computes a checkpoint: the native one where everything that its config.json says is known, else
-transformers' classes.
+"""Choose the runtime of a checkpoint: native if everything in its config.json is supported, else transformers' classes.
 
-`--runtime auto` takes the native one for what the tests prove equal.
+`--runtime auto` uses the native runtime only where tests prove equal results.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from genctl.errors import ModelError, UsageError
 from genctl.events import Loading
-from genctl.models import layout
+from genctl.models import prepare
 from genctl.models.check import Checkpoint
 from genctl.models.progress import OnEvent
 from genctl.models.weights import few
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -> tuple[AnyPlan | None, str]:
     """How the native runtime would hold this checkpoint; or None, and why transformers' classes run it.
 
-    Raises ModelError or UsageError where it was asked for by name and cannot. torch is not imported.
+    Raises ModelError or UsageError if `--runtime native` is impossible. torch is not imported.
     """
     if runtime.runtime == "transformers":
         if runtime.quantize == "int4":
@@ -42,15 +41,15 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
         return None, "asked for"
     try:
         _options(runtime, trust_remote_code)
-        made = _plan(checkpoint)
-        _check_dtype(made.spec, dtype_of(runtime, checkpoint))
+        native = _plan(checkpoint)
+        _check_dtype(native.spec, dtype_of(runtime, checkpoint))
     except NotNative as reason:
         return None, _fallback(runtime, reason)
-    return made, ""
+    return native, ""
 
 
 def _fallback(runtime: Runtime, reason: NotNative) -> str:
-    """Why transformers' classes run a checkpoint. Raises ModelError where only the native runtime would do."""
+    """Why transformers' classes run a checkpoint. Raises ModelError if only the native runtime is allowed."""
     if runtime.runtime == "native":
         raise ModelError(f"--runtime native: {reason}", hint="--runtime auto falls back to transformers") from None
     if runtime.quantize == "int4":
@@ -62,13 +61,13 @@ def _fallback(runtime: Runtime, reason: NotNative) -> str:
 def spec_of_run(
     runtime: Runtime, checkpoint: Checkpoint, device: torch.device, *, trust_remote_code: bool
 ) -> Spec | Seq2SeqSpec | None:
-    """What the native runtime would compute; None where transformers' classes do. Raises as a run does.
+    """The spec of the native runtime; None if transformers' classes run the checkpoint. Raises as a run does.
 
     Without weight files config.json alone decides.
     """
     if checkpoint.weights.files or runtime.runtime == "transformers":
-        made, _ = plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
-        spec = None if made is None else made.spec
+        native, _ = plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
+        spec = None if native is None else native.spec
     else:
         try:
             _options(runtime, trust_remote_code)
@@ -82,21 +81,21 @@ def spec_of_run(
 
 
 def _options(runtime: Runtime, trust_remote_code: bool) -> None:
-    """Raises NotNative, or UsageError with --runtime native, for what only transformers' classes do."""
-    said = {
+    """Raises NotNative, or UsageError with --runtime native, for options that only transformers' classes support."""
+    flags = {
         "--trust-remote-code": trust_remote_code,
         f"--device-map {runtime.device_map}": runtime.device_map is not None,
         "--compile": runtime.compile,
     }
-    for flag, given in said.items():
-        if given and runtime.runtime == "native":
+    for flag, is_set in flags.items():
+        if is_set and runtime.runtime == "native":
             raise UsageError(f"--runtime native and {flag} contradict each other: transformers' classes do that")
-        if given:
+        if is_set:
             raise NotNative(flag)
 
 
 def _check_dtype(spec: Spec | Seq2SeqSpec, dtype: str) -> None:
-    """Raises NotNative for a type that is not computed in."""
+    """Raises NotNative for an unsupported dtype."""
     if dtype not in DTYPES.values():
         raise NotNative(f"config.json: dtype = {dtype!r:.40} is not known to the native runtime")
     if isinstance(spec, Seq2SeqSpec) and dtype == "float16":
@@ -113,35 +112,35 @@ def _plan(checkpoint: Checkpoint) -> AnyPlan:
     if of_sources and "decoder_start_token_id" not in {**config, **checkpoint.generation}:
         raise NotNative("config.json has no decoder_start_token_id")
     if not (checkpoint.folder / "generation_config.json").is_file():
-        wanted = ["eos_token_id", "pad_token_id", "decoder_start_token_id" if of_sources else "bos_token_id"]
-        lacking = [name for name in wanted if name not in config]
-        if lacking:  # transformers has defaults of its own for each architecture
+        needed = ["eos_token_id", "pad_token_id", "decoder_start_token_id" if of_sources else "bos_token_id"]
+        lacking = [name for name in needed if name not in config]
+        if lacking:  # transformers has defaults for each architecture
             raise NotNative(f"config.json has no {lacking[0]}")
     known = CLASSES.get(checkpoint.model_type)
     names = config.get("architectures") or [known]
     if known is not None and (not isinstance(names, list) or known not in names):
         raise NotNative(f"config.json: architectures = {names!r:.80}")
-    made = plan_of(config, {name: tensor.shape for name, tensor in checkpoint.weights.tensors.items()})
-    if made.unused:  # whether that is an error is found out there
-        raise NotNative(f"the weight files hold tensors that it does not read: {few(made.unused)}")
-    return made
+    native = plan_of(config, {name: tensor.shape for name, tensor in checkpoint.weights.tensors.items()})
+    if native.unused:  # transformers' runtime decides whether that is an error
+        raise NotNative(f"the weight files hold tensors that it does not read: {few(native.unused)}")
+    return native
 
 
 def dtype_of(runtime: Runtime, checkpoint: Checkpoint) -> str:
-    """What is computed in: as asked, else as config.json says, else as the first tensor is, else float32."""
+    """The dtype to compute in: --dtype, else that of config.json, else that of the first tensor, else float32."""
     if runtime.dtype != "auto":
         return runtime.dtype
-    said = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
-    if isinstance(said, str):
-        return said.removeprefix("torch.")
+    named = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    if isinstance(named, str):
+        return named.removeprefix("torch.")
     kinds = (DTYPES[tensor.dtype] for tensor in checkpoint.weights.tensors.values() if tensor.dtype in DTYPES)
     return next(kinds, "float32")
 
 
 def device_reason(spec: Spec | Seq2SeqSpec, runtime: Runtime, device: torch.device) -> str:
-    """Why the native runtime does not run there; "" on the CPU, and on a CUDA device for a decoder asked for by name.
+    """Why the native runtime does not run on a device; "" on the CPU, and for a decoder with --runtime native on CUDA.
 
-    Raises UsageError for what was asked for by name and does not run there.
+    Raises UsageError if --runtime native is impossible there.
     """
     if device.type == "cpu":
         return ""
@@ -164,9 +163,9 @@ def load(
     look: Callable[[str, Tensor], None] | None,
     on_event: OnEvent | None,
 ) -> tuple[NativeModel, list[str]]:
-    """Map the weights, or move them to a GPU as they are read; the model, and what to tell of it.
+    """Map the weights, or move them to a GPU while reading; the model, and notes for --verbose.
 
-    `look` is given each tensor, and may raise. On a GPU `--dtype auto` is what `layout.dtype_on` says.
+    `look` receives each tensor and may raise. On a GPU `--dtype auto` is that of `prepare.dtype_on`.
     """
     import torch
 
@@ -185,7 +184,7 @@ def load(
 
     stored = chosen = dtype_of(runtime, checkpoint)
     if device.type == "cuda" and runtime.dtype == "auto":
-        chosen = layout.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
+        chosen = prepare.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
     products = Products(runtime.quantize, pack=runtime.pack)
     file = checkpoint.folder / "generation_config.json"
     special = SpecialTokens(checkpoint.config, checkpoint.generation if file.is_file() else None)
@@ -202,7 +201,7 @@ def load(
         name=name,
     )
     held = Counter(product.form for product in model.products())
-    notes = [layout.dtype_note(stored, chosen)] if chosen != stored else []
+    notes = [prepare.dtype_note(stored, chosen)] if chosen != stored else []
     if set(held) != {"plain"}:
         how = "" if runtime.quantize is None else f" with weights in {runtime.quantize}"
         forms = ", ".join(f"{count} {form}" for form, count in sorted(held.items()))

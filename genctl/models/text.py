@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from genctl.errors import InputError, ModelError
 from genctl.events import Ended, Event, Finished, Hypothesis, Row, RowStates, Stepped, Token, with_tokens
-from genctl.models import panics
+from genctl.models import rust_panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from genctl.models.hub import Loaded
+    from genctl.models.hub import LoadedModel
 
 Way: TypeAlias = Literal["bytes", "pieces", "whole"]
 
 
-def encode_prompt(loaded: Loaded, text: str, *, add_special_tokens: bool = True) -> list[int]:
+def encode_prompt(loaded: LoadedModel, text: str, *, add_special_tokens: bool = True) -> list[int]:
     """The ids of a prompt. Raises InputError if it has none, or one that the model cannot read."""
     if loaded.tokenizer is None:
         raise ModelError(f"{loaded.name} has no tokenizer: give prompt_ids instead of text")
@@ -42,7 +42,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens:
     except UnicodeEncodeError as error:
         raise InputError(f"the prompt is not valid Unicode: a lone surrogate at character {error.start}") from error
     try:
-        with panics.unreported():
+        with rust_panics.without_panic_reports():
             ids = list(tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
     except BaseException as error:
         if _gave_up(error):
@@ -202,10 +202,10 @@ class _Vocabulary:
 
     def alone(self, id: int) -> str:
         """`raw` of one token."""
-        found = self._alone.get(id)
-        if found is None:
-            found = self._alone[id] = self.raw([id])
-        return found
+        text = self._alone.get(id)
+        if text is None:
+            text = self._alone[id] = self.raw([id])
+        return text
 
     def token(self, id: int) -> str | None:
         if self.backend is not None:
@@ -214,23 +214,23 @@ class _Vocabulary:
 
     def bytes_of(self, id: int) -> bytes:
         """The bytes of a token of a byte-level vocabulary; b"" for an id that it lacks."""
-        found = self._bytes.get(id)
-        if found is None:
+        content = self._bytes.get(id)
+        if content is None:
             token = self.token(id) or ""
             table = _byte_table()
             known = all(char in table for char in token)
-            found = self._bytes[id] = bytes(table[char] for char in token) if known else token.encode()
-        return found
+            content = self._bytes[id] = bytes(table[char] for char in token) if known else token.encode()
+        return content
 
     def is_byte(self, id: int) -> bool:
         """Whether the token is one byte (<0xE2>) of a byte-fallback vocabulary."""
         return self.fallback and _byte_name(self.token(id))
 
     def piece(self, id: int) -> str:
-        found = self._pieces.get(id)
-        if found is None:
-            found = self._pieces[id] = self._piece(id)
-        return found
+        piece = self._pieces.get(id)
+        if piece is None:
+            piece = self._pieces[id] = self._piece(id)
+        return piece
 
     def _piece(self, id: int) -> str:
         token = self.token(id)
@@ -354,7 +354,9 @@ def caption(events: Iterable[Event], detokenizer_factory: Callable[[], Words]) -
             continue
         states.forget(event)
         if isinstance(event, Finished):
-            yield dataclasses.replace(event, hypotheses=tuple(_hypothesis(one, reader) for one in event.hypotheses))
+            yield dataclasses.replace(
+                event, hypotheses=tuple(_hypothesis(hypothesis, reader) for hypothesis in event.hypotheses)
+            )
         else:
             yield event
 
@@ -376,12 +378,12 @@ def _forked(state: _Captioned) -> _Captioned:
     return state[0].fork(), ()
 
 
-def _ended(one: Ended, state: _Captioned) -> Ended:
+def _ended(row: Ended, state: _Captioned) -> Ended:
     words, written = state
     if written:
         *others, last = written
         written = (*others, dataclasses.replace(last, text=last.text + words.flush()))
-    return dataclasses.replace(one, written=written, hypothesis=_hypothesis(one.hypothesis, words))
+    return dataclasses.replace(row, written=written, hypothesis=_hypothesis(row.hypothesis, words))
 
 
 def _hypothesis(hypothesis: Hypothesis, words: Words) -> Hypothesis:

@@ -1,9 +1,9 @@
-"""A checkpoint's tokenizer.json through the tokenizers library alone, as transformers would read it.
+"""A checkpoint's tokenizer.json with the tokenizers library alone, as transformers reads it.
 
-transformers reads the same file with the same library. It adds what tokenizer_config.json and two older files say, and
-some of its classes rebuild parts of the tokenizer (`tokenizer_class`, `tokenizer_recipes`). The steps here are those of
-`PreTrainedTokenizerBase.from_pretrained` and `TokenizersBackend.__init__` of transformers 5. A folder with a field or a
-class that is not known here is left to `AutoTokenizer`.
+transformers reads the same file with the same library, adds tokenizer_config.json and two older files, and some of its
+classes rebuild parts of the tokenizer (`tokenizer_class`, `tokenizer_recipes`). The steps are those of
+`PreTrainedTokenizerBase.from_pretrained` and `TokenizersBackend.__init__` of transformers 5. Folders with an unknown
+field or class are left to `AutoTokenizer`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.models import tokenizer_files
-from genctl.models.tokenizer_class import BACKEND, NotPlain, class_of
+from genctl.models.tokenizer_class import BACKEND, UnsupportedTokenizer, class_of
 from genctl.models.weights import LARGEST_JSON, read_json
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _SIDES = ("left", "right")
 
 
 class PlainTokenizer:
-    """The part of transformers' tokenizers that genctl uses."""
+    """The part of transformers' tokenizer interface that genctl uses."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class PlainTokenizer:
         return int(self.backend_tokenizer.get_vocab_size(with_added_tokens=True))
 
     def __getattr__(self, name: str) -> Any:
-        """bos_token, eos_token_id and so on; None for those that there are not."""
+        """bos_token, eos_token_id and so on; None for tokens that do not exist."""
         special = self.__dict__.get("special_tokens_map", {})
         if name in _NAMED or name in special:
             return special.get(name)
@@ -78,13 +78,13 @@ class PlainTokenizer:
     @property
     def all_special_ids(self) -> list[int]:
         """The ids of all special tokens."""
-        found = (self.backend_tokenizer.token_to_id(token) for token in self.all_special_tokens)
-        return [id for id in found if id is not None]
+        ids = (self.backend_tokenizer.token_to_id(token) for token in self.all_special_tokens)
+        return [id for id in ids if id is not None]
 
     def get_vocab(self) -> dict[str, int]:
         """Each token and its id."""
-        found: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
-        return found
+        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
+        return vocabulary
 
     def __call__(
         self,
@@ -95,14 +95,14 @@ class PlainTokenizer:
         return_offsets_mapping: bool = False,
         verbose: bool = True,
     ) -> dict[str, list[Any]]:
-        """{"input_ids": ids} and, if asked for, "offset_mapping": where each token lies in the text."""
+        """{"input_ids": ids} and, on request, "offset_mapping": the place of each token in the text."""
         encoding = self.backend_tokenizer.encode(
             text_target if text is None else text, add_special_tokens=add_special_tokens
         )
-        found: dict[str, list[Any]] = {"input_ids": encoding.ids}
+        output: dict[str, list[Any]] = {"input_ids": encoding.ids}
         if return_offsets_mapping:
-            found["offset_mapping"] = encoding.offsets
-        return found
+            output["offset_mapping"] = encoding.offsets
+        return output
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text."""
@@ -112,7 +112,7 @@ class PlainTokenizer:
     def decode(
         self, ids: Sequence[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> str:
-        """The text of ids. Spaces are cleaned up as asked, though never behind a BPE."""
+        """The text of ids. Spaces are cleaned up on request, except after a BPE."""
         text = str(self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
         clean = (
             self.clean_up_tokenization_spaces if clean_up_tokenization_spaces is None else clean_up_tokenization_spaces
@@ -121,16 +121,16 @@ class PlainTokenizer:
         return self.clean_up_tokenization(text) if clean and not bpe else text
 
     def batch_decode(self, several: Iterable[Sequence[int]], **options: Any) -> list[str]:
-        """`decode` of each."""
+        """`decode` of each sequence."""
         return [self.decode(ids, **options) for ids in several]
 
     def convert_ids_to_tokens(self, id: int) -> str | None:
-        """The token with an id."""
+        """The token of an id."""
         token: str | None = self.backend_tokenizer.id_to_token(id)
         return token
 
     def get_chat_template(self) -> str:
-        """The chat template. Raises ValueError if there is none, or none of several is the default."""
+        """The chat template. Raises ValueError if there is none, or no default among several."""
         template = self.chat_template
         if isinstance(template, dict):
             template = template.get("default")
@@ -140,7 +140,7 @@ class PlainTokenizer:
 
     @staticmethod
     def clean_up_tokenization(text: str) -> str:
-        """Without the spaces that a WordPiece vocabulary leaves before punctuation."""
+        """Remove the spaces that a WordPiece vocabulary leaves before punctuation."""
         for mark in ".?!,":
             text = text.replace(f" {mark}", mark)
         text = text.replace(" ' ", "'")
@@ -150,55 +150,55 @@ class PlainTokenizer:
 
 
 def plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
-    """The tokenizer of a checkpoint folder; `model` is its config.json. Raises NotPlain with the reason for none."""
+    """The tokenizer of a checkpoint folder; `model` is its config.json. Raises UnsupportedTokenizer with a reason."""
     try:
         return _plain(folder, model)
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # a file of another form than is known here
-        raise NotPlain(f"its files are read otherwise: {type(error).__name__}: {error}"[:200]) from error
+        raise UnsupportedTokenizer(f"its files are read otherwise: {type(error).__name__}: {error}"[:200]) from error
 
 
 def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise NotPlain("there is no tokenizer.json")
+        raise UnsupportedTokenizer("there is no tokenizer.json")
     if (folder / "tekken.json").exists():
-        raise NotPlain("tekken.json may take its place")
-    said: dict[str, Any] = {}
+        raise UnsupportedTokenizer("tekken.json may take its place")
+    settings: dict[str, Any] = {}
     if (folder / "tokenizer_config.json").is_file():
-        said = read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
-    name = class_of(str(folder), model, said, byte_level=lambda: '"ByteLevel"' in path.read_text(encoding="utf-8"))
-    _check_fields(said)
-    template = _template(folder, said.get("chat_template"))
-    clean = bool(said.get("clean_up_tokenization_spaces", False))
+        settings = read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
+    name = class_of(str(folder), model, settings, byte_level=lambda: '"ByteLevel"' in path.read_text(encoding="utf-8"))
+    _check_fields(settings)
+    template = _template(folder, settings.get("chat_template"))
+    clean = bool(settings.get("clean_up_tokenization_spaces", False))
     file = tokenizer_files.take(path)
-    said, specific, added = _merged(folder, said, file)
+    settings, specific, added = _merged(folder, settings, file)
 
     from tokenizers import Tokenizer
 
     from genctl.models.tokenizer_recipes import RECIPES, Fields, alone, post_processor
 
-    fields, recipe = Fields(said, file), None
+    fields, recipe = Fields(settings, file), None
     if name == BACKEND:
         backend = Tokenizer.from_file(str(path))
     else:
         recipe = RECIPES[name]
         if not isinstance(file.get("model"), dict) or file["model"].get("type") != recipe.model:
-            raise NotPlain(f"{name} takes no such vocabulary")
-        fields.said = said = {**recipe.tokens, **said}
+            raise UnsupportedTokenizer(f"{name} takes no such vocabulary")
+        fields.said = settings = {**recipe.tokens, **settings}
         recipe.extra(fields)
         backend = recipe.parts(fields)
         if (last := post_processor(file)) is not None:
             backend.post_processor = last
     if isinstance(file.get("padding"), dict):
-        said.setdefault("pad_token", file["padding"].get("pad_token"))
+        settings.setdefault("pad_token", file["padding"].get("pad_token"))
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = fields.flag("split_special_tokens", False)
-    named = {key: said[key] for key in _NAMED if said.get(key) is not None} | specific
+    named = {key: settings[key] for key in _NAMED if settings.get(key) is not None} | specific
     special = {key: named[key] for key in dict.fromkeys((*_NAMED, *named)) if key in named}
-    extra = list(said.get("extra_special_tokens", said.get("additional_special_tokens")) or ())
+    extra = list(settings.get("extra_special_tokens", settings.get("additional_special_tokens")) or ())
     if not all(_is_token(token) and str(token) for token in (*special.values(), *extra)):
-        raise NotPlain("a special token is no text")
+        raise UnsupportedTokenizer("a special token is no text")
     _add(backend, added, special, extra)
     if backend.post_processor is None:
         backend.post_processor = alone()
@@ -208,100 +208,102 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     return PlainTokenizer(backend, names, map(str, extra), clean=clean, template=template, place=str(folder))
 
 
-def _check_fields(said: dict[str, Any]) -> None:
+def _check_fields(settings: dict[str, Any]) -> None:
     known = _NO_EFFECT | _READ | _READ_BY_SOME | _EXTRA
-    for name, value in said.items():
+    for name, value in settings.items():
         if name not in known and not name.endswith("_token"):
-            raise NotPlain(f"tokenizer_config.json has the field {name!r:.60}")
+            raise UnsupportedTokenizer(f"tokenizer_config.json has the field {name!r:.60}")
         if name in ("padding_side", "truncation_side") and value not in _SIDES:
-            raise NotPlain(f"{name} = {value!r:.40}")
+            raise UnsupportedTokenizer(f"{name} = {value!r:.40}")
         if name == "model_input_names" and not isinstance(value, list):
-            raise NotPlain(f"{name} = {value!r:.40}")
+            raise UnsupportedTokenizer(f"{name} = {value!r:.40}")
 
 
 def _merged(
-    folder: Path, said: dict[str, Any], file: dict[str, Any]
+    folder: Path, settings: dict[str, Any], file: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[int, Any]]:
-    """What a class is given: its fields, special tokens with names of the checkpoint's own, and added tokens by id.
+    """The arguments of the class: its fields, special tokens under the checkpoint's own names, and added tokens by id.
 
-    tokenizer_config.json comes first; without an added_tokens_decoder in it the older files count too.
+    tokenizer_config.json has priority; without an added_tokens_decoder in it the older files count too.
     """
     from tokenizers import AddedToken
 
-    said = {key: value for key, value in said.items() if key not in _NO_EFFECT}
-    if "additional_special_tokens" in said and not said.get("extra_special_tokens"):
-        said["extra_special_tokens"] = said.pop("additional_special_tokens")
+    settings = {key: value for key, value in settings.items() if key not in _NO_EFFECT}
+    if "additional_special_tokens" in settings and not settings.get("extra_special_tokens"):
+        settings["extra_special_tokens"] = settings.pop("additional_special_tokens")
     own = {
-        key: said.pop(key) for key in list(said) if key not in _NAMED and key.endswith("_token") and _text(said[key])
+        key: settings.pop(key)
+        for key in list(settings)
+        if key not in _NAMED and key.endswith("_token") and _text(settings[key])
     }
-    own |= _of_object(said)
+    own |= _of_object(settings)
     added: dict[int, Any] = {}
     by_text: dict[str, Any] = {}
 
     def add(number: Any, token: Any) -> None:
         if not str(number).isdecimal():
-            raise NotPlain(f"an added token has the id {number!r:.40}")
+            raise UnsupportedTokenizer(f"an added token has the id {number!r:.40}")
         added[int(number)] = by_text[str(token)] = token
 
-    decoder = said.pop("added_tokens_decoder", None)
+    decoder = settings.pop("added_tokens_decoder", None)
     if decoder is not None:
         if not isinstance(decoder, dict):
-            raise NotPlain("added_tokens_decoder is no object")
+            raise UnsupportedTokenizer("added_tokens_decoder is no object")
         for number, token in decoder.items():
             add(number, AddedToken(**_parts(token)))
     else:
-        _special_tokens_map(folder / "special_tokens_map.json", said)
+        _special_tokens_map(folder / "special_tokens_map.json", settings)
         if (folder / "added_tokens.json").is_file():
-            special = {str(said[key]) for key in _NAMED if said.get(key)}
-            special |= {str(token) for token in said.get("extra_special_tokens") or ()}
+            special = {str(settings[key]) for key in _NAMED if settings.get(key)}
+            special |= {str(token) for token in settings.get("extra_special_tokens") or ()}
             for text, number in read_json(folder / "added_tokens.json", "added_tokens.json").items():
                 kind = {"lstrip": False, "rstrip": False, "normalized": text not in special, "special": text in special}
                 add(number, AddedToken(text, **kind))
         for entry in file.get("added_tokens") or ():
             parts = dict(entry)
             add(parts.pop("id", None), AddedToken(**_parts(parts)))
-    own |= _of_object(said)
-    said = {key: _converted(value) for key, value in said.items()}
+    own |= _of_object(settings)
+    settings = {key: _converted(value) for key, value in settings.items()}
     for key in _NAMED:
-        if said.get(key) is not None:
-            said[key] = by_text.get(str(said[key]), said[key])
+        if settings.get(key) is not None:
+            settings[key] = by_text.get(str(settings[key]), settings[key])
     late = {
-        key: said.pop(key)
-        for key in list(said)
-        if key not in _NAMED and key.endswith("_token") and said[key] is not None
+        key: settings.pop(key)
+        for key in list(settings)
+        if key not in _NAMED and key.endswith("_token") and settings[key] is not None
     }
-    return said, late | {key: _converted(value) for key, value in own.items()}, added
+    return settings, late | {key: _converted(value) for key, value in own.items()}, added
 
 
-def _of_object(said: dict[str, Any]) -> dict[str, Any]:
-    """Special tokens that are an object are names and tokens; they leave `said`."""
-    extra = said.get("extra_special_tokens")
-    return dict(said.pop("extra_special_tokens")) if isinstance(extra, dict) else {}
+def _of_object(settings: dict[str, Any]) -> dict[str, Any]:
+    """Special tokens given as an object of names and tokens; they are removed from `settings`."""
+    extra = settings.get("extra_special_tokens")
+    return dict(settings.pop("extra_special_tokens")) if isinstance(extra, dict) else {}
 
 
-def _special_tokens_map(path: Path, said: dict[str, Any]) -> None:
-    """What an old special_tokens_map.json says goes over what tokenizer_config.json says."""
+def _special_tokens_map(path: Path, settings: dict[str, Any]) -> None:
+    """An old special_tokens_map.json overrides tokenizer_config.json."""
     from tokenizers import AddedToken
 
     if not path.is_file():
         return
     for key, value in read_json(path, path.name).items():
         if key not in _EXTRA and not key.endswith("_token"):
-            raise NotPlain(f"{path.name} has the field {key!r:.60}")
+            raise UnsupportedTokenizer(f"{path.name} has the field {key!r:.60}")
         if isinstance(value, dict) and key != "extra_special_tokens":
             value = AddedToken(**{**_parts(value), "special": True})
         elif key == "extra_special_tokens" and isinstance(value, list):
-            existing = list(said.get(key) or ())
+            existing = list(settings.get(key) or ())
             for token in value:
                 token = AddedToken(**{**_parts(token), "special": True}) if isinstance(token, dict) else token
                 if token not in existing:
                     existing.append(token)
             value = existing
-        said[key] = value
+        settings[key] = value
 
 
 def _add(backend: Tokenizer, added: dict[int, Any], special: dict[str, Any], extra: Sequence[Any]) -> None:
-    """Add the tokens by their ids, then special ones that are not there yet."""
+    """Add the tokens in the order of their ids, then the missing special ones."""
     from tokenizers import AddedToken
 
     tokens = [token for _, token in sorted(added.items())]
@@ -319,36 +321,36 @@ def _add(backend: Tokenizer, added: dict[int, Any], special: dict[str, Any], ext
         backend.add_tokens(tokens)
 
 
-def _template(folder: Path, said: Any) -> Any:
-    """The chat template, or several by name: of files, else of tokenizer_config.json."""
+def _template(folder: Path, template: Any) -> Any:
+    """The chat template, or several by name: from files, else from tokenizer_config.json."""
     files = {"default": folder / "chat_template.jinja"} if (folder / "chat_template.jinja").is_file() else {}
     more = folder / "additional_chat_templates"
     files |= {path.stem: path for path in sorted(more.glob("*.jinja")) if path.is_file()} if more.is_dir() else {}
     if any(path.stat().st_size > LARGEST_JSON for path in files.values()):
-        raise NotPlain("a chat template is too long")
+        raise UnsupportedTokenizer("a chat template is too long")
     texts = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
     if texts:
         return texts["default"] if list(texts) == ["default"] else texts
-    if isinstance(said, list):
+    if isinstance(template, list):
         try:
-            said = {entry["name"]: entry["template"] for entry in said}
+            template = {entry["name"]: entry["template"] for entry in template}
         except (TypeError, KeyError):
-            said = False
-    texts = said if isinstance(said, dict) else {"": said}
-    if said is not None and not all(isinstance(text, str) for text in texts.values()):
-        raise NotPlain("chat_template is no text")
-    return said
+            template = False
+    texts = template if isinstance(template, dict) else {"": template}
+    if template is not None and not all(isinstance(text, str) for text in texts.values()):
+        raise UnsupportedTokenizer("chat_template is no text")
+    return template
 
 
 def _parts(token: Any) -> dict[str, Any]:
-    """The fields of an added token. Raises NotPlain for what is none."""
+    """The fields of an added token. Raises UnsupportedTokenizer if it is malformed."""
     if not isinstance(token, dict) or set(token) - _TOKEN or not _text(token.get("content")):
-        raise NotPlain(f"an added token is {token!r:.80}")
+        raise UnsupportedTokenizer(f"an added token is {token!r:.80}")
     return {key: value for key, value in token.items() if key != "__type"}
 
 
 def _converted(value: Any) -> Any:
-    """JSON with AddedToken objects in the place of those that it describes."""
+    """JSON with AddedToken objects for the dictionaries that describe them."""
     if isinstance(value, dict) and value.get("__type") == "AddedToken":
         from tokenizers import AddedToken
 

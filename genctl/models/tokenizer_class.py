@@ -1,8 +1,8 @@
-"""Which class transformers' `AutoTokenizer` takes for a checkpoint folder, by the rules of its version 5.
+"""The class that transformers' `AutoTokenizer` uses for a checkpoint folder, by the rules of version 5.
 
-tokenizer_config.json may name a class, config.json may, and each model type has one registered. Since version 5 a class
-of the library rebuilds parts of the tokenizer instead of taking those in tokenizer.json (`tokenizer_recipes`); all
-other folders take tokenizer.json as it is, which is called `BACKEND` here.
+tokenizer_config.json or config.json may name a class, and each model type has a registered one. Since version 5 a class
+rebuilds parts of the tokenizer instead of taking them from tokenizer.json (`tokenizer_recipes`); all other folders use
+tokenizer.json unchanged, which is called `BACKEND` here.
 """
 
 from __future__ import annotations
@@ -64,28 +64,28 @@ NAMES_OF_BACKENDS = (
 )
 
 
-class NotPlain(Exception):
+class UnsupportedTokenizer(Exception):
     """Why a tokenizer is left to transformers."""
 
 
 def class_of(
     place: str, config: dict[str, Any], tokenizer_config: dict[str, Any], *, byte_level: Callable[[], bool]
 ) -> str:
-    """`BACKEND` or one of `CLASSES`. `byte_level` says whether tokenizer.json names a ByteLevel part.
+    """`BACKEND` or one of `CLASSES`. `byte_level` returns whether tokenizer.json has a ByteLevel part.
 
-    Raises NotPlain where the class is another one, or not known.
+    Raises UnsupportedTokenizer for any other class.
     """
     model_type = config.get("model_type")
     if model_type not in REGISTERED:
-        raise NotPlain(f"model type {model_type!r:.40} has rules of its own")
+        raise UnsupportedTokenizer(f"model type {model_type!r:.40} has rules of its own")
     if tokenizer_config.get("auto_map") is not None or "model_name" in config:
-        raise NotPlain("its class may be another than the one that is named")
+        raise UnsupportedTokenizer("its class may be another than the one that is named")
     if any(fnmatch(place.lower(), name) for name in NAMES_OF_BACKENDS):
         return BACKEND
     named = tokenizer_config.get("tokenizer_class")
     named = config.get("tokenizer_class") if named is None else named
     if named is not None and (not isinstance(named, str) or not named):
-        raise NotPlain(f"tokenizer_class = {named!r:.40}")
+        raise UnsupportedTokenizer(f"tokenizer_class = {named!r:.40}")
     registered = REGISTERED[model_type]
     if named is None:
         return registered or BACKEND
@@ -105,5 +105,5 @@ def _known(name: str) -> str:
     if name in _BACKENDS:
         return BACKEND
     if name not in CLASSES:
-        raise NotPlain(f"{name:.60} is not known to genctl")
+        raise UnsupportedTokenizer(f"{name:.60} is not known to genctl")
     return name

@@ -1,7 +1,7 @@
-"""A tokenizer's files, looked at before a library reads them: numbers in them become sizes, unasked.
+"""Checks of a tokenizer's files before a library reads them: numbers in them become sizes without a check.
 
-The library that reads them (github.com/huggingface/tokenizers) allocates what a file says and ends the process where
-there is not so much memory, so that nothing could be reported afterwards. Everything else it refuses itself.
+The library (github.com/huggingface/tokenizers) allocates what a file says and aborts the process if memory runs out, so
+that nothing could be reported. It refuses all other errors itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHARSMAP_GROWTH = 20  # at most 18 characters come of one by NFKC (unicode.org/
 
 
 def check(folder: Path) -> None:
-    """Raises ModelError for a tokenizer file that is no JSON or asks for more than any tokenizer needs."""
+    """Raises ModelError for a tokenizer file that is not JSON or that implies more than any tokenizer needs."""
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "added_tokens.json"):
         if not (folder / name).is_file():
             continue
@@ -44,11 +44,11 @@ def _keep(path: Path, data: dict[str, Any]) -> None:
 
 
 def take(path: Path) -> dict[str, Any]:
-    """tokenizer.json as `check` parsed it (large ones take half a second), or anew. It is not kept further."""
+    """tokenizer.json as `check` parsed it (large files take half a second), or parsed again. It is then forgotten."""
     state = path.stat()
-    kept = [data for name, *stamp, data in _KEPT if (name, *stamp) == (str(path), state.st_size, state.st_mtime_ns)]
+    parsed = [data for name, *stamp, data in _KEPT if (name, *stamp) == (str(path), state.st_size, state.st_mtime_ns)]
     forget()
-    return kept[0] if kept else read_json(path, path.name)
+    return parsed[0] if parsed else read_json(path, path.name)
 
 
 def forget() -> None:
@@ -57,10 +57,10 @@ def forget() -> None:
 
 
 def _ids(name: str, data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Each token and its id, wherever the file has them."""
+    """Each token and its id, wherever the file lists them."""
     if name == "tokenizer_config.json":
-        told = data.get("added_tokens_decoder")
-        for key in told if isinstance(told, dict) else ():
+        tokens = data.get("added_tokens_decoder")
+        for key in tokens if isinstance(tokens, dict) else ():
             # longer than any number that could be one; int() would take its time
             yield key, int(key) if key.isdecimal() and len(key) < 20 else None if not key.isdecimal() else MOST_IDS
         return
@@ -94,13 +94,13 @@ def _check_padding(padding: Any) -> None:
 
 
 def _growth(step: Any, inner: str) -> int:
-    """How many times as long a text may become, by what its parts say; steps that only shorten count 1."""
+    """How many times longer a text may become, from the parts of a normaliser; steps that only shorten count 1."""
     if not isinstance(step, dict):
         return 1
     if isinstance(step.get(inner), list):
         growth = 1
-        for one in step[inner]:
-            growth *= _growth(one, inner)
+        for part in step[inner]:
+            growth *= _growth(part, inner)
             if growth > MOST_GROWTH:
                 break
         return growth
@@ -110,15 +110,17 @@ def _growth(step: Any, inner: str) -> int:
         return _CHARSMAP_GROWTH
     if kind == "Replace" and isinstance(step.get("content"), str):
         pattern = step.get("pattern")
-        found = pattern.get("String") if isinstance(pattern, dict) else None
+        replaced = pattern.get("String") if isinstance(pattern, dict) else None
         return (
-            -(-len(step["content"]) // max(len(found), 1)) if isinstance(found, str) else max(len(step["content"]), 1)
+            -(-len(step["content"]) // max(len(replaced), 1))
+            if isinstance(replaced, str)
+            else max(len(step["content"]), 1)
         )
     return 1
 
 
 def _check_charsmap(text: Any) -> None:
-    """The trie of a SentencePiece normaliser: 4 bytes with its length in bytes, little endian, and then so many."""
+    """The trie of a SentencePiece normaliser: 4 bytes with its length in bytes, little endian, then the bytes."""
     try:
         data = base64.b64decode(text, validate=True)
     except (TypeError, ValueError, binascii.Error):

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from genctl.models.tokenizer_class import NotPlain
+from genctl.models.tokenizer_class import UnsupportedTokenizer
 
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -31,7 +31,7 @@ class Fields:
         """A yes or no; null counts as the default."""
         value = self.said.get(name)
         if value is not None and not isinstance(value, bool):
-            raise NotPlain(f"{name} = {value!r:.40} is neither true nor false")
+            raise UnsupportedTokenizer(f"{name} = {value!r:.40} is neither true nor false")
         return default if value is None else value
 
     def token(self, name: str) -> str:
@@ -57,8 +57,8 @@ class Fields:
         if not isinstance(normalizer, dict):
             return None
         steps = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
-        found = (step["precompiled_charsmap"] for step in steps if step.get("type") == "Precompiled")
-        text = next(found, None)
+        maps = (step["precompiled_charsmap"] for step in steps if step.get("type") == "Precompiled")
+        text = next(maps, None)
         return None if text is None else normalizers.Precompiled(base64.b64decode(text))
 
 
@@ -94,43 +94,43 @@ def _byte_level_bpe(fields: Fields) -> Tokenizer:
         end_of_word_suffix="",
         fuse_unk=False,
     )
-    made = Tokenizer(model)
-    made.decoder = decoders.ByteLevel()
-    return made
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _gpt2(fields: Fields) -> Tokenizer:
-    made = _byte_level_bpe(fields)
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=fields.flag("add_prefix_space", False))
-    return made
+    tokenizer = _byte_level_bpe(fields)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=fields.flag("add_prefix_space", False))
+    return tokenizer
 
 
 def _codegen(fields: Fields) -> Tokenizer:
-    made = _gpt2(fields)
-    made.post_processor = processors.ByteLevel(add_prefix_space=True, use_regex=True, trim_offsets=False)
-    return made
+    tokenizer = _gpt2(fields)
+    tokenizer.post_processor = processors.ByteLevel(add_prefix_space=True, use_regex=True, trim_offsets=False)
+    return tokenizer
 
 
 def _gpt_neox(fields: Fields) -> Tokenizer:
-    made = _byte_level_bpe(fields)
-    made.normalizer = normalizers.NFC()
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(
+    tokenizer = _byte_level_bpe(fields)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
         add_prefix_space=fields.flag("add_prefix_space", False), trim_offsets=fields.flag("trim_offsets", True)
     )
-    return made
+    return tokenizer
 
 
 def _cohere(fields: Fields) -> Tokenizer:
-    made = _byte_level_bpe(fields)
+    tokenizer = _byte_level_bpe(fields)
     space = fields.flag("add_prefix_space", False)
-    made.normalizer = normalizers.NFC()
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=space, trim_offsets=True),
         ]
     )
-    return made
+    return tokenizer
 
 
 def _qwen2(fields: Fields) -> Tokenizer:
@@ -144,30 +144,30 @@ def _qwen2(fields: Fields) -> Tokenizer:
         fuse_unk=False,
         byte_fallback=False,
     )
-    made = Tokenizer(model)
-    made.decoder = decoders.ByteLevel()
-    made.normalizer = normalizers.NFC()
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_QWEN2), behavior="isolated", invert=False),
             pre_tokenizers.ByteLevel(add_prefix_space=fields.flag("add_prefix_space", False), use_regex=False),
         ]
     )
-    return made
+    return tokenizer
 
 
 def _llama(fields: Fields) -> Tokenizer:
     space = fields.flag("add_prefix_space", True)
     first = "always" if fields.flag("legacy", False) else "first"
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.BPE(vocab=fields.vocabulary, merges=fields.merges, fuse_unk=True, byte_fallback=True, dropout=None)
     )
-    made.pre_tokenizer = pre_tokenizers.Metaspace(
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
         replacement="▁", prepend_scheme=first if space else "never", split=False
     )
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    made.decoder = decoders.Sequence([*steps, decoders.Strip(content=" ", left=1)] if space else steps)
-    return made
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(content=" ", left=1)] if space else steps)
+    return tokenizer
 
 
 def _gemma(fields: Fields) -> Tokenizer:
@@ -179,44 +179,44 @@ def _gemma(fields: Fields) -> Tokenizer:
         dropout=None,
         byte_fallback=True,
     )
-    made = Tokenizer(model)
-    made.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)
-    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    made.normalizer = normalizers.Replace(" ", "▁")
-    return made
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    return tokenizer
 
 
 def _t5(fields: Fields) -> Tokenizer:
-    made = Tokenizer(models.Unigram(fields.vocabulary, unk_id=2, byte_fallback=False))
+    tokenizer = Tokenizer(models.Unigram(fields.vocabulary, unk_id=2, byte_fallback=False))
     if (charsmap := fields.charsmap) is not None:
-        made.normalizer = charsmap
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+        tokenizer.normalizer = charsmap
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.WhitespaceSplit(),
             pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=True),
         ]
     )
-    made.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always", split=True)
-    return made
+    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always", split=True)
+    return tokenizer
 
 
 def _pegasus(fields: Fields) -> Tokenizer:
     vocabulary = fields.vocabulary
     unknown = (fields.token("unk_token"), 0.0)
     if unknown not in vocabulary[1:]:
-        raise NotPlain("its vocabulary lacks the unknown token")
-    made = Tokenizer(models.Unigram(vocab=vocabulary, unk_id=vocabulary.index(unknown, 1)))
+        raise UnsupportedTokenizer("its vocabulary lacks the unknown token")
+    tokenizer = Tokenizer(models.Unigram(vocab=vocabulary, unk_id=vocabulary.index(unknown, 1)))
     first = fields.charsmap or normalizers.Replace(Regex(r"\n"), " ")
-    made.normalizer = normalizers.Sequence([first, normalizers.Replace(Regex(r" {2,}"), " ")])
-    made.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=True)
-    made.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always", split=True)
-    return made
+    tokenizer.normalizer = normalizers.Sequence([first, normalizers.Replace(Regex(r" {2,}"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=True)
+    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always", split=True)
+    return tokenizer
 
 
 def _count(fields: Fields, name: str, default: int) -> int:
     value = fields.said.get(name, default)
     if type(value) is not int:
-        raise NotPlain(f"{name} = {value!r:.40} is no whole number")
+        raise UnsupportedTokenizer(f"{name} = {value!r:.40} is no whole number")
     return value
 
 
@@ -225,7 +225,7 @@ def _t5_extra(fields: Fields) -> None:
     extra = [f"<extra_id_{n}>" for n in range(count)]
     own = [token for token in said or () if "<extra_id_" in str(token)]
     if own and count > 0 and count != len(own):
-        raise NotPlain("extra_ids and additional_special_tokens contradict each other")
+        raise UnsupportedTokenizer("extra_ids and additional_special_tokens contradict each other")
     fields.said.setdefault("extra_special_tokens", said if own else [*(said or ()), *extra])
 
 
@@ -261,7 +261,7 @@ def _gpt_neox_end(backend: Tokenizer, fields: Fields, special: dict[str, Any]) -
 def _t5_end(backend: Tokenizer, fields: Fields, special: dict[str, Any]) -> None:
     end = backend.token_to_id(str(special["eos_token"])) if "eos_token" in special else None
     if end is None:
-        raise NotPlain("it has no end token")
+        raise UnsupportedTokenizer("it has no end token")
     backend.post_processor = processors.TemplateProcessing(
         single=["$A", "</s>"], pair=["$A", "</s>", "$B", "</s>"], special_tokens=[("</s>", end)]
     )
@@ -276,7 +276,7 @@ def _pegasus_end(backend: Tokenizer, fields: Fields, special: dict[str, Any]) ->
 
 def _roberta_end(backend: Tokenizer, fields: Fields, special: dict[str, Any]) -> None:
     if "sep_token" not in special or "cls_token" not in special:
-        raise NotPlain("it has no tokens for the beginning and the end")
+        raise UnsupportedTokenizer("it has no tokens for the beginning and the end")
     ends: list[Any] = [
         (str(special[key]), backend.token_to_id(str(special[key]))) for key in ("sep_token", "cls_token")
     ]

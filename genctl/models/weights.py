@@ -1,7 +1,7 @@
-"""What a checkpoint's weight files say of themselves, read from their headers alone: no tensor is touched.
+"""The weight files of a checkpoint, from their headers alone: no tensor is read.
 
-The layout of a safetensors file: 8 bytes with the header's length N (little endian), N bytes of JSON that give each
-tensor's dtype, shape and byte range, then the tensors, without gaps (github.com/huggingface/safetensors, "Format").
+A safetensors file: 8 bytes with the header's length N (little endian), N bytes of JSON with each tensor's dtype, shape
+and byte range, then the tensors, without gaps (github.com/huggingface/safetensors, "Format").
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The files that hold a checkpoint's weights. `tensors` is empty for pickle files, which cannot be looked into."""
+    """The weight files of a checkpoint. `tensors` is empty for pickle files, which cannot be inspected."""
 
     files: tuple[Path, ...]
     tensors: dict[str, Tensor]
@@ -111,7 +111,7 @@ def find(folder: Path, config: dict[str, Any], *, allow_pickle: bool) -> WeightF
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """Each tensor of a safetensors file, by name. Raises ModelError if the file is truncated or contradicts itself."""
+    """Each tensor of a safetensors file, by name. Raises ModelError if the file is truncated or inconsistent."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -171,9 +171,9 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> Tensor:
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ModelError(f"{path.name} is corrupt: tensor {name} has an impossible shape or byte range")
     if math.prod(shape) * _BITS[dtype] != (end - begin) * 8:
-        told = "×".join(map(str, shape)) or "a single number"
+        size = "×".join(map(str, shape)) or "a single number"
         raise ModelError(
-            f"{path.name} is corrupt: tensor {name} ({told} {dtype}) does not fill its {end - begin:,} bytes"
+            f"{path.name} is corrupt: tensor {name} ({size} {dtype}) does not fill its {end - begin:,} bytes"
         )
     return Tensor(dtype, tuple(shape), data + begin, data + end)
 
@@ -196,15 +196,15 @@ class KeyTwice(ValueError):
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    items = dict(pairs)
+    if len(items) < len(pairs):
         names = [name for name, _ in pairs]
         raise KeyTwice(f"{next(name for name in names if names.count(name) > 1)!r:.80} is given twice")
-    return found
+    return items
 
 
 def shown(name: str, most: int = 120) -> str:
-    """A name from a stranger's file, fit for one line of a message."""
+    """An untrusted name, made safe for one line of a message."""
     text = "".join(char if char.isprintable() else "\ufffd" for char in name)
     return text if len(text) <= most else text[: most - 1] + "…"
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from genctl.decode.shared import SharedLayer, attend
+from genctl.decode.shared_prompt import SharedLayer, attend
 
 
 class Sight:

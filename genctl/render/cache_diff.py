@@ -1,4 +1,4 @@
-"""Two prompts side by side: what they have in common, and what reusing it saves."""
+"""Two prompts compared: their common prefix, and what reusing its cache saves."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.text import Text
 
-from genctl.render import parts, theme
-from genctl.render.cache import PIPE, count, fitted, size
-from genctl.render.lines import first_cells, last_cells, wrap
+from genctl.render import theme, widgets
+from genctl.render.cache_report import PIPE, count, size
+from genctl.render.text_width import first_cells, last_cells, wrap
 
 LABEL = 16  # cells
 
@@ -19,7 +19,7 @@ def diff_lines(diff: Mapping[str, Any], width: int | None) -> list[Text]:
     page = width or PIPE
     room = page - LABEL
     common, tokens = diff["common_tokens"], diff["prompt_tokens"]
-    lines = [parts.header(page, "reused by", diff["prompt"])]
+    lines = [widgets.header(page, "reused by", diff["prompt"])]
     shown = last_cells(diff["common_text"], room - 2) if common else ""
     lines.append(_line("in common", count(common, "token") + (f": “{shown}”" if common else "")))
     for name, text in zip(("the first", "the other"), diff["part"], strict=True):
@@ -32,15 +32,15 @@ def diff_lines(diff: Mapping[str, Any], width: int | None) -> list[Text]:
     if diff["reason"]:
         lines += [_line("", part.rstrip()) for part in wrap(diff["reason"], room)]
     for name, key in (("with reuse", "with_reuse"), ("without", "without_reuse")):
-        one = diff[key]
-        read, passes = count(one["prompt_tokens_read"], "token"), one["passes"]
+        counts = diff[key]
+        read, passes = count(counts["prompt_tokens_read"], "token"), counts["passes"]
         lines.append(_line(name, f"{read} of the prompt read, {passes} pass{'' if passes == 1 else 'es'} in all"))
     same = "the same tokens were written" if diff["tokens_agree"] else "DIFFERENT tokens were written"
     lines.append(_line("", same, error=not diff["tokens_agree"]))
-    return [fitted(line, width) for line in lines]
+    return [widgets.fit(line, width) for line in lines]
 
 
 def _line(label: str, words: str, *, error: bool = False) -> Text:
     line = Text().append(f"{label:<{LABEL}}", style=theme.DIM)
-    line.append(parts.visible(words), style=theme.ERROR if error else theme.PLAIN)
+    line.append(widgets.visible(words), style=theme.ERROR if error else theme.PLAIN)
     return line

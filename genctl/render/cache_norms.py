@@ -1,4 +1,4 @@
-"""How long keys and values are, layer by layer and position by position: numbers, in the colour of their share."""
+"""A heat map of the norms of keys and values by layer and position: numbers, coloured by share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.text import Text
 
-from genctl.render import parts, theme
-from genctl.render.cache import PIPE
+from genctl.render import theme, widgets
+from genctl.render.cache_report import PIPE
 
 LABEL = 8  # cells before the first position
 CELL = 6  # cells of a position
@@ -18,19 +18,19 @@ BLOCKS = 6  # blocks of positions that are shown; of more the first and the last
 def heatmap_lines(heatmap: Mapping[str, Any], width: int | None) -> list[Text]:
     """The norms in blocks of positions, in lines of at most `width` cells.
 
-    A line is a layer's keys (k) or values (v); its colours are shares of its longest one. `·` stands where a window has
-    let a position go.
+    A line is a layer's keys (k) or values (v); colours are shares of its largest norm. `·` marks a position that a
+    window dropped.
     """
     page = width or PIPE
     lines = _part(heatmap, page, "self-attention" if "cross" in heatmap else "")
     if "cross" in heatmap:
         lines += _part(heatmap["cross"], page, "cross-attention")
     lines.append(_legend())
-    return [_cut(line, page) for line in lines]
+    return [widgets.fit(line, page) for line in lines]
 
 
 def _part(part: Mapping[str, Any], width: int, name: str) -> list[Text]:
-    lines = [parts.header(width, "norms of keys and values", name)]
+    lines = [widgets.header(width, "norms of keys and values", name)]
     per = max((width - LABEL) // CELL, 1)
     starts = list(range(0, len(part["positions"]), per))
     shown = starts if len(starts) <= BLOCKS else [*starts[: BLOCKS - 1], starts[-1]]
@@ -50,7 +50,7 @@ def _block(part: Mapping[str, Any], start: int, end: int) -> list[Text]:
     tokens = Text("token".ljust(LABEL), style=theme.DIM)
     for place in range(start, end):
         numbers.append(f"{part['positions'][place]:>{CELL}}")
-        text = parts.first_words(part["tokens"][place].strip() or "␣", CELL - 1)
+        text = widgets.first_words(part["tokens"][place].strip() or "␣", CELL - 1)
         tokens.append(" " * (CELL - Text(text).cell_len) + text)
     lines = [numbers, tokens]
     for layer in part["layers"]:
@@ -82,10 +82,4 @@ def _legend() -> Text:
     line = Text().append("L2 norms, mean of heads and rows; colour: share of the layer's longest ", style=theme.DIM)
     for step in range(0, 11, 2):
         line.append("█", style=theme.colour(step / 10))
-    return line
-
-
-def _cut(line: Text, width: int) -> Text:
-    line.no_wrap = True
-    line.truncate(width, overflow="ellipsis")
     return line

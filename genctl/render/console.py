@@ -1,4 +1,4 @@
-"""The two consoles of a run, made in one place: who is a terminal, who gets colour, who may be animated."""
+"""The two consoles of a run: which one is a terminal, coloured, interactive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, Literal, TypeAlias
 
 from rich.console import Console
 
-from genctl.render.unseen import never_fail_to_encode
+from genctl.render.silent_view import never_fail_to_encode
 
 Color: TypeAlias = Literal["auto", "always", "never"]
 
@@ -29,8 +29,8 @@ def make_consoles(
     both before TERM=dumb and whether the stream is a terminal. A pipe gets escape codes only if they were asked for,
     and is never animated; neither is a dumb terminal.
     """
-    known = os.environ if environ is None else environ
-    return _console(color, stdout or sys.stdout, known), _console(color, stderr or sys.stderr, known)
+    variables = os.environ if environ is None else environ
+    return _console(color, stdout or sys.stdout, variables), _console(color, stderr or sys.stderr, variables)
 
 
 def _console(color: Color, stream: IO[str], environ: Mapping[str, str]) -> Console:
@@ -42,12 +42,12 @@ def _console(color: Color, stream: IO[str], environ: Mapping[str, str]) -> Conso
     dumb = environ.get("TERM", "").lower() in ("dumb", "unknown")
     coloured = color == "always" or (color == "auto" and terminal and not dumb)
     never_fail_to_encode(stream)
-    # Rich judges the same variables by its own rules; it is told the outcome and shown only what sets sizes and depth.
-    shown = {name: environ[name] for name in ("TERM", "COLORTERM", "COLUMNS", "LINES") if name in environ}
+    # Rich interprets the same variables differently, so it receives the decision and only the variables for sizes.
+    variables = {name: environ[name] for name in ("TERM", "COLORTERM", "COLUMNS", "LINES") if name in environ}
     if dumb and color == "always":
-        shown["TERM"] = "xterm-256color"
+        variables["TERM"] = "xterm-256color"
     if dumb and terminal:  # Rich takes 80 columns for a dumb terminal, however wide it is
-        shown = {**_size(stream), **shown}
+        variables = {**_size(stream), **variables}
     return _Console(
         file=stream,
         force_terminal=terminal or coloured,
@@ -58,30 +58,30 @@ def _console(color: Color, stream: IO[str], environ: Mapping[str, str]) -> Conso
         highlight=False,
         emoji=False,
         soft_wrap=True,
-        _environ=shown,
+        _environ=variables,
     )
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Rich would end the process with status 1; what a closed pipe means is decided where all errors are."""
+        """Raise, where Rich would end the process with status 1: the command line decides on the exit status."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class _Nowhere(io.StringIO):
-    """Keeps nothing: a long batch must not be remembered here."""
+    """A stream that keeps nothing."""
 
     def write(self, text: str) -> int:
         return len(text)
 
 
 def discard() -> Console:
-    """A console that shows nothing: for a run whose results are written as records."""
+    """A console that shows nothing, for runs whose results are written as records."""
     return Console(file=_Nowhere(), quiet=True, color_system=None, markup=False, highlight=False, emoji=False)
 
 
 def _size(stream: IO[str]) -> dict[str, str]:
-    """COLUMNS and LINES of a terminal; {} where it does not say."""
+    """COLUMNS and LINES of a terminal; {} if unknown."""
     try:
         size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):

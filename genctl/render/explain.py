@@ -1,4 +1,4 @@
-"""What each logits processor did: the lines under a token, and the table that sums up a run."""
+"""The effect of each logits processor: lines under a token, and a summary table of a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from genctl.events import Token, Trace
-from genctl.render import parts, theme
-from genctl.render.story import Story, touched
+from genctl.render import theme, widgets
+from genctl.render.run_history import RunHistory, touched
 
 _INDENT = 7
 _MOVED = 4  # cells of the bar
@@ -21,17 +21,12 @@ _LONGEST = 34  # cells of a name
 
 
 def explain_lines(token: Token, width: int = 80) -> list[Text]:
-    """What each processor did at this token: one line for each that did something, one for the others."""
+    """The effect of each processor on this token: one line for each that changed something, one for the others."""
     lines = [_line(trace, width) for trace in token.trace if touched(trace)]
-    idle = [parts.visible(trace.processor) for trace in token.trace if not touched(trace)]
+    idle = [widgets.visible(trace.processor) for trace in token.trace if not touched(trace)]
     if idle:
         lines += _wrapped("unmoved by ", idle, width)
     return lines
-
-
-def explain_step(token: Token, width: int = 80) -> RenderableType:
-    """`explain_lines` as one thing to print."""
-    return Group(*explain_lines(token, width))
 
 
 def explain_heading(width: int = 80) -> Text:
@@ -42,15 +37,15 @@ def explain_heading(width: int = 80) -> Text:
     return Text(text, style=theme.DIM, no_wrap=True)
 
 
-def explain_summary(story: Story) -> RenderableType:
-    """What each processor did over the whole run. Means are over the steps that it touched."""
+def explain_summary(history: RunHistory) -> RenderableType:
+    """The effect of each processor over the whole run. Means are over the steps that it changed."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style=theme.DIM)
     table.add_column("\nprocessor", overflow="fold")
     for name in ("steps\ntouched", "removed\n(mean)", "mass moved\n(mean)", "winners\nchanged", "\ntime"):
         table.add_column(name, justify="right", no_wrap=True)
-    for tally in story.tallies.values():
+    for tally in history.tallies.values():
         steps = Text(f"{tally.touched} of {tally.steps}")
-        processor = Text(parts.visible(tally.processor))
+        processor = Text(widgets.visible(tally.processor))
         if not tally.touched:
             table.add_row(processor, steps, "–", "–", "–", _time(tally.seconds), style=theme.DIM)
             continue
@@ -59,7 +54,7 @@ def explain_summary(story: Story) -> RenderableType:
             processor,
             steps,
             f"{tally.removed / tally.touched:,.1f}",
-            Text(parts.percent(moved).strip(), style=theme.colour(1.0 - moved)),
+            Text(widgets.percent(moved).strip(), style=theme.colour(1.0 - moved)),
             Text(str(tally.changed), style=theme.WINNER if tally.changed else theme.PLAIN),
             _time(tally.seconds),
         )
@@ -69,12 +64,12 @@ def explain_summary(story: Story) -> RenderableType:
 
 def _line(trace: Trace, width: int) -> Text:
     line = Text(" " * _INDENT, no_wrap=True)
-    line.append(parts.cells(parts.visible(trace.processor), _name_width(width)))
+    line.append(widgets.cells(widgets.visible(trace.processor), _name_width(width)))
     removed = f"−{trace.removed:,}" if trace.removed else "–"
     line.append(f" {removed:>8}  ")
-    line.append_text(parts.bar(trace.moved, _MOVED))
-    line.append(f" {parts.percent(trace.moved)}")
-    line.append(f"  {parts.percent(trace.before)} → {parts.percent(trace.after)}", style=_direction(trace))
+    line.append_text(widgets.bar(trace.moved, _MOVED))
+    line.append(f" {widgets.percent(trace.moved)}")
+    line.append(f"  {widgets.percent(trace.before)} → {widgets.percent(trace.after)}", style=_direction(trace))
     if trace.changed:
         line.append("  new winner", style=theme.WINNER)
     return line

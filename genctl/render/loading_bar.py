@@ -1,4 +1,4 @@
-"""The bar that fills while a checkpoint is downloaded or read: only on a terminal, gone when it is done."""
+"""The progress bar of downloading and reading a checkpoint. Only on a terminal, erased when done."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.text import Text
 
 from genctl.events import Loading
-from genctl.render import parts, theme
-
-FRAME_S = 0.05
+from genctl.render import theme, widgets
+from genctl.render.live_region import FRAME_S, transient_progress
 
 
 class LoadingBar:
-    """Draws `Loading` events. Nothing at all where the console may not be animated."""
+    """Draws `Loading` events. Nothing is drawn if the console is not interactive."""
 
     def __init__(self, console: Console, clock: Callable[[], float]) -> None:
         self._console = console
@@ -24,31 +23,24 @@ class LoadingBar:
         self._progress: Progress | None = None
         self._tasks: dict[tuple[str, str], TaskID] = {}
         self._drawn = float("-inf")
-        self._lock = threading.Lock()  # files are downloaded by several threads, and each tells of its own
+        self._lock = threading.Lock()  # files are downloaded by several threads
 
     def show(self, event: Loading) -> None:
-        """Bring the bar up to date; redraws at most every 50 ms, and whenever a part is complete."""
+        """Update the bar; redraws at most every 50 ms, and whenever a part is complete."""
         if self._console.is_interactive:
             with self._lock:
                 self._show(event)
 
     def _show(self, event: Loading) -> None:
         if self._progress is None:
-            self._progress = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                _Amount(),
-                console=self._console,
-                transient=True,
-                auto_refresh=False,
-                redirect_stdout=False,
-                redirect_stderr=False,
+            self._progress = transient_progress(
+                self._console, TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), _Amount()
             )
             self._progress.start()
         part = (event.what, event.unit)
         if part not in self._tasks:
             words = f"{'downloading' if event.unit == 'B' else 'reading'} {event.what}"
-            description = parts.first_words(words, max(self._console.width - 44, 16))
+            description = widgets.first_words(words, max(self._console.width - 44, 16))
             self._tasks[part] = self._progress.add_task(
                 description, total=event.total or None, completed=event.done, unit=event.unit
             )
@@ -58,7 +50,7 @@ class LoadingBar:
             self._drawn = self._clock()
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Erase the bar."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

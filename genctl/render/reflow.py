@@ -1,7 +1,7 @@
-"""A window that was made narrower while something was drawn in it.
+"""Erase drawn lines correctly after the window became narrower.
 
-Most terminals of today then wrap the lines that no longer fit, so that what was drawn takes more rows than it had; the
-others cut the lines off, and it takes as many. Which one this is cannot be asked, only known.
+Most terminals then wrap the lines that no longer fit, which take more rows; others cut them off. A program cannot ask
+which, so terminals that wrap are recognised by their environment variables.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.control import Control
 from rich.segment import ControlType
 
-# Variables that terminals which wrap set for the programs in them.
+# Set by terminals that wrap.
 WRAPPING = (
     "ALACRITTY_WINDOW_ID",
     "GHOSTTY_RESOURCES_DIR",
@@ -28,13 +28,13 @@ PROGRAMS = ("Apple_Terminal", "iTerm.app", "vscode", "WezTerm", "ghostty")
 
 
 def wraps(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether this terminal wraps lines anew when its window becomes narrower."""
-    known = os.environ if environ is None else environ
-    return any(known.get(name) for name in WRAPPING) or known.get("TERM_PROGRAM") in PROGRAMS
+    """Whether this terminal rewraps lines when its window becomes narrower."""
+    variables = os.environ if environ is None else environ
+    return any(variables.get(name) for name in WRAPPING) or variables.get("TERM_PROGRAM") in PROGRAMS
 
 
-class Drawn:
-    """Remembers how wide the lines on the screen are, so that all their rows can be taken away again."""
+class DrawnLines:
+    """The widths of the lines on the screen, for erasing all their rows."""
 
     def __init__(self, console: Console, environ: Mapping[str, str] | None = None) -> None:
         self._console = console
@@ -43,16 +43,16 @@ class Drawn:
         self._cells: list[int] = []
 
     def note(self, cells: Sequence[int]) -> None:
-        """These lines, so many columns each, are on the screen now, and the cursor is in the last one."""
+        """Note that lines of these widths are on the screen, with the cursor in the last one."""
         self._width, self._cells = self._console.width, list(cells)
 
     @property
     def outdated(self) -> bool:
-        """Whether the window has another width than when they were drawn."""
+        """Whether the window's width changed since they were drawn."""
         return bool(self._cells) and self._console.width != self._width
 
     def clear(self) -> None:
-        """Erase the rows that the lines have come to take beyond one each; the others are for who drew them."""
+        """Erase the additional rows of rewrapped lines. Rich erases one row per line."""
         width = max(self._console.width, 1)
         more = sum(max(-(-cells // width), 1) for cells in self._cells) - len(self._cells)
         self._cells = []

@@ -1,4 +1,4 @@
-"""The line that says how a run went, and the line that says why a prompt could not be run."""
+"""The summary line of a run, and the line for a prompt that failed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.text import Text
 
 from genctl.events import Failed
-from genctl.render import parts, theme
-from genctl.render.story import LaneStory, Totals
+from genctl.render import theme, widgets
+from genctl.render.run_history import LaneHistory, Totals
 
 DOT = " · "
 
@@ -50,28 +50,28 @@ def summary(
 
 
 def lines(line: Text, width: int) -> list[Text]:
-    """A line of items cut into lines of at most `width` columns, between items where that is possible."""
-    made = [""]
+    """Break a line of items into lines of at most `width` columns, between items where possible."""
+    texts = [""]
     for item in line.plain.split(DOT):
-        longer = f"{made[-1]}{DOT}{item}" if made[-1] else item
-        if cell_len(longer) <= width or not made[-1]:
-            made[-1] = longer
+        longer = f"{texts[-1]}{DOT}{item}" if texts[-1] else item
+        if cell_len(longer) <= width or not texts[-1]:
+            texts[-1] = longer
         else:
-            made.append(item)
-    return [Text(text, style=line.style) for text in made]
+            texts.append(item)
+    return [Text(text, style=line.style) for text in texts]
 
 
 def put(console: Console, line: Text) -> None:
-    """Print a line of items; on a terminal in as many lines as its width takes."""
+    """Print a line of items; on a terminal in as many lines as needed."""
     for part in lines(line, console.width) if console.is_terminal else [line]:
         console.print(part)
 
 
-def lane_summary(lane: LaneStory) -> Text:
+def lane_summary(lane: LaneHistory) -> Text:
     """One prompt of several in one line, for `--verbose`."""
-    words = [f"prompt {parts.visible(lane.lane)}"]
+    words = [f"prompt {widgets.visible(lane.lane)}"]
     if lane.began:
-        words += [parts.visible(lane.began.model)] if lane.began.model else []
+        words += [widgets.visible(lane.began.model)] if lane.began.model else []
         words += [lane.began.strategy, f"seed {lane.began.seed}"]
     if lane.prefilled:
         read = " (shared)" if lane.prefilled.shared else f" read in {lane.prefilled.seconds:.2f} s"
@@ -88,24 +88,24 @@ def lane_summary(lane: LaneStory) -> Text:
 def failure(event: Failed) -> Text:
     """Why a prompt could not be run, on one line."""
     line = Text("failed", style=theme.ERROR)
-    message = parts.visible(" ".join(event.message.split()))
-    line.append(f"{DOT}prompt {parts.visible(event.lane)}{DOT}{message}", style=theme.PLAIN)
-    line.append(f" ({parts.visible(event.code)})", style=theme.DIM)
+    message = widgets.visible(" ".join(event.message.split()))
+    line.append(f"{DOT}prompt {widgets.visible(event.lane)}{DOT}{message}", style=theme.PLAIN)
+    line.append(f" ({widgets.visible(event.code)})", style=theme.DIM)
     return line
 
 
-def count(number: int, one: str, many: str = "") -> str:
+def count(number: int, singular: str, plural: str = "") -> str:
     """A number with its noun: `1 token`, `1,204 tokens`."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def stop_words(reason: str, stop: str, number: int = 1) -> str:
-    """Why a text ended, what exactly stopped it in quotes."""
+    """Why a text ended, with what stopped it in quotes."""
     if reason == "length" and stop:  # not what was asked for, but what the model can hold
-        return f"cut at the {parts.visible(stop)}"
+        return f"cut at the {widgets.visible(stop)}"
     if reason == "time" and stop.startswith("row_timeout"):
         return "cut at row_timeout"
-    quoted = f"“{parts.first_words(stop, 24)}”" if stop else ""
+    quoted = f"“{widgets.first_words(stop, 24)}”" if stop else ""
     return theme.ended(reason, quoted, many=number > 1)
 
 

@@ -1,6 +1,6 @@
-"""How things look: one probability ramp for terminal and HTML, a few styles, and words for why a text ended.
+"""Styles: one probability ramp for terminal and HTML, a few text styles, and words for why a text ended.
 
-Colour never stands alone: whatever it says is also written out as a number, a bar's length or a word.
+Colour is never the only sign: a number, a bar's length or a word says the same.
 """
 
 from __future__ import annotations
@@ -64,6 +64,6 @@ def _step(step: int) -> Style:
 
 
 def ended(reason: str, stop: str = "", *, many: bool = False) -> str:
-    """Why a text ended, in words. `stop` is what exactly stopped it, already made visible."""
+    """Why a text ended, in words. `stop` is what stopped it, already visible."""
     words = _ENDED.get(reason, (reason, reason))[many]
     return f"{words} by {stop}" if stop and reason == "stop" else words

@@ -1,7 +1,7 @@
-"""The model's passes over texts whose tokens are all known: log-probability, rank and entropy of each.
+"""Forward passes over known tokens: log-probability, rank and entropy of each.
 
-Rows of different lengths are padded on the right and masked. Logits are worked on a few positions at a time, so that
-nothing of their size is made twice; a row whose logits alone would be too large is read piece by piece.
+Rows of different lengths are padded on the right and masked. Logits are processed a few positions at a time, so that
+nothing of their size is copied; a row whose logits alone would be too large is read piece by piece.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AT_ONCE = 2**24  # and of those, how many are worked on at a time
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens to be read, of which those from `first` (at least 1) on are scored."""
+    """Tokens to read; those from `first` (at least 1) on are scored."""
 
     ids: tuple[int, ...]
     first: int
@@ -34,14 +34,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Detail:
-    """What is told of each token besides its log-probability."""
+    """What is reported of each token besides its log-probability."""
 
     ranks: bool = False  # rank and entropy
     top: int = 0  # alternatives
 
 
 class Passes:
-    """Reads pieces with one model. What it returns are tokens without text."""
+    """Reads pieces with one model. The returned tokens have no text."""
 
     def __init__(self, forward: ModelRuntime, *, batch_size: int, detail: Detail | None = None) -> None:
         self.forward = forward
@@ -54,35 +54,35 @@ class Passes:
     def batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
         """Places of pieces to be read together: the longest first, and never more logits than `LARGEST`.
 
-        Lengths differ within a batch only where the model reads padded rows as it reads them alone.
+        Lengths differ within a batch only if the model reads padded rows exactly.
         """
         batch: list[int] = []
-        longest = kept = 0
+        longest = columns = 0
         lengths = [(len(piece.ids), len(piece.source or ())) for piece in pieces]
         for place in sorted(range(len(pieces)), key=lambda place: lengths[place], reverse=True):
             piece = pieces[place]
             if batch and not self._alike(lengths[batch[0]], lengths[place]):
                 yield batch
-                batch, longest, kept = [], 0, 0
+                batch, longest, columns = [], 0, 0
             longest = max(longest, len(piece.ids))
             # what is kept of each row begins at the earliest scored token of any of them
-            kept = max(kept, longest - piece.first)
-            crowded = (len(batch) + 1) * kept * self.forward.vocab_size > LARGEST
+            columns = max(columns, longest - piece.first)
+            crowded = (len(batch) + 1) * columns * self.forward.vocab_size > LARGEST
             if batch and (len(batch) == self.batch_size or crowded):
                 yield batch
-                batch, longest, kept = [], len(piece.ids), len(piece.ids) - piece.first
+                batch, longest, columns = [], len(piece.ids), len(piece.ids) - piece.first
             batch.append(place)
         if batch:
             yield batch
 
-    def _alike(self, one: tuple[int, int], other: tuple[int, int]) -> bool:
+    def _alike(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
         """Whether texts of these lengths, each with its source's, may share a pass."""
-        if one[0] != other[0] and (not self.forward.pads_behind or max(one[0], other[0]) > self.forward.bound):
+        if a[0] != b[0] and (not self.forward.pads_behind or max(a[0], b[0]) > self.forward.bound):
             return False
-        return one[1] == other[1] or self.forward.pads_sources
+        return a[1] == b[1] or self.forward.pads_sources
 
     def read(self, pieces: Sequence[Piece], sources: Sources | None = None) -> list[list[Token]]:
-        """Read pieces together. For each, its scored tokens. Raises ModelError where the model's numbers are none."""
+        """Read pieces together. For each, its scored tokens. Raises ModelError if the model's scores are NaN."""
         huge = len(pieces) == 1 and (len(pieces[0].ids) - pieces[0].first) * self.forward.vocab_size > LARGEST
         if huge and self.continues and not self.forward.is_encoder_decoder:
             return [self._read_long(pieces[0])]
@@ -109,39 +109,39 @@ class Passes:
         """Several endings (none empty) of one context, all of their tokens scored. The context is read once.
 
         For an encoder-decoder `source` is read once, and `context` is the decoder's start. A model with a recurrent
-        state cannot go on from it by several tokens at a time, and reads the context with each ending.
+        state cannot continue from it by several tokens at a time, and reads the context with each ending.
         """
         pieces = [Piece((*context, *ending), len(context)) for ending in endings]
-        found: list[list[Token]] = [[] for _ in endings]
+        results: list[list[Token]] = [[] for _ in endings]
         if source is not None:
             encoded = self.forward.encode(source)
             for batch in self.batches(pieces):
                 sources = join_sources([encoded], [None], [len(batch)])
                 for place, tokens in zip(batch, self.read([pieces[n] for n in batch], sources), strict=True):
-                    found[place] = tokens
-            return found
+                    results[place] = tokens
+            return results
         if not self.continues:
             for batch in self.batches(pieces):
                 for place, tokens in zip(batch, self.read([pieces[n] for n in batch]), strict=True):
-                    found[place] = tokens
-            return found
+                    results[place] = tokens
+            return results
         prefix = self.forward.prefill(context, None)
         nothing = [0] * len(endings)
         for place, token in enumerate(
             self._measure(prefix.logits[:, None], nothing, nothing, [ending[0] for ending in endings])
         ):
-            found[place] = [token]
+            results[place] = [token]
         further = [place for place, ending in enumerate(endings) if len(ending) > 1]
         rest = [Piece(endings[place], 1) for place in further]
         for batch in self.batches(rest):
             for place, tokens in zip(
                 batch, self._fork([rest[n] for n in batch], prefix.cache, len(context)), strict=True
             ):
-                found[further[place]] += tokens
-        return found
+                results[further[place]] += tokens
+        return results
 
     def _fork(self, pieces: Sequence[Piece], cache: Any, past: int) -> list[list[Token]]:
-        """What `read` does, after a cache of one row with `past` tokens, which stays as it is."""
+        """Like `read`, after a cache of one row with `past` tokens, which is not changed."""
         feed, mask = self._padded([piece.ids[:-1] for piece in pieces])
         if mask is not None:
             mask = torch.cat([mask.new_ones(len(pieces), past), mask], 1)
@@ -157,21 +157,21 @@ class Passes:
         return _split(self._measure(output.logits, rows, columns, targets), lengths)
 
     def _read_long(self, piece: Piece) -> list[Token]:
-        """One row, a few positions at a time, from a cache that grows."""
+        """One row, a few positions at a time, with a growing cache."""
         feed = self._padded([piece.ids[:-1]])[0]
         cache = self.forward.new_cache(room=feed.shape[1])
         step = max(LARGEST // self.forward.vocab_size, 1)
-        found: list[Token] = []
+        tokens: list[Token] = []
         for at in range(0, feed.shape[1], step):
             end = min(at + step, feed.shape[1])
             output = self.forward(feed[:, at:end], cache, first=at == 0)
             begin = max(piece.first - 1, at)
             columns = list(range(begin - at, end - at))
-            found += self._measure(output.logits, [0] * len(columns), columns, piece.ids[begin + 1 : end + 1])
-        return found
+            tokens += self._measure(output.logits, [0] * len(columns), columns, piece.ids[begin + 1 : end + 1])
+        return tokens
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
-        """int64 [N, F] and its mask, None where all rows are equally long."""
+        """int64 [N, F] and its mask, None if all rows have equal length."""
         longest = max(map(len, rows))
         feed = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=self.forward.device)
         if all(len(row) == longest for row in rows):
@@ -186,14 +186,14 @@ class Passes:
         vocabulary = logits.shape[-1]
         if any(target >= vocabulary for target in targets):
             raise ModelError(f"the text has an id above {vocabulary - 1}, which the model reads but never writes")
-        found: list[Token] = []
+        tokens: list[Token] = []
         step = max(AT_ONCE // vocabulary, 1)
         for at in range(0, len(targets), step):
             part = slice(at, at + step)
             ids = targets[part]
             some = logits[list(rows[part]), list(columns[part])]  # f32 [c, V]
-            wanted = torch.tensor(ids, device=some.device)[:, None]
-            scores = some.gather(1, wanted)
+            column = torch.tensor(ids, device=some.device)[:, None]
+            scores = some.gather(1, column)
             normalizer = some.logsumexp(-1, keepdim=True)
             logprobs = (scores - normalizer)[:, 0].tolist()
             if any(value != value for value in logprobs):
@@ -211,19 +211,19 @@ class Passes:
                     tuple((id, "", value) for id, value in zip(*pair, strict=True))
                     for pair in zip(best.indices.tolist(), values, strict=True)
                 ]
-            found += [
+            tokens += [
                 Token(id, logprob, "", rank, entropy, top)
                 for id, logprob, rank, entropy, top in zip(ids, logprobs, ranks, entropies, tops, strict=True)
             ]
-        return found
+        return tokens
 
 
 def _split(tokens: Sequence[Token], lengths: Sequence[int]) -> list[list[Token]]:
-    found, at = [], 0
+    parts, at = [], 0
     for length in lengths:
-        found.append(list(tokens[at : at + length]))
+        parts.append(list(tokens[at : at + length]))
         at += length
-    return found
+    return parts
 
 
 def _recurrent(forward: ModelRuntime) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.events import Token
 from genctl.scoring.passes import Detail, Passes, Piece
-from genctl.scoring.texts import Encoded, TextReader, Wanted
+from genctl.scoring.texts import EncodedText, TextReader, TextToScore
 from genctl.scoring.windows import windows
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ class _Work(Generic[Key]):
     """A text of a chunk on its way."""
 
     key: Key
-    wanted: Wanted
-    encoded: Encoded | None = None
+    wanted: TextToScore
+    encoded: EncodedText | None = None
     error: GenctlError | None = None
     found: list[tuple[int, list[Token]]] = dataclasses.field(default_factory=list)  # by where each window begins
 
@@ -150,7 +150,7 @@ class Scorer:
             )
 
     def score(
-        self, wanted: Iterable[tuple[Key, Wanted]], interrupted: Callable[[], object] = lambda: False
+        self, wanted: Iterable[tuple[Key, TextToScore]], interrupted: Callable[[], object] = lambda: False
     ) -> Iterator[tuple[Key, list[Scored] | GenctlError]]:
         """One outcome for each text, in order: its score, its candidates' (best first), or what is wrong with it.
 
@@ -176,26 +176,26 @@ class Scorer:
                 except GenctlError as error:
                     work.error = error
 
-    def _encoded(self, wanted: Wanted) -> Encoded:
+    def _encoded(self, item: TextToScore) -> EncodedText:
         if self.is_encoder_decoder:
-            if wanted.target is None:
+            if item.target is None:
                 raise InputError("an encoder-decoder scores a target given its source: there is no target (--target)")
-            if wanted.context is not None:
+            if item.context is not None:
                 raise InputError("an encoder-decoder scores a target given its source, and has no place for a context")
-            encoded = self.reader.target(wanted.text, wanted.target)
+            encoded = self.reader.target(item.text, item.target)
             self._fits(encoded)
             return encoded
-        if wanted.target is not None:
+        if item.target is not None:
             raise InputError("a target is for encoder-decoders; what a causal model's text continues is its context")
-        if wanted.context is None:
-            encoded = self.reader.plain(wanted.text)
+        if item.context is None:
+            encoded = self.reader.plain(item.text)
         else:
-            encoded = self.reader.after_context(wanted.context, wanted.text)
+            encoded = self.reader.after_context(item.context, item.text)
         if self.window is None:
             self._fits(encoded)
         return encoded
 
-    def _fits(self, encoded: Encoded) -> None:
+    def _fits(self, encoded: EncodedText) -> None:
         """Raises InputError for a text longer than the context."""
         length = len(encoded.ids) - int(self.is_encoder_decoder)  # the last target is not read, only predicted
         if self.source_context is not None and len(encoded.source or ()) > self.source_context:
@@ -222,12 +222,12 @@ class Scorer:
         for batch in self.passes.batches(pieces):
             if interrupted():
                 return False
-            for place, found in self._together([pieces[place] for place in batch], batch):
+            for place, tokens in self._together([pieces[place] for place in batch], batch):
                 work, begin = owners[place]
-                if isinstance(found, GenctlError):
-                    work.error = found
+                if isinstance(tokens, GenctlError):
+                    work.error = tokens
                 else:
-                    work.found.append((begin, found))
+                    work.found.append((begin, tokens))
         return True
 
     def _together(
@@ -243,7 +243,7 @@ class Scorer:
             for place, piece in zip(places, pieces, strict=True):
                 yield from self._together([piece], [place])
 
-    def _pieces(self, encoded: Encoded | None) -> Iterator[tuple[int, Piece]]:
+    def _pieces(self, encoded: EncodedText | None) -> Iterator[tuple[int, Piece]]:
         if encoded is None:
             return
         if self.window is None:
@@ -260,33 +260,35 @@ class Scorer:
                 return self._ranked(work.wanted)
             assert work.encoded is not None
             work.found.sort(key=lambda pair: pair[0])
-            tokens = [token for _, found in work.found for token in found]
+            tokens = [token for _, part in work.found for token in part]
             return [self._scored(work.encoded, tokens, len(work.found))]
         except GenctlError as error:
             return error
 
-    def _ranked(self, wanted: Wanted) -> list[Scored]:
+    def _ranked(self, item: TextToScore) -> list[Scored]:
         """All candidates, the best first; equal ones in their order."""
         if self.options.stride is not None:
             raise InputError("--stride slides over one text; candidates share a context and must fit with it")
         reader = self.reader
-        made = []
-        for place, candidate in enumerate(wanted.candidates, 1):
+        encoded = []
+        for place, candidate in enumerate(item.candidates, 1):
             try:
                 if self.is_encoder_decoder:
-                    if not wanted.context:
+                    if not item.context:
                         raise InputError("an encoder-decoder ranks targets given their source: there is no context")
-                    made.append(reader.target(wanted.context, candidate))
+                    encoded.append(reader.target(item.context, candidate))
                 else:
-                    made.append(reader.after_context(wanted.context or "", candidate))
-                self._fits(made[-1])
+                    encoded.append(reader.after_context(item.context or "", candidate))
+                self._fits(encoded[-1])
             except InputError as error:
                 raise InputError(f"candidate {place}: {error.message}") from error
-        begin = made[0].begin
-        found = self.passes.continuations(made[0].ids[:begin], [one.ids[begin:] for one in made], made[0].source)
+        begin = encoded[0].begin
+        found = self.passes.continuations(
+            encoded[0].ids[:begin], [one.ids[begin:] for one in encoded], encoded[0].source
+        )
         scored = [
             dataclasses.replace(self._scored(one, tokens), candidate=place)
-            for place, (one, tokens) in enumerate(zip(made, found, strict=True))
+            for place, (one, tokens) in enumerate(zip(encoded, found, strict=True))
         ]
         scored.sort(key=self._goodness, reverse=True)
         return [dataclasses.replace(one, rank=rank) for rank, one in enumerate(scored, 1)]
@@ -296,13 +298,13 @@ class Scorer:
             return -scored.nll
         return scored.mean if self.options.by == "mean" else -scored.bpb
 
-    def _scored(self, encoded: Encoded, tokens: Sequence[Token], count: int = 1) -> Scored:
+    def _scored(self, encoded: EncodedText, tokens: Sequence[Token], count: int = 1) -> Scored:
         lead, worded = self._worded(encoded, tokens) if self.options.captions else ("", tuple(tokens))
         nll = math.fsum(-token.logprob for token in tokens) + 0.0
         own = encoded.ids[encoded.begin :]
         return Scored(encoded.text, own, nll, len(tokens), encoded.bytes, worded, lead, count)
 
-    def _worded(self, encoded: Encoded, tokens: Sequence[Token]) -> tuple[str, tuple[Token, ...]]:
+    def _worded(self, encoded: EncodedText, tokens: Sequence[Token]) -> tuple[str, tuple[Token, ...]]:
         """The characters before the first scored token, and the tokens with the text of each."""
         from genctl.models.text import Detokenizer
 

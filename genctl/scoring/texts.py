@@ -1,7 +1,7 @@
-"""What is scored, in token ids: where a text begins among them, which of its tokens have a score, how many bytes.
+"""Texts to score as token ids: where a text begins among them, which of its tokens are scored, how many bytes.
 
-A causal model says nothing of the first token that it reads. Where the tokenizer puts BOS in front, that is BOS, and
-every token of the text is scored; where it does not, the text's own first token goes without.
+A causal model has no score for the first token that it reads. If the tokenizer puts BOS in front, that is BOS, and
+every token of the text is scored; otherwise the text's own first token is not.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from genctl.errors import InputError, ModelError
 from genctl.models import text as texts
 
 if TYPE_CHECKING:
-    from genctl.models.hub import Loaded
+    from genctl.models.hub import LoadedModel
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A text to be scored: alone, after `context`, as the `target` of an encoder-decoder, or several `candidates`.
+class TextToScore:
+    """A text to score: alone, after `context`, as the `target` of an encoder-decoder, or several `candidates`.
 
-    With candidates, `text` is empty; what they continue is `context`, the source of an encoder-decoder.
+    With candidates, `text` is empty; they continue `context`, the source of an encoder-decoder.
     """
 
     text: str
@@ -31,7 +31,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedText:
     """One text as the model reads it. `ids[begin:]` are its own tokens, of which `ids[first:]` are scored."""
 
     text: str  # what `ids[begin:]` spell
@@ -43,9 +43,9 @@ class Encoded:
 
 
 class TextReader:
-    """Turns texts into ids for one checkpoint. Raises ModelError for a checkpoint that cannot be asked this way."""
+    """Encodes texts for one checkpoint. Raises ModelError for a checkpoint that cannot score them."""
 
-    def __init__(self, loaded: Loaded, *, eos: int | None, start: int | None, add_eos: bool) -> None:
+    def __init__(self, loaded: LoadedModel, *, eos: int | None, start: int | None, add_eos: bool) -> None:
         if loaded.tokenizer is None:
             raise ModelError(f"{loaded.name} has no tokenizer, so there is no text to score")
         self.tokenizer: Any = loaded.tokenizer
@@ -60,8 +60,8 @@ class TextReader:
         self.start = start
         self.before, self.after = self._frame()
 
-    def plain(self, text: str) -> Encoded:
-        """A text by itself, for a causal model. Raises InputError where no token of it has a score."""
+    def plain(self, text: str) -> EncodedText:
+        """A text by itself, for a causal model. Raises InputError if none of its tokens has a score."""
         ids = self._encode(text)
         if self.before:
             begin, first, size = 0, len(self.before), _size(text)
@@ -75,11 +75,11 @@ class TextReader:
             )
         return self._made(text, ids, begin, first, size)
 
-    def after_context(self, context: str, text: str) -> Encoded:
-        """A text that continues `context`, nothing put between them: all of its tokens are scored.
+    def after_context(self, context: str, text: str) -> EncodedText:
+        """A text that continues `context` directly: all of its tokens are scored.
 
         The context keeps the tokens that it has alone. The text has those that follow them when both are tokenised
-        together; where that would melt a token across the boundary, the text is tokenised without it.
+        together; if a token would cross the boundary, the text is tokenised alone.
         """
         head = self.context(context)
         joint = self._encode(context + text)
@@ -90,7 +90,7 @@ class TextReader:
         return self._made(text, ids, len(head), len(head), _size(text))
 
     def context(self, context: str) -> list[int]:
-        """The ids of what comes before. Raises InputError where nothing does."""
+        """The ids of a context. Raises InputError if it is empty and there is no BOS."""
         if not context:
             if not self.before:
                 raise InputError("there is no context, and this tokenizer puts no BOS in front to begin with")
@@ -98,24 +98,24 @@ class TextReader:
         ids = self._encode(context)
         return ids[: len(ids) - len(self.after)]
 
-    def target(self, source: str, target: str) -> Encoded:
-        """A target for an encoder-decoder, begun with the decoder start token, which has no score."""
+    def target(self, source: str, target: str) -> EncodedText:
+        """A target for an encoder-decoder, after the decoder start token, which has no score."""
         assert self.start is not None
         head = self.source(source)
         ids = self._ended(self._encode_target(target))
         return self._made(target, [self.start, *ids], 1, 1, _size(target), head)
 
     def source(self, source: str) -> tuple[int, ...]:
-        """What the encoder reads. Raises InputError."""
+        """The encoder's input. Raises InputError."""
         ids = self._encode(source)
         texts.check_ids(ids, self.vocab_size)
         return tuple(ids)
 
     def _made(
         self, text: str, ids: Sequence[int], begin: int, first: int, size: int, source: tuple[int, ...] | None = None
-    ) -> Encoded:
+    ) -> EncodedText:
         texts.check_ids(ids, self.vocab_size)
-        return Encoded(text, tuple(ids), begin, first, size, source)
+        return EncodedText(text, tuple(ids), begin, first, size, source)
 
     def _encode(self, text: str) -> list[int]:
         return texts.encode(self.tokenizer, text, add_special_tokens=True)
@@ -128,7 +128,7 @@ class TextReader:
         return ids
 
     def _going_on(self, text: str) -> list[int]:
-        """The ids of a text that is not at the beginning: many tokenizers put a space in front of one that is."""
+        """The ids of a text that is not at the beginning: many tokenizers put a space before the first word."""
         alone = self._bare(text)
         for before in (",", "\n", "a"):
             try:
@@ -156,10 +156,10 @@ class TextReader:
         return [], []
 
     def _size_after_first(self, text: str, first: int) -> int:
-        """Bytes of UTF-8 behind the first token; a character that it shares with the second one is counted."""
+        """Bytes of UTF-8 after the first token; a character shared with the second one is counted."""
         if getattr(self.tokenizer, "is_fast", False):
-            found = self.tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
-            at = min(found[0][1], found[1][0]) if len(found) > 1 else found[0][1]
+            offsets = self.tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+            at = min(offsets[0][1], offsets[1][0]) if len(offsets) > 1 else offsets[0][1]
             return _size(text[at:])
         return max(_size(text) - _size(texts.decode(self.tokenizer, [first])), 0)
 

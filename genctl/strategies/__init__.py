@@ -1,1 +1,1 @@
-"""One file, one frozen dataclass, one generator for each way to choose tokens."""
+"""Generation strategies: one frozen dataclass with one generator in each file."""

@@ -1,4 +1,4 @@
-"""Contrastive decoding: what an expert knows and an amateur does not (Li et al. 2023, arXiv:2210.15097)."""
+"""Contrastive decoding: an expert model's log-probabilities minus an amateur's (Li et al. 2023, arXiv:2210.15097)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from genctl.strategies.sample import Sample
 class Amateur:
     """Tokens by log p_expert - log p_amateur, among those with p_expert >= alpha * max p_expert (equations 2 and 3).
 
-    `temperature` is the amateur's own: below 1 it makes the amateur surer, and so its faults clearer. With `beta` the
-    score is (1 + beta) log p_expert - beta log p_amateur instead (O'Brien and Lewis 2023, arXiv:2309.09117), which
-    leans on the amateur less and suits drawing. The processors come after the contrast.
+    `temperature` is the amateur's: below 1 it sharpens the amateur's distribution and so the contrast. With `beta` the
+    score is (1 + beta) log p_expert - beta log p_amateur (O'Brien and Lewis 2023, arXiv:2309.09117), a weaker contrast
+    that suits sampling. The processors run after the contrast.
     """
 
     amateur: ModelRuntime
@@ -54,7 +54,7 @@ class Amateur:
         return rescored(inner, lambda seen: self._contrast(seen, reader), scores, context)
 
     def _contrast(self, scores: Scores, reader: Unconditional) -> Tensor:
-        """f32 [N, V]; far below where a token is not plausible, -inf where the amateur does not have it."""
+        """f32 [N, V]; `OUT` below the expert's score for implausible tokens, -inf for tokens that the amateur lacks."""
         expert = scores.logprobs[:, 0]
         size = expert.shape[1]
         logits = reader(scores.rows.tokens.to(reader.forward.device))[:, :size]

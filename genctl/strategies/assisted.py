@@ -1,6 +1,6 @@
-"""Assisted (speculative) decoding: a drafter guesses ahead, the model checks all its guesses in one pass.
+"""Assisted (speculative) decoding: a drafter proposes tokens, the model verifies all of them in one pass.
 
-Greedy text is that of plain greedy decoding, token for token. Drawn text follows the model's own distribution exactly
+Greedy output equals plain greedy decoding, token for token. Sampled output follows the model's own distribution exactly
 (Leviathan et al. 2023, arXiv:2211.17192, algorithm 1): both distributions are taken after the processors.
 """
 
@@ -20,12 +20,12 @@ Schedule: TypeAlias = Literal["constant", "heuristic", "heuristic_transient"]
 
 @dataclass(frozen=True)
 class Assisted:
-    """One row, several tokens a pass.
+    """One row, several tokens per pass.
 
-    `num_assistant_tokens` are drafted at a time. Under either heuristic schedule there are two more after a draft that
-    was accepted whole and one less after any other; each prompt begins with `num_assistant_tokens` again, since what
-    a row receives must not depend on those before it. A drafter that is a model stops at a token that it gives less
-    than `assistant_confidence_threshold`.
+    `num_assistant_tokens` are drafted at a time. Both heuristic schedules add two after a draft that was accepted in
+    full and subtract one after any other. Each prompt starts with `num_assistant_tokens` again, so that its output does
+    not depend on the prompts before it. A model drafter stops at a token with a probability below
+    `assistant_confidence_threshold`.
     """
 
     drafter: Drafter
@@ -52,11 +52,11 @@ class Assisted:
         row = torch.zeros(1, dtype=torch.long, device=scores.logits.device)
         count, draft = self.num_assistant_tokens, Draft([])
         while True:
-            kept, token = self._verify(scores.logits[0], draft, context.rng)
-            written = row.new_tensor([*draft.tokens[:kept], token])
-            note = f"{kept} of {len(draft.tokens)} drafts" if draft.tokens else ""
+            accepted, token = self._verify(scores.logits[0], draft, context.rng)
+            written = row.new_tensor([*draft.tokens[:accepted], token])
+            note = f"{accepted} of {len(draft.tokens)} drafts" if draft.tokens else ""
             if draft.tokens and self.num_assistant_tokens_schedule != "constant":
-                count = count + 2 if kept == len(draft.tokens) else max(1, count - 1)
+                count = count + 2 if accepted == len(draft.tokens) else max(1, count - 1)
             # the pass that checks a draft writes one token more
             room = context.max_new_tokens - scores.rows.written - len(written) - 1
             # a draft is checked as it will be written: with the frequencies that its tokens are read with then
@@ -65,27 +65,27 @@ class Assisted:
             if room > 0 and not set(written.tolist()) & set(context.eos):
                 draft = propose(torch.cat([scores.rows.tokens[0], written]), min(count, int(room)))
             tried = row.new_tensor(draft.tokens)[None, None] if draft.tokens else None
-            scores = yield Choice(row, written[-1:], accepted=kept, draft=tried, notes=[note])
+            scores = yield Choice(row, written[-1:], accepted=accepted, draft=tried, notes=[note])
 
     def _verify(self, logits: Tensor, draft: Draft, rng: torch.Generator) -> tuple[int, int]:
-        """How many draft tokens stay, and the token after them. logits f32 [D+1, V], processed."""
+        """How many draft tokens are accepted, and the token after them. logits f32 [D+1, V], processed."""
         if not self.do_sample:
             best = logits.argmax(-1).tolist()
-            kept = next((i for i, token in enumerate(draft.tokens) if token != best[i]), len(draft.tokens))
-            return kept, best[kept]
+            accepted = next((i for i, token in enumerate(draft.tokens) if token != best[i]), len(draft.tokens))
+            return accepted, best[accepted]
         target = logits.softmax(-1)  # p [D+1, V]
-        luck = torch.rand(len(draft.tokens), generator=rng, device=logits.device).tolist()
+        uniform = torch.rand(len(draft.tokens), generator=rng, device=logits.device).tolist()
         for place, token in enumerate(draft.tokens):
             drawn = None if draft.distributions is None else draft.distributions[place]  # q [V]
-            if luck[place] * (1.0 if drawn is None else float(drawn[token])) < float(target[place, token]):
+            if uniform[place] * (1.0 if drawn is None else float(drawn[token])) < float(target[place, token]):
                 continue
-            left = _residual(target[place], drawn, token)
-            return place, int(torch.multinomial(left, 1, generator=rng))
+            residual = _residual(target[place], drawn, token)
+            return place, int(torch.multinomial(residual, 1, generator=rng))
         return len(draft.tokens), int(torch.multinomial(target[-1], 1, generator=rng))
 
 
 def _residual(target: Tensor, drawn: Tensor | None, token: int) -> Tensor:
-    """max(p - q, 0), f32 [V], where `token` was rejected; q is one-hot where nothing was drawn. Not normalised."""
+    """max(p - q, 0), f32 [V], after `token` was rejected; q is one-hot for a deterministic drafter. Not normalised."""
     if drawn is None:
         left = target.clone()
         left[token] = 0.0

@@ -1,4 +1,4 @@
-"""Strategies that need more than the model's logits: an assistant, an amateur, layers, or the text itself."""
+"""Strategies that need more than the model's logits: an assistant, an amateur, hidden layers, or the text."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from genctl.strategies.amateur import Amateur
     from genctl.strategies.draft_models import Drafter
 
-# What asks for one of these strategies, and the knobs that only refine it.
+# The knobs that select one of these strategies, and the knobs that only refine one.
 DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
-WAYS = (*DRAFTING, "dola_layers", "amateur_model")
+MODES = (*DRAFTING, "dola_layers", "amateur_model")
 REFINES: dict[str, tuple[str, ...]] = {
     "max_matching_ngram_size": ("prompt_lookup_num_tokens",),
     "num_assistant_tokens": ("assistant_model", "assistant_early_exit"),
@@ -32,25 +32,25 @@ REFINES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Companion:
-    """A second checkpoint. `tokenizer` is None where it has none; prompts given as ids need none."""
+class AuxiliaryModel:
+    """A second checkpoint. `tokenizer` is None if it has none; prompts of token ids need none."""
 
     forward: ModelRuntime
     tokenizer: Any = None
 
 
-def asked(generation: Generation) -> str | None:
-    """Which of `WAYS` the knobs ask for. Raises UsageError, in one sentence, for what contradicts it."""
-    found = [name for name in WAYS if getattr(generation, name) is not None]
-    if not found:
+def mode_of(generation: Generation) -> str | None:
+    """The knob in `MODES` that is set. Raises UsageError, in one sentence, for a knob that conflicts with it."""
+    knobs = [name for name in MODES if getattr(generation, name) is not None]
+    if not knobs:
         defaults = {item.name: item.default for item in fields(Generation)}
         for name, ways in REFINES.items():
             if getattr(generation, name) != defaults[name]:
                 raise UsageError(f"{name} changes nothing without {' or '.join(ways)}")
         return None
-    way = found[0]
+    way = knobs[0]
     others = {
-        **{name: True for name in found[1:]},
+        **{name: True for name in knobs[1:]},
         f"num_beams = {generation.num_beams}": generation.num_beams > 1,
         "penalty_alpha": bool(generation.penalty_alpha),
         "force_words": bool(generation.force_words or generation.force_words_ids),
@@ -68,15 +68,15 @@ def asked(generation: Generation) -> str | None:
     return way
 
 
-def accompanied(
-    generation: Generation, forward: ModelRuntime, tokenizer: Any, load: Callable[[str], Companion]
+def auxiliary_strategy(
+    generation: Generation, forward: ModelRuntime, tokenizer: Any, load: Callable[[str], AuxiliaryModel]
 ) -> Strategy | None:
-    """The strategy that the knobs of drafting and contrast ask for; None where they ask for none.
+    """The strategy of the assistant, early exit, lookup, DoLa or amateur knobs; None if none is set.
 
-    `forward` and `tokenizer` are the model's; `load` brings `assistant_model` or `amateur_model`. Raises UsageError
-    for knobs that contradict each other, ModelError for checkpoints that do not go together.
+    `forward` and `tokenizer` are the model's; `load` loads `assistant_model` or `amateur_model`. Raises UsageError for
+    conflicting knobs, ModelError for checkpoints that do not go together.
     """
-    way = asked(generation)
+    way = mode_of(generation)
     if way is None:
         return None
     sample, count = generation.do_sample, generation.num_return_sequences
@@ -113,7 +113,7 @@ def accompanied(
     )
 
 
-def _assistant(generation: Generation, tokenizer: Any, load: Callable[[str], Companion]) -> Drafter:
+def _assistant(generation: Generation, tokenizer: Any, load: Callable[[str], AuxiliaryModel]) -> Drafter:
     assert generation.assistant_model is not None
     assistant = load(generation.assistant_model)
     if same_tokens(tokenizer, assistant.tokenizer):
@@ -135,7 +135,7 @@ def _assistant(generation: Generation, tokenizer: Any, load: Callable[[str], Com
     )
 
 
-def _amateur(generation: Generation, tokenizer: Any, load: Callable[[str], Companion]) -> Amateur:
+def _amateur(generation: Generation, tokenizer: Any, load: Callable[[str], AuxiliaryModel]) -> Amateur:
     assert generation.amateur_model is not None
     amateur = load(generation.amateur_model)
     if not same_tokens(tokenizer, amateur.tokenizer):
@@ -154,8 +154,8 @@ def _amateur(generation: Generation, tokenizer: Any, load: Callable[[str], Compa
     )
 
 
-def same_tokens(one: Any, other: Any) -> bool:
-    """Whether two tokenizers have the same tokens; a checkpoint without one is taken at its word."""
-    if one is None or other is None:
-        return one is other
-    return one is other or bool(one.get_vocab() == other.get_vocab())
+def same_tokens(a: Any, b: Any) -> bool:
+    """Whether two tokenizers have the same vocabulary. Two checkpoints without a tokenizer count as equal."""
+    if a is None or b is None:
+        return a is b
+    return a is b or bool(a.get_vocab() == b.get_vocab())

@@ -1,4 +1,4 @@
-"""Beam search: plain, sampled, and in groups that keep away from each other."""
+"""Beam search: plain, sampled, and diverse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from genctl.decode import transfer
 from genctl.decode.processors.rows import largest
 from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
-from genctl.strategies.early_stopping import EarlyStopping, Ending
+from genctl.strategies.early_stopping import EarlyStopping, EarlyStoppingRule
 from genctl.strategies.sampling import draw_distinct
 
 
@@ -22,11 +22,11 @@ from genctl.strategies.sampling import draw_distinct
 class Beam:
     """Keep the `num_beams` best hypotheses at each step; sequences and scores are those of transformers.
 
-    With `do_sample` the candidates are drawn without replacement from the softmax of the totals instead of being the
-    best. With `num_beam_groups` above 1 this is diverse beam search (Vijayakumar et al. 2016, arXiv:1610.02424): each
-    group is a search of its own, and a token costs `diversity_penalty` for every beam of an earlier group that chose it
-    at the same step. Groups follow transformers 4, the last to have them: a group that has ended is taken to choose
-    `pad_token_id` (the first EOS id, if there is none) at every further step.
+    With `do_sample` the candidates are sampled without replacement from the softmax of the totals. With
+    `num_beam_groups` above 1 this is diverse beam search (Vijayakumar et al. 2016, arXiv:1610.02424): each group is a
+    search of its own, and a token costs `diversity_penalty` for every beam of an earlier group that chose it at the
+    same step. Groups follow transformers 4, the last version with them: a group that has ended counts as choosing
+    `pad_token_id` (or the first EOS id) at every further step.
     """
 
     num_beams: int
@@ -61,7 +61,7 @@ class Beam:
         size, grouped = self.num_beams // self.num_beam_groups, self.num_beam_groups > 1
         # with several EOS ids all of a row's best candidates may end, and `size` others must be at hand
         count = max(2, 1 + len(context.eos)) * size
-        ending = Ending(self.length_penalty, self.early_stopping, context.max_new_tokens)
+        rule = EarlyStoppingRule(self.length_penalty, self.early_stopping, context.max_new_tokens)
         members = {group: [0] for group in range(self.num_beam_groups)}  # the live rows of each group
         totals = scores.logits.new_zeros(1)
         while True:
@@ -81,7 +81,7 @@ class Beam:
                 parts[0] = self._candidates(scores.logits[:, 0], totals, members[0], count, context)
             ranks = _joined([part.totals for part in parts.values()])
             groups = [group for group, part in parts.items() for _ in range(len(part.totals))]
-            is_done = _BeamIsDone(ending, size, grouped, {group: groups.index(group) for group in parts})
+            is_done = _BeamIsDone(rule, size, grouped, {group: groups.index(group) for group in parts})
             scores = yield Choice(
                 _joined([part.rows for part in parts.values()]),
                 _joined([part.tokens for part in parts.values()]),
@@ -118,7 +118,7 @@ class Beam:
 
 @dataclass
 class _Continuations:
-    """What one group may continue with, best first; a total of -inf is impossible."""
+    """Candidates of one group, best first; a total of -inf is impossible."""
 
     rows: Tensor  # int64 [C]
     tokens: Tensor  # int64 [C]
@@ -127,7 +127,7 @@ class _Continuations:
 
 
 class _ChosenBefore:
-    """How often the groups before have chosen each token at this step."""
+    """How often earlier groups chose each token at this step."""
 
     def __init__(self, beam: Beam, scores: Tensor, context: Context) -> None:
         self.counts = scores.new_zeros(scores.shape[-1])  # f32 [V]
@@ -135,12 +135,12 @@ class _ChosenBefore:
         self.padding = next(iter(context.eos), None) if beam.pad_token_id is None else beam.pad_token_id
 
     def add_padding(self, size: int) -> None:
-        """A group that has ended is taken to choose padding."""
+        """Count an ended group as choosing padding."""
         if self.padding is not None:
             self.counts[self.padding] += size
 
     def add(self, candidates: _Continuations, size: int) -> None:
-        """The first `size` candidates that go on."""
+        """Count the first `size` candidates that continue."""
         goes_on = (candidates.totals > -torch.inf) & ~torch.isin(candidates.tokens, self.eos)
         goes_on &= goes_on.cumsum(0) <= size
         self.counts.index_add_(0, candidates.tokens, goes_on.to(self.counts.dtype))
@@ -152,12 +152,12 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 @dataclass
 class _BeamIsDone:
-    """Whether all groups that took part in a choice are done; afterwards `groups` says which are.
+    """Whether all groups that took part in a choice are done; afterwards `groups` holds those that are.
 
-    transformers 5 hopes for the best live row; its groups, from version 4, for the best candidate, ended or not.
+    transformers 5 compares with the best live row; its groups, from version 4, with the best candidate, ended or not.
     """
 
-    ending: Ending
+    rule: EarlyStoppingRule
     size: int
     grouped: bool
     first: dict[int, int]  # the place of each group's best candidate
@@ -165,12 +165,12 @@ class _BeamIsDone:
 
     def __call__(self, ended: Sequence[FinishedRow], rows: Rows, totals: Sequence[float]) -> bool:
         if not self.grouped:
-            return self.ending.reached(ended, self.size, rows.totals[0], rows.written)
+            return self.rule.reached(ended, self.size, rows.totals[0], rows.written)
         took_part = [group for group, place in self.first.items() if totals[place] > -math.inf]
         self.groups = frozenset(
             group
             for group in took_part
-            if self.ending.reached(
+            if self.rule.reached(
                 [row for row in ended if row.group == group], self.size, totals[self.first[group]], rows.written
             )
         )
@@ -180,12 +180,12 @@ class _BeamIsDone:
 def ranked(logprobs: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest sums of logprobs f32 [R, V] and totals f32 [R], best first: f32 [C] and int64 [C].
 
-    The second are places in the flattened sums. On a CPU only the best of each row are summed up; of equal sums, whose
-    order is torch's, all are.
+    The second tensor holds places in the flattened sums. On a CPU only the best of each row are added up, unless sums
+    are equal: then torch's order of all sums decides.
     """
-    found = _ranked(logprobs, totals, count) if transfer.on_host(logprobs) else None
-    if found is not None:
-        return found
+    best = _ranked(logprobs, totals, count) if transfer.on_host(logprobs) else None
+    if best is not None:
+        return best
     flat = (logprobs + totals[:, None]).flatten()
     values, places = flat.topk(min(count, len(flat)))
     return values, places
@@ -197,7 +197,7 @@ def _ranked(logprobs: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tenso
         return None
     sums, places = [], []
     for number, (row, total) in enumerate(zip(logprobs.numpy(), totals.numpy(), strict=True)):
-        best = largest(row, count + 1)  # one more, so that what is left out lies below what is taken
+        best = largest(row, count + 1)  # one more, to detect equal sums at the boundary
         if len(best) > 2 * count + 2:
             return None
         sums.append(row[best] + total)

@@ -1,4 +1,4 @@
-"""Constrained beam search: the best hypotheses among those that hold given phrases."""
+"""Constrained beam search: the best hypotheses that contain given phrases."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
 from genctl.errors import ModelError, UsageError
-from genctl.strategies.constraints import Alternatives, Progress, Promises
-from genctl.strategies.early_stopping import EarlyStopping, Ending
+from genctl.strategies.constraints import Alternatives, Constraints, Progress
+from genctl.strategies.early_stopping import EarlyStopping, EarlyStoppingRule
 
-# Nats that a token of a promise may cost, where a beam has fewer rows than there are banks. With 12 words in 4 rows of
-# builtin:stories the best results are better by 0.24 nats a token than with the highest banks in turn.
+# Nats that a token of a constraint may cost if a beam has fewer rows than banks. With 12 words in 4 rows of
+# builtin:stories the best results gain 0.24 nats per token over taking the highest banks in turn.
 DEAR, CHEAP = 10.0, 2.0
 
 
@@ -23,17 +23,18 @@ DEAR, CHEAP = 10.0, 2.0
 class ConstrainedBeam:
     """Beam search in which every phrase of `words` must be written before a hypothesis may end.
 
-    The beam is shared by banks of equally far hypotheses, so that what is kept is not lost to better texts without it
-    (dynamic beam allocation: Post & Vilar 2018, arXiv:1804.06609; Hu et al. 2019, N19-1090). The tokens that bring a
-    row further are always candidates. Where the tokens that may still be written are just enough for the phrases, only
-    what keeps them is: a row misses a phrase only where the processors forbid it, or where something other than EOS
-    ends the row before.
+    The beam is divided among banks of hypotheses with equal progress, so that progress is not lost to better texts
+    without it (dynamic beam allocation: Post & Vilar 2018, arXiv:1804.06609; Hu et al. 2019, N19-1090). Tokens that
+    advance a constraint are always candidates. When the remaining tokens are just enough for the phrases, only
+    candidates that keep them possible remain: a row misses a phrase only if the processors forbid it, or if something
+    other than EOS ends the row earlier.
 
-    Hypotheses that keep more promises come first. The promises are about new tokens: a phrase in the prompt keeps none.
+    Hypotheses that satisfy more constraints come first. Only new tokens count: a phrase in the prompt satisfies
+    nothing.
     """
 
     num_beams: int
-    words: tuple[Alternatives, ...]  # for each promise the phrases of which one must appear
+    words: tuple[Alternatives, ...]  # for each constraint its alternative phrases
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
     n: int = 1
@@ -54,53 +55,53 @@ class ConstrainedBeam:
         return self.num_beams
 
     def search(self, scores: Scores, context: Context) -> Search:
-        promises = Promises(self.words)
-        self._check(promises, context, scores.logits.shape[-1])
-        ending = Ending(self.length_penalty, self.early_stopping, context.max_new_tokens)
-        progress = [promises.begin()]
+        constraints = Constraints(self.words)
+        self._check(constraints, context, scores.logits.shape[-1])
+        rule = EarlyStoppingRule(self.length_penalty, self.early_stopping, context.max_new_tokens)
+        progress = [constraints.begin()]
         totals = scores.logits.new_zeros(1)
         while True:
             flat = scores.logits[:, 0] + totals[:, None]
             room = max(0, context.max_new_tokens - self.reserved - scores.rows.written - 1)  # after this token
-            found = self._candidates(flat, progress, promises, context.eos, room)
-            if not found.rows:
+            candidates = self._candidates(flat, progress, constraints, context.eos, room)
+            if not candidates.rows:
                 if not scores.ended:
                     raise ModelError(f"every continuation is forbidden at step {scores.rows.written}")
                 return
-            rows = torch.tensor(found.rows, device=flat.device)
-            tokens = torch.tensor(found.tokens, device=flat.device)
+            rows = torch.tensor(candidates.rows, device=flat.device)
+            tokens = torch.tensor(candidates.tokens, device=flat.device)
             totals = flat[rows, tokens]
-            kept = [promises.kept(after) for after in found.progress]
+            satisfied = [constraints.satisfied(after) for after in candidates.progress]
             scores = yield Choice(
                 rows,
                 tokens,
                 totals=totals,
                 pruning=Pruning(
-                    self.num_beams, may_finish=torch.tensor(found.may_finish, device=flat.device), tiers=kept
+                    self.num_beams, may_finish=torch.tensor(candidates.may_finish, device=flat.device), tiers=satisfied
                 ),
-                notes=[f"{count}/{len(promises)}" for count in kept],
-                is_done=_PromisesKept(ending, self.num_beams, found.best, len(promises)),
+                notes=[f"{count}/{len(constraints)}" for count in satisfied],
+                is_done=_ConstraintsMet(rule, self.num_beams, candidates.best, len(constraints)),
             )
             totals = totals[scores.survivors]
-            progress = [found.progress[survivor] for survivor in scores.survivors]
+            progress = [candidates.progress[survivor] for survivor in scores.survivors]
 
-    def _check(self, promises: Promises, context: Context, vocabulary: int) -> None:
+    def _check(self, constraints: Constraints, context: Context, vocabulary: int) -> None:
         room = context.max_new_tokens - self.reserved
-        if not promises.fits(promises.begin(), room) and (least := promises.least()) > room:
+        if not constraints.fits(constraints.begin(), room) and (least := constraints.least()) > room:
             but = f"max_new_tokens = {context.max_new_tokens}"
             if self.reserved:
                 but += " and forced_eos_token_id takes the last one"
             raise UsageError(f"the forced words need {least} tokens or more, but {but}")
-        for token in sorted(promises.tokens):
+        for token in sorted(constraints.tokens):
             if token >= vocabulary:
                 raise UsageError(f"force_words_ids: {token} is not a token of this checkpoint (0 to {vocabulary - 1})")
             if token in context.eos:
                 raise UsageError(f"force_words_ids: {token} ends a sequence, so no phrase can hold it")
 
     def _candidates(
-        self, flat: Tensor, progress: Sequence[Progress], promises: Promises, eos: tuple[int, ...], room: int
+        self, flat: Tensor, progress: Sequence[Progress], constraints: Constraints, eos: tuple[int, ...], room: int
     ) -> _Candidates:
-        """What may follow: ends of rows that keep all promises, then the others, bank by bank in turn.
+        """The candidates: ends of rows that satisfy all constraints, then the others, bank by bank in turn.
 
         flat f32 [R, V]; `room` is how many tokens may follow the next one.
         """
@@ -111,32 +112,34 @@ class ConstrainedBeam:
             for total, token in zip(*line, strict=True):
                 if total > -torch.inf:
                     (ends if token in eos else usual).append(_Candidate(total, row, token, progress[row]))
-        taken = {(one.row, one.token) for one in usual}
-        wanted = [
+        taken = {(candidate.row, candidate.token) for candidate in usual}
+        forcing = [
             (row, token)
             for row, here in enumerate(progress)
-            for token in promises.next_tokens(here)
+            for token in constraints.next_tokens(here)
             if (row, token) not in taken
         ]
-        if wanted:
-            rows, forced = zip(*wanted, strict=True)
+        if forcing:
+            rows, forced = zip(*forcing, strict=True)
             sums = flat[list(rows), list(forced)].tolist()
             usual += [
                 _Candidate(total, row, token, progress[row])
-                for (row, token), total in zip(wanted, sums, strict=True)
+                for (row, token), total in zip(forcing, sums, strict=True)
                 if total > -torch.inf
             ]
-        best = max((one.total for one in (*usual, *ends)), default=-torch.inf)
-        usual = [one._replace(progress=promises.step(one.progress, one.token)) for one in usual]
-        usual = [one for one in usual if promises.fits(one.progress, room)] or usual
-        banks = [-promises.lacking(one.progress) for one in usual]
-        order = share_out(banks, [one.total for one in usual], self.num_beams)
+        best = max((candidate.total for candidate in (*usual, *ends)), default=-torch.inf)
+        usual = [
+            candidate._replace(progress=constraints.step(candidate.progress, candidate.token)) for candidate in usual
+        ]
+        usual = [candidate for candidate in usual if constraints.fits(candidate.progress, room)] or usual
+        banks = [-constraints.lacking(candidate.progress) for candidate in usual]
+        order = share_out(banks, [candidate.total for candidate in usual], self.num_beams)
         chosen = [usual[index] for index in order[: 2 * self.num_beams]]
         counted = self._ends(ends, usual, chosen[: self.num_beams])
         return _Candidates(
-            [one.row for one in (*counted, *chosen)],
-            [one.token for one in (*counted, *chosen)],
-            [one.progress for one in (*counted, *chosen)],
+            [candidate.row for candidate in (*counted, *chosen)],
+            [candidate.token for candidate in (*counted, *chosen)],
+            [candidate.progress for candidate in (*counted, *chosen)],
             [True] * (len(counted) + min(self.num_beams, len(chosen))) + [False] * (len(chosen) - self.num_beams),
             best,
         )
@@ -144,19 +147,19 @@ class ConstrainedBeam:
     def _ends(
         self, ends: Sequence[_Candidate], usual: Sequence[_Candidate], chosen: Sequence[_Candidate]
     ) -> list[_Candidate]:
-        """The ends that are results: among the best of all, or as good as what the bank of complete rows keeps."""
-        complete = [one.total for one in (*usual, *ends) if one.progress.complete]
-        everything = [one.total for one in (*usual, *ends)]
-        places = max(1, sum(one.progress.complete for one in chosen))
-        going = {one.row for one in usual}
+        """The ends that are results: among the best of all, or as good as the bank of complete rows."""
+        complete = [candidate.total for candidate in (*usual, *ends) if candidate.progress.complete]
+        everything = [candidate.total for candidate in (*usual, *ends)]
+        places = max(1, sum(candidate.progress.complete for candidate in chosen))
+        going = {candidate.row for candidate in usual}
         return [
-            one
-            for one in ends
+            candidate
+            for candidate in ends
             if (
-                one.progress.complete
-                and (_place(one.total, complete) < places or _place(one.total, everything) < self.num_beams)
+                candidate.progress.complete
+                and (_place(candidate.total, complete) < places or _place(candidate.total, everything) < self.num_beams)
             )
-            or one.row not in going  # nothing else may follow
+            or candidate.row not in going  # nothing else may follow
         ]
 
 
@@ -176,22 +179,22 @@ class _Candidates:
     rows: list[int]
     tokens: list[int]
     progress: list[Progress]
-    may_finish: list[bool]  # whether an end is a result: the others are at hand where rows end
+    may_finish: list[bool]  # whether an end is a result; the others replace rows that end
     best: float  # the largest total among all continuations, ends included
 
 
 @dataclass(frozen=True)
-class _PromisesKept:
-    """Whether there are `capacity` results that keep their promises, and nothing better is expected."""
+class _ConstraintsMet:
+    """Whether there are `capacity` results that satisfy all constraints, and nothing better is expected."""
 
-    ending: Ending
+    rule: EarlyStoppingRule
     capacity: int
     best: float
-    promises: int
+    constraints: int
 
     def __call__(self, ended: Sequence[FinishedRow], rows: Rows, totals: Sequence[float]) -> bool:
-        complete = [row for row in ended if row.tier == self.promises]
-        return self.ending.reached(complete, self.capacity, self.best, rows.written)
+        complete = [row for row in ended if row.tier == self.constraints]
+        return self.rule.reached(complete, self.capacity, self.best, rows.written)
 
 
 def _place(total: float, totals: Sequence[float]) -> int:
@@ -199,11 +202,11 @@ def _place(total: float, totals: Sequence[float]) -> int:
 
 
 def share_out(banks: Sequence[int], totals: Sequence[float], width: int) -> list[int]:
-    """An order of candidates of which the first `width` are kept: they come from as many banks as there are places.
+    """An order of candidates whose first `width` stay: they come from as many banks as there are places.
 
-    Where there are more banks than places, the highest bank has the first place, and each other place is for the best
-    candidate at a price: what a token of a promise may cost, from `DEAR` to `CHEAP` nats. Going to the highest banks in
-    turn, as with fewer banks, would write all phrases at once, whether they fit or not.
+    If there are more banks than places, the highest bank gets the first place, and each other place goes to the best
+    candidate at a price: what a token of a constraint may cost, from `DEAR` to `CHEAP` nats. Taking the highest banks
+    in turn, as with fewer banks, would write all phrases at once, whether they fit or not.
     """
     if len(set(banks)) <= width:
         return in_turn(banks, totals)
@@ -218,7 +221,7 @@ def share_out(banks: Sequence[int], totals: Sequence[float], width: int) -> list
 
 
 def in_turn(banks: Sequence[int], totals: Sequence[float]) -> list[int]:
-    """An order that takes the best of each bank, the highest bank first, then the second best of each, and so on."""
+    """The order that takes the best of each bank, highest bank first, then the second best of each, and so on."""
     best_first = sorted(range(len(banks)), key=lambda index: (-banks[index], -totals[index]))
     depth: dict[int, int] = {}
     depths = []

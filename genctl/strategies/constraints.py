@@ -1,9 +1,9 @@
-"""Phrases that must appear, and how far a text has come with them.
+"""Phrases that must appear, and the progress of a text towards them.
 
-A promise is one phrase, or several of which one is enough. It is kept as soon as a phrase of it is in the new tokens,
-wherever it begins: phrases may overlap, lie inside one another, or begin inside a broken attempt at another. All of
-them are followed at once by one automaton (Aho and Corasick 1975, doi:10.1145/360825.360855). A promise that is made
-twice needs two places.
+A constraint is one phrase, or several alternatives. It is satisfied as soon as one of them is in the new tokens,
+wherever it begins: phrases may overlap, contain one another, or begin inside an incomplete match of another. All are
+matched at once by one automaton (Aho and Corasick 1975, doi:10.1145/360825.360855). A constraint that is given twice
+must appear twice.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ Phrase: TypeAlias = tuple[int, ...]
 Alternatives: TypeAlias = tuple[Phrase, ...]
 
 EXACT = (
-    8  # open promises for which the shortest completion is searched; above, overlaps between phrases are not counted
+    8  # open constraints for which the shortest completion is searched; above, overlaps between phrases are not counted
 )
 
 
 class Progress(NamedTuple):
-    """How far one text has come. A value: rows that fork share it."""
+    """The state of one text. Immutable: forked rows share it."""
 
-    open: tuple[int, ...]  # for each promise how often it has still to be kept
-    node: int = 0  # of the automaton: the longest end of the text with which a phrase begins
+    open: tuple[int, ...]  # for each constraint how often it must still be satisfied
+    node: int = 0  # of the automaton: the longest end of the text that is a beginning of a phrase
 
     @property
     def complete(self) -> bool:
         return not any(self.open)
 
 
-class Promises:
+class Constraints:
     """What must appear in a text."""
 
-    def __init__(self, wanted: Sequence[Alternatives]) -> None:
-        given = [frozenset(alternatives) for alternatives in wanted]
+    def __init__(self, constraints: Sequence[Alternatives]) -> None:
+        given = [frozenset(alternatives) for alternatives in constraints]
         each = list(dict.fromkeys(given))
-        self.wanted = [_least(alternatives) for alternatives in each]  # each promise once
+        self.wanted = [_least(alternatives) for alternatives in each]  # each constraint once
         self.times = tuple(given.count(alternatives) for alternatives in each)  # and how often it is made
         self.numbers = [each.index(alternatives) for alternatives in given]
         self.shortest = [min(map(len, phrases)) for phrases in self.wanted]
@@ -49,121 +49,123 @@ class Promises:
         self._overlaps: dict[tuple[Phrase, Phrase], int] = {}
 
     def __len__(self) -> int:
-        """Promises, each as often as it is made."""
+        """Constraints, counted with repetitions."""
         return sum(self.times)
 
     def begin(self) -> Progress:
         return Progress(self.times)
 
-    def kept(self, progress: Progress) -> int:
-        """Promises kept so far."""
+    def satisfied(self, progress: Progress) -> int:
+        """Constraints satisfied so far."""
         return len(self) - sum(progress.open)
 
     def step(self, progress: Progress, token: int) -> Progress:
         """The progress after `token`."""
         if token not in self.tokens:
             return Progress(progress.open)
-        known = self._steps.get((progress, token))
-        if known is None:
+        after = self._steps.get((progress, token))
+        if after is None:
             node = self._next(progress.node, token)
-            still = list(progress.open)
-            for promise in self._ends[node]:
-                still[promise] = max(0, still[promise] - 1)
-            known = self._steps[progress, token] = Progress(tuple(still), node)
-        return known
+            open_counts = list(progress.open)
+            for constraint in self._ends[node]:
+                open_counts[constraint] = max(0, open_counts[constraint] - 1)
+            after = self._steps[progress, token] = Progress(tuple(open_counts), node)
+        return after
 
     def next_tokens(self, progress: Progress) -> list[int]:
-        """The tokens that begin a phrase of an open promise, or go on with one; each once."""
-        found = [
+        """The tokens that begin or continue a phrase of an open constraint, each once."""
+        tokens = [
             token
             for node in self._suffixes(progress.node)
             for token, child in self._children[node].items()
-            if any(progress.open[promise] for promise in self._leads[child])
+            if any(progress.open[constraint] for constraint in self._leads[child])
         ]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(tokens))
 
     def lacking(self, progress: Progress) -> int:
-        """Tokens with which all promises can be kept: the best phrase is finished, the others follow one by one.
+        """Tokens that satisfy all constraints: complete the best phrase, then write the others one after another.
 
-        Some token takes it down by one at least, until it is 0.
+        Some token reduces it by at least 1, until it is 0.
         """
-        known = self._lacking.get(progress)
-        if known is None:
-            known = self._apart(progress.open)
+        fewest = self._lacking.get(progress)
+        if fewest is None:
+            fewest = self._apart(progress.open)
             for phrase, begun in self._begun(progress):
-                known = min(known, len(phrase) - begun + self._apart(self._walk(progress, phrase[begun:]).open))
-            self._lacking[progress] = known
-        return known
+                fewest = min(fewest, len(phrase) - begun + self._apart(self._walk(progress, phrase[begun:]).open))
+            self._lacking[progress] = fewest
+        return fewest
 
     def needed(self, progress: Progress) -> int:
-        """The fewest tokens with which all promises can be kept, where phrases overlap as well.
+        """The fewest tokens that satisfy all constraints, overlaps between phrases included.
 
-        With more than `EXACT` open promises it is `lacking`.
+        With more than `EXACT` open constraints it is `lacking`.
         """
-        known = self._needed.get(progress)
-        if known is None:
-            known = self.lacking(progress)
-            if sum(progress.open) <= EXACT and self.bound(progress) < known:
+        fewest = self._needed.get(progress)
+        if fewest is None:
+            fewest = self.lacking(progress)
+            if sum(progress.open) <= EXACT and self.bound(progress) < fewest:
                 begun = dict(self._begun(progress))
                 for phrase in self._open_phrases(progress):
                     rest = phrase[begun.get(phrase, 0) :]
-                    known = min(known, len(rest) + self.needed(self._walk(progress, rest)))
-            self._needed[progress] = known
-        return known
+                    fewest = min(fewest, len(rest) + self.needed(self._walk(progress, rest)))
+            self._needed[progress] = fewest
+        return fewest
 
     def fits(self, progress: Progress, room: int) -> bool:
-        """Whether all promises can be kept with `room` more tokens."""
+        """Whether `room` more tokens can satisfy all constraints."""
         return self.lacking(progress) <= room or self.needed(progress) <= room
 
     def least(self) -> int:
-        """A number of tokens below which the promises cannot be kept: the fewest, with up to `EXACT` promises."""
+        """A lower bound on the tokens for all constraints: exact with up to `EXACT` constraints."""
         begin = self.begin()
         return self.needed(begin) if len(self) <= EXACT else self.bound(begin)
 
     def bound(self, progress: Progress) -> int:
-        """A number of tokens below which the promises cannot be kept.
+        """A lower bound on the tokens for all open constraints.
 
-        Each phrase takes its length, less the most that any other, or the text so far, can share with it.
+        Each phrase counts its length, less the longest overlap with another phrase or with the text so far.
         """
         phrases = list(self._open_phrases(progress))
         begun = dict(self._begun(progress))
         total = 0
-        for promise, times in enumerate(progress.open):
+        for constraint, times in enumerate(progress.open):
             if not times:
                 continue
-            others = [other for other in phrases if other not in self.wanted[promise] or self._shared(other, progress)]
-            if any(_inside(phrase, other) for phrase in self.wanted[promise] for other in others):
+            others = [
+                other for other in phrases if other not in self.wanted[constraint] or self._shared(other, progress)
+            ]
+            if any(_inside(phrase, other) for phrase in self.wanted[constraint] for other in others):
                 continue
             total += times * min(
                 len(phrase) - max(begun.get(phrase, 0), *(self._overlap(other, phrase) for other in phrases))
-                for phrase in self.wanted[promise]
+                for phrase in self.wanted[constraint]
             )
         return total
 
     def open_in(self, tokens: Sequence[int]) -> list[int]:
-        """Which of the promises, numbered as they were given, are not kept in a text of new tokens."""
+        """The indices of the given constraints that a text of new tokens does not satisfy."""
         progress = self.begin()
         for token in tokens:
             progress = self.step(progress, token)
         still = list(progress.open)
-        found = []
+        open_constraints = []
         for place in reversed(range(len(self.numbers))):  # of equal ones the last are those that are missing
             if still[self.numbers[place]]:
                 still[self.numbers[place]] -= 1
-                found.append(place)
-        return found[::-1]
+                open_constraints.append(place)
+        return open_constraints[::-1]
 
     # -- the automaton -------------------------------------------------------------------------------------------------
 
     def _grow(self) -> None:
-        """A tree of all phrases, with a link from each node to the longest proper end of its text that is a node."""
+        """Build a trie of all phrases, with a link from each node to its longest proper suffix that is a node."""
         self._children: list[dict[int, int]] = [{}]
         self._links = [0]
         self._depths = [0]
-        ends: list[set[int]] = [set()]  # promises of which a phrase ends with the text of the node
-        self._leads: list[set[int]] = [set()]  # promises of which a phrase begins with it
+        ends: list[set[int]] = [set()]  # constraints of which a phrase ends with the text of the node
+        self._leads: list[set[int]] = [set()]  # constraints of which a phrase begins with it
         self._prefixes: list[list[Phrase]] = [[]]  # the phrases that are longer than it and begin with it
-        for promise, phrases in enumerate(self.wanted):
+        for constraint, phrases in enumerate(self.wanted):
             for phrase in phrases:
                 node = 0
                 for token in phrase:
@@ -178,8 +180,8 @@ class Promises:
                         self._leads.append(set())
                         self._prefixes.append([])
                     node = self._children[node][token]
-                    self._leads[node].add(promise)
-                ends[node].add(promise)
+                    self._leads[node].add(constraint)
+                ends[node].add(constraint)
         queue = deque(self._children[0].values())
         while queue:
             node = queue.popleft()
@@ -187,7 +189,7 @@ class Promises:
                 self._links[child] = self._next(self._links[node], token)
                 ends[child] |= ends[self._links[child]]
                 queue.append(child)
-        self._ends = [tuple(sorted(found)) for found in ends]
+        self._ends = [tuple(sorted(ended)) for ended in ends]
 
     def _next(self, node: int, token: int) -> int:
         while node and token not in self._children[node]:
@@ -195,7 +197,7 @@ class Promises:
         return self._children[node].get(token, 0)
 
     def _suffixes(self, node: int) -> Iterator[int]:
-        """A node and what its links lead to, the root last."""
+        """A node and the nodes that its links lead to, the root last."""
         while node:
             yield node
             node = self._links[node]
@@ -209,41 +211,41 @@ class Promises:
         return progress
 
     def _apart(self, still: Sequence[int]) -> int:
-        """Tokens for all that is open, where no phrase shares any with another."""
+        """Tokens for all open constraints, if no two phrases overlap."""
         return sum(times * length for times, length in zip(still, self.shortest, strict=True))
 
     def _open_phrases(self, progress: Progress) -> Iterator[Phrase]:
-        found = (
+        open_phrases = (
             phrase for times, phrases in zip(progress.open, self.wanted, strict=True) if times for phrase in phrases
         )
-        yield from dict.fromkeys(found)
+        yield from dict.fromkeys(open_phrases)
 
     def _begun(self, progress: Progress) -> Iterator[tuple[Phrase, int]]:
-        """The open phrases with which the text ends, and how much of each is there: less than all of it."""
-        wanted = set(self._open_phrases(progress))
+        """The open phrases that the text ends with a part of, and the length of that part."""
+        open_phrases = set(self._open_phrases(progress))
         for node in self._suffixes(progress.node):
             for phrase in self._prefixes[node] if node else ():
-                if phrase in wanted:
-                    wanted.discard(phrase)
+                if phrase in open_phrases:
+                    open_phrases.discard(phrase)
                     yield phrase, self._depths[node]
 
     def _overlap(self, first: Phrase, then: Phrase) -> int:
-        """How many of the last tokens of `first` can be the first ones of `then`, which is not whole with them."""
-        known = self._overlaps.get((first, then))
-        if known is None:
+        """The longest end of `first` that is a proper beginning of `then`."""
+        overlap = self._overlaps.get((first, then))
+        if overlap is None:
             most = min(len(first), len(then) - 1)
-            known = next((n for n in range(most, 0, -1) if first[-n:] == then[:n]), 0)
-            self._overlaps[first, then] = known
-        return known
+            overlap = next((n for n in range(most, 0, -1) if first[-n:] == then[:n]), 0)
+            self._overlaps[first, then] = overlap
+        return overlap
 
     def _shared(self, phrase: Phrase, progress: Progress) -> bool:
-        """Whether several open promises have this phrase."""
-        promises = zip(progress.open, self.wanted, strict=True)
-        return sum(bool(times) and phrase in phrases for times, phrases in promises) > 1
+        """Whether several open constraints have this phrase."""
+        constraints = zip(progress.open, self.wanted, strict=True)
+        return sum(bool(times) and phrase in phrases for times, phrases in constraints) > 1
 
 
 def _least(alternatives: Set[Phrase]) -> Alternatives:
-    """Without those that hold another: that one is there when they are. In an order that does not depend on hashes."""
+    """The alternatives that do not contain another one, in an order that does not depend on hashes."""
     return tuple(
         phrase
         for phrase in sorted(alternatives)

@@ -1,4 +1,4 @@
-"""A strategy driven on scores other than the model's: what contrasts models or layers needs no search of its own."""
+"""Run a strategy on other scores than the model's, for contrasts of models or layers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from genctl.decode.types import Context, Scores, Search, Strategy
 
-# Added to the log-probability of tokens that a contrast leaves out: beyond reach (their probability is 0 in float32),
-# yet in the model's order, so that there is something to write where processors ban all the others.
+# Added to the log-probability of tokens that a contrast excludes: their probability is 0 in float32, but their order is
+# the model's, so that a token remains if processors ban all the others.
 OUT = -10000.0
 
 
 def rescored(inner: Strategy, contrast: Callable[[Scores], Tensor], scores: Scores, context: Context) -> Search:
-    """Have `inner` choose by `contrast(scores)`, f32 [N, V], after the lane's processors. For the space "raw"."""
+    """Let `inner` choose by `contrast(scores)`, f32 [N, V], after the lane's processors. For the space "raw"."""
 
     def other(scores: Scores) -> Scores:
         return replace(scores, logits=context.process(contrast(scores))[:, None])

@@ -1,4 +1,4 @@
-"""Contrastive search: probable tokens that do not resemble what is already there (Su et al. 2022, arXiv:2202.06417)."""
+"""Contrastive search: probable tokens that differ from the earlier ones (Su et al. 2022, arXiv:2202.06417)."""
 
 from __future__ import annotations
 
@@ -44,31 +44,31 @@ class Contrastive:
         assert context.prefix.hidden is not None
         seen = _Directions(context.prefix.hidden[0], context.max_new_tokens)
         row = torch.zeros(1, dtype=torch.long, device=scores.logits.device)
-        logits, kept = scores.logits[0, -1], 0
+        logits, accepted = scores.logits[0, -1], 0
         while True:
             top = logits.softmax(-1).topk(min(self.top_k, len(logits)))
-            scores = yield Choice(row, None, accepted=kept, draft=top.indices[None, :, None])
+            scores = yield Choice(row, None, accepted=accepted, draft=top.indices[None, :, None])
             assert scores.hidden is not None
             hidden = scores.hidden[:, 1]  # [k, H], each candidate read after the row
             values = (1 - self.penalty_alpha) * top.values - self.penalty_alpha * seen.nearest(hidden)
             row = values.argmax(0, keepdim=True)
             seen.add(hidden[row])
-            logits, kept = scores.logits[row[0], 1], 1
+            logits, accepted = scores.logits[row[0], 1], 1
 
 
 class _Directions:
-    """The hidden states of one text, scaled to length 1, with room for what will be written."""
+    """The hidden states of one text, scaled to length 1, with room for new tokens."""
 
     def __init__(self, hidden: Tensor, room: int) -> None:
         self.count = hidden.shape[0]
         self.buffer = torch.cat([_unit(hidden), hidden.new_empty(min(room, 1024), hidden.shape[1]).float()])
 
     def nearest(self, hidden: Tensor) -> Tensor:
-        """The largest cosine similarity of each of hidden [k, H] to what is there; f32 [k]."""
+        """The largest cosine similarity of each of hidden [k, H] to the states of the text; f32 [k]."""
         return (_unit(hidden) @ self.buffer[: self.count].T).amax(1)
 
     def add(self, hidden: Tensor) -> None:
-        """Take in the hidden state [1, H] of a written token."""
+        """Append the hidden state [1, H] of a new token."""
         if self.count == len(self.buffer):
             self.buffer = torch.cat([self.buffer, torch.empty_like(self.buffer)])
         self.buffer[self.count] = _unit(hidden)[0]

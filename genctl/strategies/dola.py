@@ -1,4 +1,4 @@
-"""DoLa: what the last layer says against what an earlier layer said (Chuang et al. 2023, arXiv:2309.03883)."""
+"""DoLa: contrast the last layer with an earlier layer (Chuang et al. 2023, arXiv:2309.03883)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ RELATIVE_TOP = 0.1  # tokens less probable than this fraction of the best one ar
 
 @dataclass(frozen=True)
 class Dola:
-    """The last layer is contrasted with the candidate that differs from it most (Jensen-Shannon divergence).
+    """Contrast the last layer with the candidate layer that differs most from it (Jensen-Shannon divergence).
 
-    `layers`: the lower or the higher half, every second layer of it, or the layers themselves; 0 is the embeddings.
-    The choice of layer is made for each row and step; otherwise as transformers 4 had it: the head reads a candidate
-    layer's states without the final norm, and the processors come after the contrast.
+    `layers`: the lower or the higher half, every second layer of it, or layer numbers; 0 is the embeddings. The layer
+    is chosen for each row and step. As in transformers 4, the head reads a candidate layer's states without the final
+    norm, and the processors run after the contrast.
     """
 
     layers: Layers = "low"
@@ -57,7 +57,7 @@ class Dola:
 def candidate_layers(model: ModelRuntime, layers: Layers) -> list[int]:
     """The layers that may be contrasted with the last one.
 
-    Raises ModelError for models that DoLa is not made for, and for layers that the model does not have.
+    Raises ModelError for models that DoLa does not support, and for layers that the model does not have.
     """
     name = model.name
     if model.is_encoder_decoder:
@@ -71,26 +71,26 @@ def candidate_layers(model: ModelRuntime, layers: Layers) -> list[int]:
     if not isinstance(layers, str):
         wrong = [layer for layer in layers if not 0 <= layer < depth]
         if wrong or not layers:
-            given = f"has no layer {wrong[0]}" if wrong else "needs at least one"
-            raise ModelError(f"dola_layers: {name} {given}; its layers before the last are 0 to {depth - 1}")
+            problem = f"has no layer {wrong[0]}" if wrong else "needs at least one"
+            raise ModelError(f"dola_layers: {name} {problem}; its layers before the last are 0 to {depth - 1}")
         return list(dict.fromkeys(layers))
     half, span = depth // 2, 20
     if layers == "high":
         return list(range(half, depth, 2)) if depth <= 40 else list(range(depth - span, depth, 2))
-    # tied embeddings read back what was read in: the lowest layers would only echo the last token
+    # with tied embeddings the lowest layers would only repeat the last token
     start = 0 if not getattr(config, "tie_word_embeddings", False) else {1: 0, 2: 1}.get(depth, 2)
     if start == half:
         return [start]
-    found = list(range(start, half, 2)) if depth <= 40 else list(range(start, span, 2))
-    if not found:
+    candidates = list(range(start, half, 2)) if depth <= 40 else list(range(start, span, 2))
+    if not candidates:
         raise ModelError(
             f'dola_layers = "low": {name} has too few layers ({depth}) with tied embeddings; name the layers'
         )
-    return found
+    return candidates
 
 
 def _contrast(scores: Scores, candidates: Sequence[int], head: Callable[[Tensor], Tensor]) -> Tensor:
-    """log p_last - log p_earlier, f32 [N, V], where the last layer finds a token probable; far below elsewhere."""
+    """log p_last - log p_earlier, f32 [N, V], for tokens that are probable in the last layer; `OUT` for others."""
     assert scores.layers is not None
     last = scores.logprobs[:, -1]  # [N, V]
     with torch.no_grad():

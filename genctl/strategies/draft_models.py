@@ -1,7 +1,7 @@
-"""Where drafts come from: a smaller model with the same tokens, or the text itself (prompt lookup).
+"""Sources of drafts: a smaller model with the same tokens, or the text itself (prompt lookup).
 
-A drafter is a frozen value that any number of lanes may share; `begin` gives each lane one that works for it alone.
-Whatever a drafter proposes, `Assisted` writes what the model would have written: a bad drafter only costs time.
+A drafter is immutable and shared by lanes; `begin` returns a `DraftWriter` for one lane. `Assisted` verifies every
+proposal, so a bad drafter only costs time.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from genctl.decode.encoder_inputs import Sources
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context, Source
 from genctl.errors import ModelError
+from genctl.sequences import shared_length
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens on trial."""
+    """Proposed tokens."""
 
     tokens: list[int]  # D
-    distributions: Tensor | None = None  # f32 [D, V], what each token was drawn from; None where nothing was drawn
+    distributions: Tensor | None = None  # f32 [D, V] that each token was sampled from; None if greedy
 
 
-class Drafting(Protocol):
-    """A drafter at work for one lane."""
+class DraftWriter(Protocol):
+    """Drafts for one lane."""
 
     def __call__(self, row: Tensor, count: int) -> Draft:
         """At most `count` (at least 1) tokens that may follow row int64 [T]. The row only grows between two calls."""
@@ -37,20 +38,20 @@ class Drafting(Protocol):
 
 
 class Drafter(Protocol):
-    """A way to draft. `begin` raises ModelError where it cannot draft for the lane's model."""
+    """A way to draft. `begin` raises ModelError if it cannot draft for the lane's model."""
 
     @property
     def kind(self) -> str: ...
 
-    def begin(self, context: Context, do_sample: bool, confidence: float) -> Drafting:
-        """A drafter for one lane. It stops early after a token of which it was less sure than `confidence`."""
+    def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
+        """The writer for one lane. It stops early after a token with a probability below `confidence`."""
         ...
 
 
-class Follower:
-    """A model that reads along with one text, in a cache of its own: what it has read is not read again.
+class CachedReader:
+    """A model that reads one growing text with a cache, so that nothing is read twice.
 
-    Raises ModelError when the model's cache cannot take anything back.
+    Raises ModelError if the model's cache cannot be rewound.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Follower:
         self.sources = None if source is None else Sources(source.states, None, None)
         self.cache = cache if cache is not None else self._empty()
         self.ids = list(ids)  # what has been read
-        self.floor = len(self.ids)  # windows do not remember what they dropped before this length
+        self.floor = len(self.ids)  # windows cannot restore what they dropped before this length
 
     def _empty(self) -> Any:
         if not self.cached:
@@ -75,7 +76,7 @@ class Follower:
         return caches.rewindable(self.forward.new_cache())
 
     def read(self, tokens: Sequence[int]) -> Tensor:
-        """Read on: at least one token. Returns the logits of what follows, f32 [V]."""
+        """Read at least one more token. Returns the logits of the next one, f32 [V]."""
         first = not self.ids or self.cache is None
         self.ids += tokens
         feed = torch.tensor([self.ids if self.cache is None else list(tokens)], device=self.forward.device)
@@ -88,7 +89,7 @@ class Follower:
         return output.logits[0, -1]
 
     def rewind(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Drop all but the first `length` tokens."""
         surplus = len(self.ids) - length
         if self.cache is not None:
             windowed = any(getattr(layer, "record_past", False) for layer in caches.self_part(self.cache).layers)
@@ -104,31 +105,31 @@ class Follower:
 
 @dataclass(frozen=True)
 class ModelDrafter:
-    """Another model with the same tokens writes ahead (arXiv:2211.17192, arXiv:2302.01318).
+    """Another model with the same tokens drafts (arXiv:2211.17192, arXiv:2302.01318).
 
-    Its scores go through the lane's processors too, so that it guesses at what will be chosen. An encoder-decoder
-    drafts for an encoder-decoder; it reads the source with an encoder of its own.
+    Its scores pass through the lane's processors too, so that it predicts what will be chosen. An encoder-decoder
+    drafts for an encoder-decoder, with its own encoder.
     """
 
     forward: ModelRuntime
 
     kind: ClassVar[str] = "assisted"
 
-    def begin(self, context: Context, do_sample: bool, confidence: float) -> Drafting:
+    def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
         if self.forward.is_encoder_decoder != context.model.is_encoder_decoder:
-            ours, theirs = (_shape(one) for one in (context.model, self.forward))
+            ours, theirs = (_shape(model) for model in (context.model, self.forward))
             raise ModelError(f"{ours} needs an assistant of its own kind, and the assistant is {theirs}")
         source = context.prefix.source
         if source is not None:
             source = self.forward.encode(source.ids[0].tolist())
-        follower = Follower(self.forward, use_cache=context.prefix.cache is not None, source=source)
-        return WritingAhead(follower, context, do_sample, confidence)
+        follower = CachedReader(self.forward, use_cache=context.prefix.cache is not None, source=source)
+        return ModelDraftWriter(follower, context, do_sample, confidence)
 
 
-class WritingAhead:
-    """Drafts by a model that follows the row."""
+class ModelDraftWriter:
+    """Drafts by a model that reads the row."""
 
-    def __init__(self, follower: Follower, context: Context, do_sample: bool, confidence: float) -> None:
+    def __init__(self, follower: CachedReader, context: Context, do_sample: bool, confidence: float) -> None:
         self.follower = follower
         self.context = context
         self.do_sample = do_sample
@@ -138,7 +139,7 @@ class WritingAhead:
 
     def __call__(self, row: Tensor, count: int) -> Draft:
         follower, eos = self.follower, self.context.eos
-        agreed = shared(row[self.seen :].tolist(), self.drafted)
+        agreed = shared_length(row[self.seen :].tolist(), self.drafted)
         follower.rewind(min(self.seen + agreed, len(follower.ids), len(row) - 1))
         logits = follower.read(row[len(follower.ids) :].tolist())
         tokens: list[int] = []
@@ -151,7 +152,7 @@ class WritingAhead:
             else:
                 token = int(distribution.argmax())
             tokens.append(token)
-            # the unsure token stays: to leave it out because of what was drawn would bend the distribution
+            # the unsure token stays: leaving it out depending on the sample would bias the distribution
             if len(tokens) == count or token in eos or float(distribution[token]) < self.confidence:
                 break
             logits = follower.read([token])
@@ -159,7 +160,7 @@ class WritingAhead:
         return Draft(tokens, torch.stack(distributions) if distributions else None)
 
     def _distribution(self, row: Tensor, tokens: list[int], logits: Tensor) -> Tensor:
-        """f32 [V] over the target's vocabulary: tokens that the assistant lacks have no probability."""
+        """f32 [V] over the target's vocabulary: tokens that the assistant lacks have probability 0."""
         size = self.context.prefix.logits.shape[-1]
         logits = logits[:size].to(row.device)
         if len(logits) < size:
@@ -174,23 +175,26 @@ class WritingAhead:
 
 @dataclass(frozen=True)
 class PromptLookup:
-    """What followed the newest n-gram where it stood before (github.com/apoorvumang/prompt-lookup-decoding).
+    """The continuation of the newest n-gram at its first earlier occurrence
+    (github.com/apoorvumang/prompt-lookup-decoding).
 
-    The longest n-gram counts, up to `max_matching_ngram_size`; of several places the first. An encoder-decoder's source
-    is looked through before what it has written. No EOS is drafted, and no processor is asked.
+    The longest n-gram is used, up to `max_matching_ngram_size`. An encoder-decoder's source is searched before its
+    output. No EOS is drafted, and no processor is applied.
     """
 
     max_matching_ngram_size: int = 2
 
     kind: ClassVar[str] = "prompt-lookup"
 
-    def begin(self, context: Context, do_sample: bool, confidence: float) -> Drafting:
+    def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
         source = context.prefix.source
-        return LookingUp(self.max_matching_ngram_size, [] if source is None else source.ids[0].tolist(), context.eos)
+        return LookupDraftWriter(
+            self.max_matching_ngram_size, [] if source is None else source.ids[0].tolist(), context.eos
+        )
 
 
-class LookingUp:
-    """An index of the first place of every n-gram, which grows with the row."""
+class LookupDraftWriter:
+    """An index of the first occurrence of every n-gram, which grows with the row."""
 
     def __init__(self, longest: int, before: Iterable[int], eos: Sequence[int]) -> None:
         self.eos = frozenset(eos)
@@ -210,18 +214,10 @@ class LookingUp:
         for size in range(min(len(self.first), length - 1), 0, -1):
             place = self.first[size - 1].get(tuple(text[length - size :]))
             if place is not None:
-                found = text[place : place + count]
-                stop = next((i for i, token in enumerate(found) if token in self.eos), len(found))
-                return Draft(found[:stop])
+                tokens = text[place : place + count]
+                stop = next((i for i, token in enumerate(tokens) if token in self.eos), len(tokens))
+                return Draft(tokens[:stop])
         return Draft([])
-
-
-def shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with in common."""
-    for place, (mine, yours) in enumerate(zip(one, other, strict=False)):
-        if mine != yours:
-            return place
-    return min(len(one), len(other))
 
 
 def _shape(forward: ModelRuntime) -> str:

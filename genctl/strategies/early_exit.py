@@ -1,4 +1,4 @@
-"""Drafts by the first layers of the model itself (LayerSkip, arXiv:2404.16710): no second checkpoint is needed."""
+"""Self-speculative drafts by the first layers of the model (LayerSkip, arXiv:2404.16710)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from genctl.decode import cache as caches
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context
 from genctl.errors import ModelError
-from genctl.strategies.draft_models import Drafting, Follower, WritingAhead
+from genctl.strategies.draft_models import CachedReader, DraftWriter, ModelDraftWriter
 
 
 @dataclass(frozen=True)
 class EarlyExitDrafter:
-    """A model that leaves after some layers and reads its head there; made by `EarlyExitDrafter.after`.
+    """The model's first layers followed by its head; made by `EarlyExitDrafter.after`.
 
-    It shares the weights of the whole model, and begins with what the whole model's first layers made of the prompt.
+    It shares the model's weights, and starts with the first layers of the prompt's cache.
     """
 
     forward: ModelRuntime
@@ -28,7 +28,7 @@ class EarlyExitDrafter:
 
     @classmethod
     def after(cls, forward: ModelRuntime, layer: int) -> EarlyExitDrafter:
-        """Leave after `layer` of the model's layers. Raises ModelError where the architecture does not allow it."""
+        """Exit after `layer` of the model's layers. Raises ModelError if the architecture does not allow it."""
         if forward.is_encoder_decoder:
             raise ModelError(
                 f"assistant_early_exit needs a decoder-only model, and {forward.name} is an encoder-decoder"
@@ -41,16 +41,16 @@ class EarlyExitDrafter:
             )
         return cls(forward.first_layers(layer))
 
-    def begin(self, context: Context, do_sample: bool, confidence: float) -> Drafting:
+    def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
         prefix = context.prefix
         if prefix.cache is None:
-            return WritingAhead(Follower(self.forward, use_cache=False), context, do_sample, confidence)
+            return ModelDraftWriter(CachedReader(self.forward, use_cache=False), context, do_sample, confidence)
         part = copy.copy(prefix.cache)
         part.layers = prefix.cache.layers[: _depth(self.forward)]
         row = torch.zeros(1, dtype=torch.long, device=self.forward.device)
         cache = caches.rewindable(caches.select(part, row, room=caches.STEP))
-        follower = Follower(self.forward, cache=cache, ids=prefix.tokens[0].tolist())
-        return WritingAhead(follower, context, do_sample, confidence)
+        follower = CachedReader(self.forward, cache=cache, ids=prefix.tokens[0].tolist())
+        return ModelDraftWriter(follower, context, do_sample, confidence)
 
 
 def _depth(forward: ModelRuntime) -> int:

@@ -1,4 +1,4 @@
-"""When a search over beams may end: transformers' three readings of `early_stopping`."""
+"""When a beam search ends: transformers' three meanings of `early_stopping`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ EarlyStopping: TypeAlias = bool | Literal["never"]
 
 
 @dataclass(frozen=True)
-class Ending:
-    """The rule by which results are compared with what may still come."""
+class EarlyStoppingRule:
+    """Compares the results with the best score that a live row may still reach."""
 
     length_penalty: float
     early_stopping: EarlyStopping
     longest: int  # new tokens that a row may have
 
     def reached(self, results: Sequence[FinishedRow], capacity: int, best: float, written: int) -> bool:
-        """Whether `capacity` results are there and a row with the total `best` is not expected to beat the worst.
+        """Whether there are `capacity` results and a row with the total `best` is not expected to beat the worst.
 
-        `written` is how many new tokens the rows have. With `early_stopping` False the row is taken to end right now,
-        which is what transformers assumes; "never" assumes the length at which its score would be best.
+        `written` is how many new tokens the rows have. With `early_stopping` False the row is assumed to end now, as in
+        transformers; "never" assumes the length with the best possible score.
         """
         if len(results) < capacity:
             return False

@@ -1,11 +1,11 @@
-"""Which strategy the parameters ask for, determined as in transformers; contradictions are refused."""
+"""The strategy for the generation parameters, determined as in transformers; conflicts are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from genctl.decode.processors.words import variants
+from genctl.decode.processors.token_sequences import variants
 from genctl.decode.types import Strategy
 from genctl.errors import UsageError
 from genctl.params import Generation
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | None = None) -> Strategy:
-    """The strategy for these knobs. `tokenizer` makes ids of `force_words`; without it texts cannot be forced.
+    """The strategy for these knobs. `tokenizer` encodes `force_words`; without it texts cannot be forced.
 
-    `pad_token_id` is the checkpoint's, for where the knobs name none.
+    `pad_token_id` is the checkpoint's, used if the knobs have none.
 
-    Raises UsageError, in one sentence, for knobs that contradict each other or that the strategy cannot use.
+    Raises UsageError, in one sentence, for knobs that conflict or that the strategy cannot use.
     """
     words = _words(generation, tokenizer)
     beams, returned = generation.num_beams, generation.num_return_sequences
@@ -113,23 +113,23 @@ def _contrastive(generation: Generation) -> Contrastive:
 
 
 def _words(generation: Generation, tokenizer: Any) -> tuple[Alternatives, ...]:
-    """What must appear: for each promise the phrases of which one is enough."""
-    found: list[Alternatives] = []
-    for given in generation.force_words_ids or []:
-        if any(isinstance(item, list) for item in given):
-            if not all(isinstance(item, list) for item in given):
-                raise UsageError(f"force_words_ids: {given} mixes ids with lists of ids")
-            found.append(tuple(_phrase(item) for item in given if isinstance(item, list)))
+    """The constraints: for each the alternative phrases."""
+    constraints: list[Alternatives] = []
+    for entry in generation.force_words_ids or []:
+        if any(isinstance(item, list) for item in entry):
+            if not all(isinstance(item, list) for item in entry):
+                raise UsageError(f"force_words_ids: {entry} mixes ids with lists of ids")
+            constraints.append(tuple(_phrase(item) for item in entry if isinstance(item, list)))
         else:
-            found.append((_phrase([item for item in given if isinstance(item, int)]),))
+            constraints.append((_phrase([item for item in entry if isinstance(item, int)]),))
     for word in generation.force_words or []:
         if tokenizer is None:
             raise UsageError("force_words needs a tokenizer; use force_words_ids")
         texts = [word] if isinstance(word, str) else word
         if not texts:
             raise UsageError("force_words: an empty list of alternatives can never be met")
-        found.append(tuple(ids for text in texts for ids in variants(tokenizer, text, "force_words")))
-    return tuple(found)
+        constraints.append(tuple(ids for text in texts for ids in variants(tokenizer, text, "force_words")))
+    return tuple(constraints)
 
 
 def _phrase(ids: Sequence[int]) -> Phrase:

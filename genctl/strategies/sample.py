@@ -1,4 +1,4 @@
-"""Greedy decoding and multinomial sampling: every row goes its own way."""
+"""Greedy decoding and multinomial sampling: independent rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from genctl.strategies.sampling import Sampler, inverse_cdf, multinomial
 
 @dataclass(frozen=True)
 class Sample:
-    """Take the most probable token of each row, or draw one.
+    """Take the most probable token of each row, or sample one.
 
-    All `n` rows of a prompt draw from one private generator, in transformers' manner: with the same seed the tokens are
-    those of `torch.manual_seed(seed)` followed by sampling the prompt alone. The sampler "inverse-cdf" draws from the
-    same distribution with one random number for each row instead of one for each token of the vocabulary.
+    All `n` rows of a prompt use one private generator, as in transformers: with the same seed the tokens are those of
+    `torch.manual_seed(seed)` followed by sampling the prompt alone. The sampler "inverse-cdf" samples from the same
+    distribution with one random number for each row instead of one for each token of the vocabulary.
     """
 
     do_sample: bool = False
@@ -65,7 +65,7 @@ class Sample:
             for lane in lanes:
                 part = slice(at, at := at + len(lane.indices))
                 drawn.append(draw(logits[part], lane.indices, lane.sequences, lane.rng, left and left[part]))
-        except Exception:  # what is drawn again later has the same luck
+        except Exception:  # a later retry must sample the same tokens
             for lane, state in zip(lanes, before, strict=True):
                 lane.rng.set_state(state)
             raise

@@ -1,8 +1,8 @@
-"""One token for each row, drawn from the softmax of its scores.
+"""Sample one token for each row from the softmax of its scores.
 
-`multinomial` draws what `torch.multinomial` draws: the largest p / q with q ~ Exp(1) for every token of the vocabulary.
-On a CPU that noise costs more than anything else in a step, and nearly all of it belongs to tokens that cannot win. So
-its random bits are taken from the generator as torch takes them, and made into noise only where that can matter.
+`multinomial` samples exactly what `torch.multinomial` samples: the largest p / q with q ~ Exp(1) for every token of the
+vocabulary. On a CPU this noise is the largest cost of a step, and nearly all of it belongs to tokens that cannot win.
+So the random bits are taken from the generator as torch takes them, and become noise only for tokens that may win.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def multinomial(
     rng: torch.Generator,
     left: Sequence[RowCandidates] | None = None,
 ) -> Tensor:
-    """logits f32 [R, V] -> int64 [R]: what `torch.multinomial(p, 1)` draws for rows `indices` of `count` rows p.
+    """logits f32 [R, V] -> int64 [R]: what `torch.multinomial(p, 1)` samples for rows `indices` of `count` rows p.
 
-    Noise is drawn for all `count` rows, so that a row's luck does not depend on which others are still there. `left`
-    are the same rows without what is -inf, where that is at hand.
+    Noise is drawn for all `count` rows, so that a row's tokens do not depend on which other rows are still live. `left`
+    are the same rows without their -inf entries, if known.
     """
     if not transfer.on_host(logits) or logits.dtype != torch.float32 or not bits_are_known():
         noise = torch.empty(count, logits.shape[1], device=logits.device).exponential_(1, generator=rng)
@@ -57,24 +57,24 @@ def inverse_cdf(
     rng: torch.Generator,
     left: Sequence[RowCandidates] | None = None,
 ) -> Tensor:
-    """logits f32 [R, V] -> int64 [R]: the token at which the sum of probabilities exceeds one uniform number.
+    """logits f32 [R, V] -> int64 [R]: the token at which the cumulative probability exceeds one uniform number.
 
     A number is drawn for each of `count` rows, of which the given ones are `indices`. `left`: see `multinomial`.
     """
-    luck = torch.rand(count, dtype=torch.float64, device=logits.device, generator=rng)
+    uniform = torch.rand(count, dtype=torch.float64, device=logits.device, generator=rng)
     if len(indices) < count:
-        luck = luck[transfer.to_device(indices, luck.device)]
+        uniform = uniform[transfer.to_device(indices, uniform.device)]
     if not transfer.on_host(logits):
-        return inverse_cdf_on_device(logits, luck)
+        return inverse_cdf_on_device(logits, uniform)
     drawn = []
-    for number, (row, part) in enumerate(zip(logits.detach().numpy(), luck.tolist(), strict=True)):
+    for number, (row, part) in enumerate(zip(logits.detach().numpy(), uniform.tolist(), strict=True)):
         known = None if left is None else left[number].ids
         places = np.flatnonzero(row > -np.inf) if known is None else known
         if not len(places):  # nothing can be drawn: the loop refuses such a row
             drawn.append(0)
             continue
-        found = row[places]
-        below = found - found.max()
+        scores = row[places]
+        below = scores - scores.max()
         if len(places) > _FEW:
             sums = torch.from_numpy(below).exp_().cumsum(0, dtype=torch.float64).numpy()
         else:
@@ -84,30 +84,31 @@ def inverse_cdf(
     return torch.tensor(drawn, dtype=torch.long)
 
 
-def inverse_cdf_on_device(logits: Tensor, luck: Tensor) -> Tensor:
-    """The same for given numbers, f64 [R], without leaving the device that they are on."""
+def inverse_cdf_on_device(logits: Tensor, uniform: Tensor) -> Tensor:
+    """The same for given uniform numbers, f64 [R], on their device."""
     sums = logits.double().softmax(-1).cumsum(-1)
     whole = sums[:, -1:]
-    share = torch.minimum(luck[:, None] * whole, torch.nextafter(whole, torch.zeros_like(whole)))
+    share = torch.minimum(uniform[:, None] * whole, torch.nextafter(whole, torch.zeros_like(whole)))
     # of what is no number nothing is found; a device must not be sent to a place that does not exist
     return torch.searchsorted(sums, share, right=True)[:, 0].clamp(max=sums.shape[1] - 1)
 
 
 def draw_distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) -> Tensor:
-    """`count` different indices into totals f32 [W] (W <= width), drawn from its softmax; int64 [count], in that order.
+    """`count` different indices into totals f32 [W] (W <= width), sampled from its softmax; int64 [count], in that
+    order.
 
-    The largest p / q with q ~ Exp(1), as torch.multinomial does without replacement. Noise is drawn for `width` places,
-    those of rows that are not alive included, which keeps the draws equal to transformers'.
+    The largest p / q with q ~ Exp(1), as in torch.multinomial without replacement. Noise is drawn for `width` places,
+    including rows that are no longer live, so that the samples equal transformers'.
     """
-    found = _distinct(totals, count, width, rng)
-    if found is not None:
-        return found
+    drawn = _distinct(totals, count, width, rng)
+    if drawn is not None:
+        return drawn
     noise = torch.empty(width, device=totals.device).exponential_(1, generator=rng)[: len(totals)]
     return (totals.softmax(0) / noise).topk(min(count, len(totals))).indices
 
 
 def _distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) -> Tensor | None:
-    """The same from few possible places; None, before anything is drawn, where there are many or fewer than `count`."""
+    """The same for few possible places; None, before anything is drawn, if there are many or fewer than `count`."""
     if not transfer.on_host(totals) or totals.dtype != torch.float32 or not bits_are_known():
         return None
     places = np.flatnonzero(totals.detach().numpy() > -np.inf)
@@ -128,7 +129,7 @@ def _distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) -> T
 
 
 def _race(scores: NDArray[np.float32], bits: NDArray[np.int64], left: RowCandidates | None) -> int:
-    """The token with the largest p / q. scores f32 [V], bits int64 [V]; `left` of the scores, where that is known."""
+    """The token with the largest p / q. scores f32 [V], bits int64 [V]; `left` of the scores, if known."""
     if left is not None and left.ids is not None and len(left) <= _FEW:
         best, places = left.best, left.ids
     else:
@@ -149,7 +150,7 @@ def _race(scores: NDArray[np.float32], bits: NDArray[np.int64], left: RowCandida
 
 
 def _hopeful(scores: NDArray[np.float32], best: float, bits: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Places, ascending, of the tokens that can win: q is at least the uniform number u that it is made from."""
+    """Places, ascending, of the tokens that may win: q is at least the uniform number u that it is made from."""
     weights: NDArray[np.float32] = torch.from_numpy(scores - np.float32(best)).exp_().numpy()
     uniform = (bits & _MANTISSA) * _UNIT
     probable = np.flatnonzero(scores >= best - 2.0)
@@ -161,16 +162,16 @@ def _hopeful(scores: NDArray[np.float32], best: float, bits: NDArray[np.int64]) 
 
 
 def _noise(bits: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Exp(1), f32, from 64 random bits each, to the bit as `exponential_` makes it."""
-    made: NDArray[Any] = -np.log1p((bits & _MANTISSA) * -_UNIT)
-    return made.astype(np.float32)
+    """Exp(1), f32, from 64 random bits each, bit for bit as `exponential_` computes it."""
+    noise: NDArray[Any] = -np.log1p((bits & _MANTISSA) * -_UNIT)
+    return noise.astype(np.float32)
 
 
 @lru_cache(maxsize=1)
 def bits_are_known() -> bool:
-    """Whether this torch makes exponential noise from random bits as `_noise` does."""
-    one, other = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
-    noise = torch.empty(64).exponential_(1, generator=one)
-    bits = torch.empty(64, dtype=torch.long).random_(generator=other)
+    """Whether this torch computes exponential noise from random bits as `_noise` does."""
+    first, second = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
+    noise = torch.empty(64).exponential_(1, generator=first)
+    bits = torch.empty(64, dtype=torch.long).random_(generator=second)
     same = torch.equal(noise, torch.from_numpy(_noise(bits.numpy())))
-    return same and torch.equal(one.get_state(), other.get_state())
+    return same and torch.equal(first.get_state(), second.get_state())

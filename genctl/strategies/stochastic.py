@@ -15,11 +15,11 @@ from genctl.errors import ModelError
 
 @dataclass(frozen=True)
 class StochasticBeam:
-    """Draw `num_beams` different sequences from the model's distribution over whole sequences, in one beam search.
+    """Sample `num_beams` different sequences from the model's distribution over whole sequences, in one beam search.
 
-    Each sequence's log-probability is perturbed with Gumbel noise, sampled top-down so that a hypothesis carries the
-    maximum over all its continuations; the best perturbed values are an ordered sample without replacement. They are
-    also the totals and the scores, so the first result is an exact sample.
+    Each sequence's log-probability is perturbed with Gumbel noise, sampled top-down: a hypothesis has the maximum over
+    all its continuations. The best perturbed values are an ordered sample without replacement. They are also the totals
+    and the scores, so the first result is an exact sample.
     """
 
     num_beams: int
@@ -42,13 +42,13 @@ class StochasticBeam:
 
     def search(self, scores: Scores, context: Context) -> Search:
         summed = scores.logits.new_zeros(1)  # log-probabilities of the live rows, after the processors
-        perturbed = scores.logits.new_zeros(1)  # and with noise; where the first one starts shifts all alike
+        perturbed = scores.logits.new_zeros(1)  # and with noise; the start value shifts all of them equally
         while True:
             vocabulary = scores.logits.shape[-1]
             following = summed[:, None] + _normalised(scores.logits[:, 0])
             noisy = conditioned(following, perturbed, context.rng).flatten()
             values, places = noisy.topk(min(self.num_beams, len(noisy)))
-            # a result that beats a candidate has taken its place in the beam
+            # a result that beats a candidate takes its place in the beam
             better = [row.total for row in scores.ended]
             count = sum(
                 value > -torch.inf and place + sum(total > value for total in better) < self.num_beams
@@ -66,7 +66,7 @@ class StochasticBeam:
             summed, perturbed = following.flatten()[places][scores.survivors], values[scores.survivors]
 
     def _is_done(self, ended: Sequence[FinishedRow], rows: Rows, totals: Sequence[float]) -> bool:
-        """Whether the beam is full of results: every live row holds less than each of them."""
+        """Whether the beam is full of results that all beat the best live row."""
         return len(ended) >= self.num_beams and min(row.total for row in ended) > rows.totals[0]
 
 
@@ -86,5 +86,5 @@ def conditioned(logprobs: Tensor, maxima: Tensor, rng: torch.Generator) -> Tenso
 
 
 def _normalised(scores: Tensor) -> Tensor:
-    """Log-probabilities of scores f32 [R, V]; a row without any possible token stays without."""
+    """Log-probabilities of scores f32 [R, V]; a row without any possible token stays at -inf."""
     return scores.log_softmax(-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)

@@ -1,7 +1,7 @@
-"""Drafts by a model with other tokens (universal assisted decoding): text is what the two models share.
+"""Universal assisted decoding: drafts by a model with another tokenizer, translated through text.
 
-The row is decoded and encoded anew for the assistant, and the assistant's text for the model. Only the newest part
-goes through text each time: it is laid over the end of what was there, by the longest run of tokens in common.
+The row is decoded and encoded again for the assistant, and the assistant's text for the model. Only the newest part is
+translated each time and aligned with the end of the known part by the longest common run of tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context
 from genctl.errors import ModelError
-from genctl.strategies.draft_models import Draft, Drafting, Follower, shared
+from genctl.sequences import shared_length
+from genctl.strategies.draft_models import CachedReader, Draft, DraftWriter
 
 OPEN = "\ufffd"  # what a character that is not complete is decoded to
 SLACK = 4  # tokens more than expected in which the pieces may meet
@@ -24,10 +25,10 @@ SLACK = 4  # tokens more than expected in which the pieces may meet
 
 @dataclass(frozen=True)
 class UniversalDrafter:
-    """An assistant with another tokenizer writes ahead, its most probable tokens.
+    """An assistant with another tokenizer drafts its most probable tokens.
 
-    `target_lookbehind` tokens of the row and `assistant_lookbehind` of the assistant's are encoded anew with what
-    follows them, so that the pieces meet.
+    `target_lookbehind` tokens of the row and `assistant_lookbehind` of the assistant's are encoded again with what
+    follows them, so that the parts can be aligned.
     """
 
     forward: ModelRuntime
@@ -38,32 +39,32 @@ class UniversalDrafter:
 
     kind: ClassVar[str] = "assisted"
 
-    def begin(self, context: Context, do_sample: bool, confidence: float) -> Drafting:
+    def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
         if self.forward.is_encoder_decoder or context.model.is_encoder_decoder:
             raise ModelError("an assistant with another tokenizer needs two decoder-only models")
-        return _Translating(self, context, confidence)
+        return _TranslatingDraftWriter(self, context, confidence)
 
 
-class _Translating:
+class _TranslatingDraftWriter:
     """The row in the assistant's tokens, and its drafts in the model's."""
 
     def __init__(self, drafter: UniversalDrafter, context: Context, confidence: float) -> None:
         self.drafter = drafter
         self.context = context
         self.confidence = confidence
-        self.follower = Follower(drafter.forward, use_cache=context.prefix.cache is not None)
+        self.follower = CachedReader(drafter.forward, use_cache=context.prefix.cache is not None)
         self.ids: list[int] = []  # the row in the assistant's tokens, at the last call
         self.seen = 0  # of the row, at the last call
         self.eos = frozenset(drafter.forward.eos)
 
     def __call__(self, row: Tensor, count: int) -> Draft:
         drafter, follower = self.drafter, self.follower
-        wanted, same = self._translate(row)
-        if not wanted:
+        ids, same = self._translate(row)
+        if not ids:
             return Draft([])
-        same += shared(follower.ids[same:], wanted[same:])
-        follower.rewind(min(same, len(wanted) - 1))
-        logits = follower.read(wanted[len(follower.ids) :])
+        same += shared_length(follower.ids[same:], ids[same:])
+        follower.rewind(min(same, len(ids) - 1))
+        logits = follower.read(ids[len(follower.ids) :])
         drafted: list[int] = []
         ended = False
         while not ended:
@@ -75,14 +76,14 @@ class _Translating:
                 break
             if not ended:
                 logits = follower.read([token])
-        self.ids, self.seen = wanted, len(row)
-        recent = wanted[max(0, len(wanted) - drafter.assistant_lookbehind) :]
-        made = _encode(drafter.target_tokenizer, _text(drafter.tokenizer, recent + drafted))
+        self.ids, self.seen = ids, len(row)
+        recent = ids[max(0, len(ids) - drafter.assistant_lookbehind) :]
+        encoded = _encode(drafter.target_tokenizer, _text(drafter.tokenizer, recent + drafted))
         known = len(_encode(drafter.target_tokenizer, _text(drafter.tokenizer, recent)))
         before = row[max(0, len(row) - known - SLACK) :].tolist()
-        meeting = _meet(before, made, known)
+        meeting = _meet(before, encoded, known)
         # what the row holds stays, even where the assistant's text would be cut into other tokens
-        tokens = [] if meeting is None else made[meeting[1] + len(before) - meeting[0] :]
+        tokens = [] if meeting is None else encoded[meeting[1] + len(before) - meeting[0] :]
         if ended and self.context.eos:
             tokens.append(self.context.eos[0])
         size = self.context.prefix.logits.shape[-1]
@@ -90,7 +91,7 @@ class _Translating:
         return Draft(tokens[: min(count, usable)])
 
     def _translate(self, row: Tensor) -> tuple[list[int], int]:
-        """The row in the assistant's tokens, and how many of them are certainly those of the last call."""
+        """The row in the assistant's tokens, and how many of them are unchanged since the last call."""
         drafter = self.drafter
         start = max(0, self.seen - drafter.target_lookbehind)
         if start:
@@ -107,21 +108,21 @@ class _Translating:
         return _encode(self.drafter.tokenizer, text, special=special)
 
 
-def _meet(before: Sequence[int], made: Sequence[int], known: int) -> tuple[int, int] | None:
-    """Where `made`, whose first tokens (about `known`) say the end of `before` again, goes on: a place in each.
+def _meet(before: Sequence[int], again: Sequence[int], known: int) -> tuple[int, int] | None:
+    """Align `again`, whose first tokens (about `known`) repeat the end of `before`: the end of the match in each.
 
-    The longest run that ends where `before` does counts; without one, the longest run of all. None without any.
+    A run that ends where `before` ends is preferred; else the longest common run. None if nothing matches.
     """
-    made = made[:known]
+    again = again[:known]
     best = (0, 0)
-    for end in range(len(made), 0, -1):
-        run = shared(before[::-1], made[end - 1 :: -1])
-        best = max(best, (run, end), key=lambda found: found[0])
+    for end in range(len(again), 0, -1):
+        run = shared_length(before[::-1], again[end - 1 :: -1])
+        best = max(best, (run, end), key=lambda match: match[0])
     run, end = best
-    if run > 1 or (run and end == len(made)):  # a single token may stand there by chance
+    if run > 1 or (run and end == len(again)):  # a single token may stand there by chance
         return len(before), end
-    found = SequenceMatcher(None, before, made, autojunk=False).find_longest_match(0, len(before), 0, len(made))
-    return (found.a + found.size, found.b + found.size) if found.size else None
+    match = SequenceMatcher(None, before, again, autojunk=False).find_longest_match(0, len(before), 0, len(again))
+    return (match.a + match.size, match.b + match.size) if match.size else None
 
 
 def _text(tokenizer: Any, ids: Sequence[int]) -> str:

@@ -12,8 +12,8 @@ from rich.console import Console
 from genctl.cli.run_options import RunOptions
 from genctl.cli.view import wants_bar
 from genctl.events import Hypothesis, Row, Stepped, Token
-from genctl.render.progress import RowsBar
-from genctl.render.reflow import Drawn, wraps
+from genctl.render.reflow import DrawnLines, wraps
+from genctl.render.rows_bar import RowsBar
 from tests.cli.tool import _Stream
 from tests.render.streams import Clock, Terminal, console, written
 
@@ -101,7 +101,7 @@ def test_it_has_a_place_only_where_nothing_else_is_written(monkeypatch: pytest.M
 def test_a_narrower_window_takes_more_rows_away_where_lines_wrap() -> None:
     for environ, expected in (({"VTE_VERSION": "7600"}, "\r\x1b[2K\x1b[1A\x1b[2K\x1b[1A\x1b[2K\x1b[1A"), ({}, "")):
         to = Console(file=io.StringIO(), width=80, height=24, force_terminal=True, _environ={"TERM": "xterm"})
-        drawn = Drawn(to, environ)
+        drawn = DrawnLines(to, environ)
         drawn.note([80, 10, 41])
         assert not drawn.outdated
         to.size = type(to.size)(40, 24)

@@ -9,8 +9,8 @@ import pytest
 
 import genctl as library
 from genctl import events
-from genctl.strategies.constraints import Promises
-from genctl.unmet import Wish, Wishes
+from genctl.forced_phrases import ForcedPhrase, ForcedPhrases
+from genctl.strategies.constraints import Constraints
 from tests.cli.tool import genctl
 
 FORMAT = ("--format", "jsonl", "--seed", "1")
@@ -123,9 +123,13 @@ def test_a_word_that_a_stop_cuts_away_is_missing_from_the_text() -> None:
 
 
 def test_a_word_that_other_tokens_spell_is_there() -> None:
-    wishes = Wishes(Promises([((5, 6),), ((7,),)]), (Wish("cat", ("cat",), True), Wish("[7]", ("t",), False)), str)
-    assert wishes.unmet(events.Hypothesis((1, 2), 0.0, 0.0, "eos", text="a cat")).unmet == ("[7]",)
-    assert wishes.unmet(events.Hypothesis((1, 2), 0.0, 0.0, "eos", text="a cow")).unmet == ("cat", "[7]")
+    phrases = ForcedPhrases(
+        Constraints([((5, 6),), ((7,),)]),
+        (ForcedPhrase("cat", ("cat",), True), ForcedPhrase("[7]", ("t",), False)),
+        str,
+    )
+    assert phrases.unmet(events.Hypothesis((1, 2), 0.0, 0.0, "eos", text="a cat")).unmet == ("[7]",)
+    assert phrases.unmet(events.Hypothesis((1, 2), 0.0, 0.0, "eos", text="a cow")).unmet == ("cat", "[7]")
 
 
 def test_a_recorded_search_names_them_again(tmp_path: Path) -> None:

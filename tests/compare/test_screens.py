@@ -12,9 +12,9 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from genctl.events import Event, Failed, Stepped, Token
-from genctl.render import comparison as shown
-from genctl.render.compare import Column, CompareView, picture
-from genctl.render.story import Story, fold
+from genctl.render import compare_report as shown
+from genctl.render.compare_view import Column, CompareView, picture
+from genctl.render.run_history import RunHistory, fold
 from tests.cli.tool import genctl
 from tests.render.streams import STORY, Clock, Terminal, console, lane, woven, written
 
@@ -124,14 +124,14 @@ def test_what_stays_is_texts_with_marks_and_tables(width: int) -> None:
     ),
 )
 def test_the_picture_always_fits(width: int, height: int, texts: list[list[str]]) -> None:
-    story = Story()
+    history = RunHistory()
     columns = []
     for number, pieces in enumerate(texts):
         name = f"run{number}/0/1"
         columns.append(Column(f"run{number}", (name, "not yet")))
         for event in lane(name, [pieces, pieces[:1]]):
-            story = fold(story, event)
-            lines = picture(story, columns, console(width, height), width, height)
+            history = fold(history, event)
+            lines = picture(history, columns, console(width, height), width, height)
             assert len(lines) <= height
             assert all(cell_len(line.plain) <= width for line in lines)
             assert not any("\x1b" in line.plain or "\n" in line.plain for line in lines)

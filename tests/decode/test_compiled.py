@@ -20,7 +20,7 @@ from genctl.decode.processors.build import build
 from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.errors import ModelError, PresetError, UsageError
-from genctl.models import hub, layout
+from genctl.models import hub, prepare
 from genctl.params import Generation, Runtime
 from genctl.session import Session
 from genctl.strategies.assisted import Assisted
@@ -31,7 +31,7 @@ from genctl.strategies.sample import Sample
 from tests.decode.driver import PROMPTS, Case
 from tests.tiny import checkpoint, tiny
 
-needs_compiler = pytest.mark.skipif(layout.cpp_compiler() is None, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(prepare.cpp_compiler() is None, reason="no C++ compiler")
 
 
 class Compiling(Case):
@@ -254,7 +254,7 @@ def test_without_a_compiler_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_other_devices_are_refused() -> None:
     with pytest.raises(UsageError, match=r"--compile runs on the CPU and on CUDA devices, not on mps \(--device mps\)"):
-        layout.check_device(Runtime(compile=True, device="mps"), torch.device("mps"))
+        prepare.check_device(Runtime(compile=True, device="mps"), torch.device("mps"))
 
 
 @needs_compiler

@@ -9,7 +9,7 @@ import torch
 
 from genctl import events
 from genctl.decode import cache as caches
-from genctl.decode import shared
+from genctl.decode import shared_prompt
 from genctl.decode.batch import Batch
 from genctl.decode.layers import GrowingLayer
 from genctl.decode.loop import decode
@@ -50,7 +50,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         arrange(self)
         if self.states:
             assert self.rows.cache is not None
-            found.append(shared.is_shared(self.rows.cache))
+            found.append(shared_prompt.is_shared(self.rows.cache))
 
     monkeypatch.setattr(Batch, "arrange", watched)
     return found
@@ -67,7 +67,7 @@ def test_rows_of_one_prompt_get_the_same_tokens_shared_and_copied(
         seen.clear()
         assert results(forward, width) == wanted
         assert any(seen) == (arch in SHARES)
-    monkeypatch.setattr(shared, "LEAST", 10**9)
+    monkeypatch.setattr(shared_prompt, "LEAST", 10**9)
     seen.clear()
     assert results(forward, 1) == wanted
     assert not any(seen)
@@ -105,13 +105,13 @@ def test_attention_in_two_parts_is_attention() -> None:
     for heads, groups in ((4, 1), (2, 3), (1, 8)):
         layer = GrowingLayer()
         layer.hold(torch.randn(1, heads, 70, 16), torch.randn(1, heads, 70, 16))
-        both = shared.SharedLayer(layer, 5, 8)
+        both = shared_prompt.SharedLayer(layer, 5, 8)
         for _ in range(3):
             both.update(torch.randn(5, heads, 1, 16), torch.randn(5, heads, 1, 16))
         query = torch.randn(5, heads * groups, 1, 16)
         keys, values = (part.repeat_interleave(groups, 1) for part in both.content())
         wanted = torch.nn.functional.scaled_dot_product_attention(query, keys, values, scale=0.3).transpose(1, 2)
-        assert torch.allclose(shared.attend(query, both.prompt, both._columns(), 0.3), wanted, atol=1e-5)
+        assert torch.allclose(shared_prompt.attend(query, both.prompt, both._columns(), 0.3), wanted, atol=1e-5)
 
 
 def test_reordering_moves_only_what_differs_between_rows() -> None:

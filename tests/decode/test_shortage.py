@@ -10,8 +10,8 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.loop import decode
+from genctl.decode.out_of_memory import is_shortage
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.shortage import is_shortage
 from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam

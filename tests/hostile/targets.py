@@ -207,7 +207,7 @@ def _refused(error: GenctlError, place: str) -> str:
 
 def _sentence(line: str, place: str) -> None:
     """Raises Breach unless `line` is one line that says where, that ends, and that drives no terminal."""
-    from genctl.render.parts import visible
+    from genctl.render.widgets import visible
 
     shown = visible(line).replace("\t", " ")
     if not line.strip() or place not in line:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from genctl.models import panics
+from genctl.models import rust_panics
 
 PANICS: dict[str, dict[str, Any]] = {
     "while it is read": {
@@ -54,11 +54,11 @@ def test_one_line_and_no_report(name: str, sound: dict[str, Path], tmp_path: Pat
 
 def test_what_others_write_meanwhile_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
     def failing() -> None:
-        with panics.unreported():
+        with rust_panics.without_panic_reports():
             os.write(2, b"before\n\nthread '<unnamed>' (7) panicked at lib.rs:1:2:\nindex out of bounds\nbacktrace:\n")
             raise ValueError("ours")
 
-    with panics.unreported(), panics.unreported():
+    with rust_panics.without_panic_reports(), rust_panics.without_panic_reports():
         writer = threading.Thread(target=lambda: os.write(2, b"a bar of another thread\n"))
         writer.start()
         writer.join()
@@ -69,6 +69,6 @@ def test_what_others_write_meanwhile_is_not_lost(capfd: pytest.CaptureFixture[st
 
 
 def test_a_closed_standard_error_is_no_obstacle() -> None:
-    code = "from genctl.models import panics\nwith panics.unreported(): print('fine')"
+    code = "from genctl.models import rust_panics\nwith rust_panics.without_panic_reports(): print('fine')"
     done = subprocess.run(["sh", "-c", f'{sys.executable} -c "{code}" 2>&-'], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, b"fine\n")

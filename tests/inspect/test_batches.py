@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from genctl import events
-from genctl.inspecting.batches import differences
+from genctl.inspecting.batch_divergence import differences
 from genctl.results import Result, Sequence
 from genctl.session import Session
 from tests.cli.tool import genctl

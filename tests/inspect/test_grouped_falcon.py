@@ -13,7 +13,7 @@ import pytest
 from genctl import events
 from genctl.config.layers import flags_layer
 from genctl.errors import InputError
-from genctl.inspecting.plan import plan
+from genctl.inspecting.cache_estimate import plan
 from genctl.params import Generation, Runtime
 from genctl.requests import Request
 from genctl.session import Session

@@ -9,7 +9,7 @@ import pytest
 
 from genctl import events
 from genctl.config.layers import flags_layer
-from genctl.inspecting.measured import Measurement, per_token
+from genctl.inspecting.measurement import Measurement, per_token
 from genctl.params import Runtime
 from genctl.requests import Request
 from genctl.session import Session

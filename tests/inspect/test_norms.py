@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from genctl.decode import cache as caches
-from genctl.decode.norms import norms, watched
-from genctl.decode.watch import Watcher
+from genctl.decode.cache_norms import norms, observed_cache
+from genctl.decode.cache_observer import CacheObserver
 from tests import runtimes
 from tests.tiny import SEQ2SEQ, WINDOW, tiny
 
@@ -81,12 +81,12 @@ def test_rows_are_averaged() -> None:
     assert several[0]["keys"] == pytest.approx(alone[0]["keys"], rel=1e-5)
 
 
-def test_the_cache_can_be_had_only_while_it_is_watched(tmp_path: Path) -> None:
+def test_the_cache_can_be_had_only_while_it_is_observed_cache(tmp_path: Path) -> None:
     forward = runtimes.forward(tiny("gpt2"))
-    assert watched(forward) is None
-    watcher = Watcher(forward)
-    assert watched(forward) is None
+    assert observed_cache(forward) is None
+    watcher = CacheObserver(forward)
+    assert observed_cache(forward) is None
     prefix = forward.prefill(IDS, None)
-    assert watched(forward) is prefix.cache
+    assert observed_cache(forward) is prefix.cache
     watcher.close()
-    assert watched(forward) is None
+    assert observed_cache(forward) is None

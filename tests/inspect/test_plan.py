@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from genctl.cli.cache_plan import COLUMNS, perform
 from genctl.errors import GenctlError, ModelError, UsageError
-from genctl.inspecting.plan import Part, Size, largest, memory_bytes, plan, rows_of, total
+from genctl.inspecting.cache_estimate import Part, Size, largest, memory_bytes, plan, rows_of, total
 from genctl.inspecting.skeleton import MOST_LAYERS, build
 from genctl.params import Generation, Runtime
 from tests.decode.driver import Case
@@ -290,7 +290,7 @@ def test_a_folder_whose_shards_are_missing_still_has_a_config(tmp_path: Path) ->
 
 HUB = """
 import json, sys
-from genctl.inspecting.plan import plan
+from genctl.inspecting.cache_estimate import plan
 from genctl.errors import GenctlError
 from genctl.params import Generation, Runtime
 for asked in json.loads(sys.argv[1]):

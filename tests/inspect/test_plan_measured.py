@@ -15,7 +15,7 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane, Strategy
-from genctl.inspecting.plan import plan
+from genctl.inspecting.cache_estimate import plan
 from genctl.inspecting.skeleton import build, probe, weights_bytes
 from genctl.inspecting.weights import weights_bytes as measured_weights
 from genctl.models import hub

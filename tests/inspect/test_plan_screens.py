@@ -9,7 +9,7 @@ import pytest
 import transformers
 from rich.cells import cell_len
 
-from genctl.inspecting.plan import memory_bytes, plan
+from genctl.inspecting.cache_estimate import memory_bytes, plan
 from genctl.params import Generation, Runtime
 from genctl.render.cache_plan import plan_lines
 

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from genctl.errors import ModelError, UsageError
-from genctl.inspecting.plan import plan
+from genctl.inspecting.cache_estimate import plan
 from genctl.models.hub import load
 from genctl.native.model import NativeModel
 from genctl.params import Generation, Runtime

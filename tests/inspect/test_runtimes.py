@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from genctl.errors import UsageError
-from genctl.inspecting.runtimes import compare
+from genctl.inspecting.runtime_check import compare
 from genctl.native.decoder import RMSNorm
 from genctl.native.model import NativeModel
 from genctl.native.seq2seq_model import Seq2SeqModel

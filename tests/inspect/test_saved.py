@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 
 from genctl import events
 from genctl.decode import cache as caches
-from genctl.decode import saved
+from genctl.decode import saved_prompt
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane, Prefix, Strategy
 from genctl.errors import InputError
-from genctl.inspecting.difference import shared_length
+from genctl.sequences import shared_length
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive
 from genctl.strategies.sample import Sample
 from tests import runtimes
 from tests.tiny import ARCHITECTURES, CAUSAL, tiny
 
-IDENTITY = saved.PromptIdentity("sha256:" + "f" * 64, "the/model", "float32", "5.23.0")
+IDENTITY = saved_prompt.PromptIdentity("sha256:" + "f" * 64, "the/model", "float32", "5.23.0")
 PROMPT = tuple(range(5, 25))
 SOURCE = tuple(range(5, 16))
 RECURRENT = ("mamba", "jamba")
@@ -52,8 +52,8 @@ def whole(forward: ModelRuntime, ids: tuple[int, ...], *, hidden: bool = False) 
 
 
 def through_disk(prefix: Prefix, forward: ModelRuntime, path: Path) -> Prefix:
-    path.write_bytes(saved.packed(prefix, IDENTITY))
-    return saved.load(path, IDENTITY, forward.new_cache(whole=True), torch.device("cpu"))
+    path.write_bytes(saved_prompt.packed(prefix, IDENTITY))
+    return saved_prompt.load(path, IDENTITY, forward.new_cache(whole=True), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -148,13 +148,13 @@ def test_using_a_saved_prompt_does_not_change_it() -> None:
 
 @pytest.fixture(scope="module")
 def content() -> bytes:
-    return saved.packed(whole(runtimes.forward(tiny("gpt2")), PROMPT[:3]), IDENTITY)
+    return saved_prompt.packed(whole(runtimes.forward(tiny("gpt2")), PROMPT[:3]), IDENTITY)
 
 
-def refused(data: bytes, path: Path, identity: saved.PromptIdentity = IDENTITY) -> str:
+def refused(data: bytes, path: Path, identity: saved_prompt.PromptIdentity = IDENTITY) -> str:
     path.write_bytes(data)
     with pytest.raises(InputError) as refusal:
-        saved.load(path, identity, runtimes.forward(tiny("gpt2")).new_cache(whole=True), torch.device("cpu"))
+        saved_prompt.load(path, identity, runtimes.forward(tiny("gpt2")).new_cache(whole=True), torch.device("cpu"))
     assert "\n" not in refusal.value.message
     return refusal.value.message
 
@@ -169,21 +169,21 @@ def refused(data: bytes, path: Path, identity: saved.PromptIdentity = IDENTITY) 
     ],
 )
 def test_what_does_not_fit_is_named(changed: dict[str, str], words: str, content: bytes, tmp_path: Path) -> None:
-    assert words in refused(content, tmp_path / "file", saved.PromptIdentity(**{**vars(IDENTITY), **changed}))
+    assert words in refused(content, tmp_path / "file", saved_prompt.PromptIdentity(**{**vars(IDENTITY), **changed}))
 
 
 def test_a_file_whose_checkpoint_was_only_sampled_is_refused(tmp_path: Path) -> None:
     """The first version's fingerprints may be equal although the weights are not."""
-    sampled = saved.PromptIdentity(**{**vars(IDENTITY), "checkpoint": "f" * 64})
-    old = saved.packed(whole(runtimes.forward(tiny("gpt2")), PROMPT[:3]), sampled)
+    sampled = saved_prompt.PromptIdentity(**{**vars(IDENTITY), "checkpoint": "f" * 64})
+    old = saved_prompt.packed(whole(runtimes.forward(tiny("gpt2")), PROMPT[:3]), sampled)
     message = refused(old, tmp_path / "file")
     assert "written by a version of genctl that did not look at all bytes of a checkpoint" in message
 
 
 def test_a_name_is_only_told_and_a_checkpoint_may_move(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
-    moved = saved.PromptIdentity(**{**vars(IDENTITY), "model": "elsewhere"})
-    loaded = saved.load(
+    moved = saved_prompt.PromptIdentity(**{**vars(IDENTITY), "model": "elsewhere"})
+    loaded = saved_prompt.load(
         tmp_path / "file", moved, runtimes.forward(tiny("gpt2")).new_cache(whole=True), torch.device("cpu")
     )
     assert tuple(loaded.tokens[0].tolist()) == PROMPT[:3]
@@ -229,6 +229,6 @@ def test_what_is_on_disk_is_what_was_in_memory(arch: str, tmp_path: Path) -> Non
     assert prefix.hidden is not None
     assert loaded.hidden is not None
     assert torch.equal(loaded.hidden, prefix.hidden)
-    mine, theirs = (saved._tensors("self", caches.self_part(one.cache)) for one in (loaded, prefix))
+    mine, theirs = (saved_prompt._tensors("self", caches.self_part(one.cache)) for one in (loaded, prefix))
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)

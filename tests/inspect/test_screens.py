@@ -16,9 +16,9 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from genctl.events import Began, CacheRead, Event, Finished, Given, Hypothesis, Prefilled, Row, Stepped, Token
-from genctl.inspecting.measured import Measurement
-from genctl.render import cache, cache_diff, cache_given, cache_norms, theme
-from genctl.render.cache_live import CacheView, picture
+from genctl.inspecting.measurement import Measurement
+from genctl.render import cache_diff, cache_inputs, cache_norms, cache_report, theme
+from genctl.render.cache_view import CacheView, picture
 from tests.cli.test_process import GENCTL, ROOT
 from tests.cli.tool import genctl
 from tests.render.streams import STORY, Clock, Terminal, console, written
@@ -110,15 +110,15 @@ MOVES = {2: (0, 0, 2), 4: (2, 1, 0)}
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_layers_sums_and_passes(width: int) -> None:
-    many = show(cache.report_lines(report_of(hybrid, 3, 20, MOVES), width), width)
-    two = show(cache.report_lines(report_of(seq2seq, 3, 1, MOVES), width), width)
+    many = show(cache_report.report_lines(report_of(hybrid, 3, 20, MOVES), width), width)
+    two = show(cache_report.report_lines(report_of(seq2seq, 3, 1, MOVES), width), width)
     check_screen(f"report_{width}", many + "\n" + two)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_what_each_pass_was_given(width: int) -> None:
-    causal = show(cache_given.given_lines(report_of(hybrid, 6, 20, {3: (0, 0, 1, 2, 2, 5)}), width), width)
-    both = show(cache_given.given_lines(report_of(seq2seq, 3, 1, MOVES), width), width)
+    causal = show(cache_inputs.given_lines(report_of(hybrid, 6, 20, {3: (0, 0, 1, 2, 2, 5)}), width), width)
+    both = show(cache_inputs.given_lines(report_of(seq2seq, 3, 1, MOVES), width), width)
     check_screen(f"given_{width}", causal + "\n" + both)
 
 
@@ -229,7 +229,7 @@ def test_the_picture_always_fits(kinds: list[dict[str, Any]], width: int, height
 @given(kinds=st.lists(LAYER, max_size=60), most=st.integers(1, 30))
 def test_groups_hold_every_layer_once(kinds: list[dict[str, Any]], most: int) -> None:
     layers = [{**one, "layer": number} for number, one in enumerate(kinds)]
-    groups = cache.grouped(layers, most)
+    groups = cache_report.grouped(layers, most)
     assert sorted(number for group in groups for number in group.numbers) == list(range(len(layers)))
     assert sum(group.bytes for group in groups) == sum(one["bytes"] for one in layers)
     for group in groups:
@@ -238,10 +238,10 @@ def test_groups_hold_every_layer_once(kinds: list[dict[str, Any]], most: int) ->
 
 def test_equal_neighbours_are_one_line_and_many_alternating_ones_two() -> None:
     same = [layer(number, "full", 1, 9) for number in range(48)]
-    assert [group.label for group in cache.grouped(same)] == ["0-47"]
+    assert [group.label for group in cache_report.grouped(same)] == ["0-47"]
     mixed = [layer(number, ("full", "static")[number % 2], 1, 9) for number in range(48)]
-    assert [group.label for group in cache.grouped(mixed, 24)] == ["0,2…46", "1,3…47"]
-    assert len(cache.grouped(mixed, 48)) == 48
+    assert [group.label for group in cache_report.grouped(mixed, 24)] == ["0,2…46", "1,3…47"]
+    assert len(cache_report.grouped(mixed, 48)) == 48
 
 
 @pytest.mark.parametrize(
@@ -258,14 +258,14 @@ def test_equal_neighbours_are_one_line_and_many_alternating_ones_two() -> None:
     ],
 )
 def test_why_it_ended_is_said(ended: dict[str, Any] | None, words: str) -> None:
-    assert cache.ended_words(ended) == words
+    assert cache_report.ended_words(ended) == words
 
 
 def test_sizes_and_shares_stay_short() -> None:
-    assert [cache.size(number) for number in (0, 1023, 1024, 5 * 2**20, 3 * 2**40)] == [
+    assert [cache_report.size(number) for number in (0, 1023, 1024, 5 * 2**20, 3 * 2**40)] == [
         "0 B", "1023 B", "1.0 KiB", "5.0 MiB", "3.0 TiB",
     ]  # fmt: skip
-    assert [cache.share(part) for part in (0.00004, 0.0123, 0.25)] == ["0.004%", "1.2%", "25.0%"]
+    assert [cache_report.share(part) for part in (0.00004, 0.0123, 0.25)] == ["0.004%", "1.2%", "25.0%"]
 
 
 @pytest.mark.parametrize("width", [80, 120])

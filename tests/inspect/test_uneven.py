@@ -11,7 +11,7 @@ import torch
 
 from genctl import events
 from genctl.config.layers import flags_layer
-from genctl.inspecting.plan import plan
+from genctl.inspecting.cache_estimate import plan
 from genctl.params import Generation, Runtime
 from genctl.requests import Request
 from genctl.session import Session

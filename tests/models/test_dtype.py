@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from genctl.models import check, hub, layout
+from genctl.models import check, hub, prepare
 from genctl.params import Runtime
 from tests.tiny import checkpoint
 
@@ -27,7 +27,7 @@ from tests.tiny import checkpoint
     ],
 )
 def test_only_float32_on_a_gpu_becomes_something_else(device: str, stored: str, bfloat16: bool, chosen: str) -> None:
-    assert layout.dtype_on(device, stored, bfloat16) == chosen
+    assert prepare.dtype_on(device, stored, bfloat16) == chosen
 
 
 def chosen(folder: Path, said: Any, device: str | None, **options: Any) -> tuple[Any, list[str]]:

@@ -14,7 +14,7 @@ import torch
 from genctl.errors import InputError, ModelError, UsageError
 from genctl.events import Loading
 from genctl.models import resolve
-from genctl.models.hub import Loaded, load, max_memory
+from genctl.models.hub import LoadedModel, load, max_memory
 from genctl.models.text import decode, encode_prompt
 from genctl.params import Runtime
 from tests.tiny import ARCHITECTURES, EOS, SEQ2SEQ, checkpoint, tiny
@@ -25,7 +25,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoint("llama", tmp_path_factory.mktemp("llama"))
 
 
-def loaded(folder: Path, **options: object) -> Loaded:
+def loaded(folder: Path, **options: object) -> LoadedModel:
     return load(Runtime(model=str(folder), **{"runtime": "transformers", **options}))  # type: ignore[arg-type]
 
 

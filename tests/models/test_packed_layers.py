@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.errors import ModelError, UsageError
 from genctl.models import packed_layers
-from genctl.models.hub import Loaded, load
+from genctl.models.hub import LoadedModel, load
 from genctl.models.text import encode_prompt
 from genctl.native import kernels, pages, quantized
 from genctl.native.linear import Float16
@@ -27,7 +27,7 @@ from tests.tiny import ARCHITECTURES, PAD, checkpoint, save, tiny
 PROMPTS = torch.tensor([[11, 48, 205, 93, 160], [5, 60, 250, 7, 31], [299, 3, 150, 9, 9]])
 
 
-def loaded(folder: Path, **options: Any) -> Loaded:
+def loaded(folder: Path, **options: Any) -> LoadedModel:
     return load(Runtime(model=str(folder), **{"runtime": "transformers", **options}))
 
 
@@ -366,7 +366,7 @@ def test_int8_contradictions_name_both_sides(options: dict[str, Any], said: str)
 def test_int8_is_refused_on_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     from genctl.models import hub
 
-    monkeypatch.setattr(hub, "_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(hub, "device_of", lambda name: torch.device("cuda"))
     with pytest.raises(UsageError, match="--quantize int8 runs on the CPU, not on cuda") as caught:
         load(Runtime(quantize="int8"))
     assert caught.value.hint == "add --device cpu"

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from genctl.models.tokenizer import plain
-from genctl.models.tokenizer_class import NotPlain
+from genctl.models.tokenizer_class import UnsupportedTokenizer
 from tests.tiny import checkpoint, tokenizer
 
 TEXTS = ("the cat sat on the mat.", " a  dog\n", "<eos>the<bos> ", "ü 🦄 x , y 's", "")
@@ -112,18 +112,18 @@ def changed(folder: Path, name: str, **fields: Any) -> Path:
 )
 def test_what_is_not_known_is_left_to_transformers(fields: dict[str, Any], tmp_path: Path) -> None:
     changed(tmp_path, "tokenizer_config.json", **fields)
-    with pytest.raises(NotPlain):
+    with pytest.raises(UnsupportedTokenizer):
         plain(tmp_path, read(tmp_path))
 
 
 def test_other_model_types_and_files_are_left_to_transformers(tmp_path: Path) -> None:
     checkpoint("llama", tmp_path)
-    with pytest.raises(NotPlain, match="model type"):
+    with pytest.raises(UnsupportedTokenizer, match="model type"):
         plain(tmp_path, {"model_type": "mixtral"})
     (tmp_path / "tekken.json").write_text("{}")
-    with pytest.raises(NotPlain, match="tekken"):
+    with pytest.raises(UnsupportedTokenizer, match="tekken"):
         plain(tmp_path, read(tmp_path))
     (tmp_path / "tekken.json").unlink()
     (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(NotPlain, match=r"no tokenizer\.json"):
+    with pytest.raises(UnsupportedTokenizer, match=r"no tokenizer\.json"):
         plain(tmp_path, read(tmp_path))

@@ -13,7 +13,7 @@ from transformers.models.auto import tokenization_auto
 
 from genctl.models import chat
 from genctl.models.tokenizer import plain
-from genctl.models.tokenizer_class import BACKEND, CLASSES, NAMES_OF_BACKENDS, REGISTERED, NotPlain
+from genctl.models.tokenizer_class import BACKEND, CLASSES, NAMES_OF_BACKENDS, REGISTERED, UnsupportedTokenizer
 from genctl.models.tokenizer_recipes import RECIPES
 from tests.models import tokenizers_made as made
 from tests.models.test_plain_tokenizer import word_piece
@@ -235,7 +235,7 @@ def test_a_mistral_vocabulary_of_any_size(tmp_path: Path) -> None:
 def test_a_class_with_another_vocabulary_is_left_to_transformers(tmp_path: Path) -> None:
     for name, kind in (("T5Tokenizer", "bytes"), ("GPT2Tokenizer", "unigram"), ("LlamaTokenizer", "WordPiece")):
         config = folder(tmp_path, FILES[kind](), "llama", {"tokenizer_class": name})
-        with pytest.raises(NotPlain, match="vocabulary"):
+        with pytest.raises(UnsupportedTokenizer, match="vocabulary"):
             plain(tmp_path, config)
 
 

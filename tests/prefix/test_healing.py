@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from genctl import events
-from genctl.decode.healing import Healed, heal, unhealed
 from genctl.decode.prefix import RequiredPrefix
+from genctl.decode.token_healing import HealedPrompt, heal, unhealed
 from genctl.models.text import Detokenizer, caption
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
@@ -58,7 +58,9 @@ def test_a_stop_string_is_not_brought_into_the_new_text() -> None:
     assert heal(tokenizer(), ids("the ca"), 300, stops=["t\n"]).text == "ca"
 
 
-def stream(case: Case, prompt: str, strategy: Any, healed: Healed | None = None, seed: int = 0) -> list[events.Event]:
+def stream(
+    case: Case, prompt: str, strategy: Any, healed: HealedPrompt | None = None, seed: int = 0
+) -> list[events.Event]:
     tokens, processors = ids(prompt), list[RequiredPrefix]()
     if healed is not None:
         tokens = list(healed.ids)

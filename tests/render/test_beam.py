@@ -14,10 +14,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
-from genctl.render.beam import BeamView
-from genctl.render.formula import formula, meaning, penalty_of
-from genctl.render.lines import last_cells, wrap
-from genctl.render.story import LaneStory, Story, fold
+from genctl.render.beam_view import BeamView
+from genctl.render.run_history import LaneHistory, RunHistory, fold
+from genctl.render.score_formula import formula, meaning, penalty_of
+from genctl.render.text_width import last_cells, wrap
 from tests.render.beams import STEPS, random_searches, search
 from tests.render.streams import Clock, Terminal, check_screen, console, lane, woven, written
 
@@ -32,8 +32,8 @@ def play(events: Iterable[Event], out: Console, err: Console | None = None, **as
     return view
 
 
-def story(events: Iterable[Event]) -> LaneStory:
-    told = Story()
+def history(events: Iterable[Event]) -> LaneHistory:
+    told = RunHistory()
     for event in events:
         told = fold(told, event)
     (found,) = told.lanes.values()
@@ -231,22 +231,22 @@ def test_the_formula_has_its_numbers_and_says_what_the_sign_does(
 ) -> None:
     best = dataclasses.replace(BEST, score=score)
     began = Began("0", "p", "beam", settings={"length_penalty": penalty} if told else {})
-    lane_story = story([began, Finished("0", (best,))])
-    assert penalty_of(lane_story) == penalty
-    assert formula(lane_story, best) == f"score = total / tokens ** length_penalty = {line}"
-    assert word in meaning(lane_story, best)
+    lane_history = history([began, Finished("0", (best,))])
+    assert penalty_of(lane_history) == penalty
+    assert formula(lane_history, best) == f"score = total / tokens ** length_penalty = {line}"
+    assert word in meaning(lane_history, best)
     assert -8.0 / 4**penalty == score
 
 
 def test_the_sign_is_said_to_turn_round_where_totals_are_positive() -> None:
-    lane_story = story([Began("0", "p", "beam", settings={"length_penalty": 1.0})])
-    assert "SHORTER" in meaning(lane_story, dataclasses.replace(BEST, total=3.0))
+    lane_history = history([Began("0", "p", "beam", settings={"length_penalty": 1.0})])
+    assert "SHORTER" in meaning(lane_history, dataclasses.replace(BEST, total=3.0))
 
 
 def test_a_stochastic_beam_is_not_said_to_use_length_penalty() -> None:
-    lane_story = story([Began("0", "p", "stochastic-beam", settings={"length_penalty": 2.0})])
-    assert formula(lane_story, BEST) == "score = total = -8.000"
-    assert "no part" in meaning(lane_story, BEST)
+    lane_history = history([Began("0", "p", "stochastic-beam", settings={"length_penalty": 2.0})])
+    assert formula(lane_history, BEST) == "score = total = -8.000"
+    assert "no part" in meaning(lane_history, BEST)
 
 
 def test_a_search_that_finished_nothing_shows_its_rows_until_it_is_cut() -> None:

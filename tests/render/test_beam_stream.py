@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
-from genctl.render.stream import StreamView
+from genctl.render.stream_view import StreamView
 from tests.render.beams import STEPS, random_searches, search
 from tests.render.streams import lane, woven
 

@@ -87,7 +87,7 @@ def test_a_closed_stream_is_no_terminal() -> None:
 
 
 def test_the_room_never_imports_torch() -> None:
-    rooms = "genctl.render.live, genctl.render.console, genctl.render.explain"
+    rooms = "genctl.render.run_view, genctl.render.console, genctl.render.explain"
     code = f"import sys, {rooms}; sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

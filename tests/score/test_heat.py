@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from genctl.events import Token
-from genctl.render import heat, theme
+from genctl.render import theme, token_heat
 from tests.render.streams import STORY, console, written
 from tests.render.streams import token as made_up
 
@@ -27,28 +27,30 @@ def plain(lines: list[Text]) -> list[str]:
 
 
 def test_a_digit_stands_under_each_token() -> None:
-    lines = heat.heat("", "", [token("once", 0.05), token(" upon", 0.999), token(" a", 0.5), token("way", 0.31)], 80)
+    lines = token_heat.heat(
+        "", "", [token("once", 0.05), token(" upon", 0.999), token(" a", 0.5), token("way", 0.31)], 80
+    )
     assert plain(lines) == ["once upon away", "0    9    53"]
 
 
 def test_colour_and_digit_say_the_same() -> None:
-    text, digits = heat.heat("", "", [token("a", 0.1), token(" b", 0.9)], 80)
+    text, digits = token_heat.heat("", "", [token("a", 0.1), token(" b", 0.9)], 80)
     assert [span.style for span in text.spans] == [theme.colour(0.1), theme.colour(0.9)]
     assert digits.plain == "1 9"
     assert [span.style for span in digits.spans] == [theme.colour(0.1), theme.colour(0.9)]
 
 
 def test_what_has_no_score_comes_first_without_digits() -> None:
-    assert plain(heat.heat("The sky", " is", [token(" blue", 0.7)], 80)) == ["The sky is blue", "           7"]
+    assert plain(token_heat.heat("The sky", " is", [token(" blue", 0.7)], 80)) == ["The sky is blue", "           7"]
 
 
 def test_words_stay_whole_and_long_ones_are_cut() -> None:
     words = [token("one", 0.1), token(" tw", 0.2), token("o", 0.3), token(" threefour", 0.4)]
-    assert plain(heat.heat("", "", words, 6)) == ["one", "1", "two", "2 3", "threef", "4", "our"]
+    assert plain(token_heat.heat("", "", words, 6)) == ["one", "1", "two", "2 3", "threef", "4", "our"]
 
 
 def test_a_new_line_is_shown_and_breaks_the_line() -> None:
-    assert plain(heat.heat("", "", [token("a", 0.1), token("\n\n", 0.2), token("b", 0.3)], 80)) == [
+    assert plain(token_heat.heat("", "", [token("a", 0.1), token("\n\n", 0.2), token("b", 0.3)], 80)) == [
         "a↵",
         "12",
         "↵",
@@ -58,27 +60,27 @@ def test_a_new_line_is_shown_and_breaks_the_line() -> None:
 
 
 def test_tokens_that_share_a_character_are_one_with_the_product() -> None:
-    lines = heat.heat("", "", [token("", 0.5), token("", 0.5), token("日", 0.9), token("本", 0.8)], 80)
+    lines = token_heat.heat("", "", [token("", 0.5), token("", 0.5), token("日", 0.9), token("本", 0.8)], 80)
     assert plain(lines) == ["日本", "2 8"]
-    assert plain(heat.heat("", "", [token("a", 0.9), token("", 0.5, id=5)], 80)) == ["a‹id 5›", "95"]
+    assert plain(token_heat.heat("", "", [token("a", 0.9), token("", 0.5, id=5)], 80)) == ["a‹id 5›", "95"]
 
 
 def test_wide_characters_never_reach_over_the_edge() -> None:
-    lines = heat.heat("", "", [token("日本語日本語", 0.5), token("\u0301", 0.5)], 5)
+    lines = token_heat.heat("", "", [token("日本語日本語", 0.5), token("\u0301", 0.5)], 5)
     assert all(cell_len(line.plain) <= 5 for line in lines)
     assert "".join(line.plain for line in lines if not line.plain.strip().isdigit()) == "日本語日本語\u0301"
 
 
 def test_hostile_text_is_shown_and_not_obeyed() -> None:
     out = console(colour=False, terminal=True)
-    for line in heat.heat(
+    for line in token_heat.heat(
         "\x1b[2J", "", [token("\x1b]0;gone\x07", 0.5), token("[red]\u202e", 0.5), token("\r", 0.5)], 80
     ):
         out.print(line)
     assert written(out).splitlines()[0] == "␛[2J␛]0;gone␇[red]⟨U+202E⟩␍"
-    entry = heat.RankedToken("\x1b[2J[red]\n", heat.Figures(1.0, 1.4, 2.7, 0.5, 1))
+    entry = token_heat.RankedToken("\x1b[2J[red]\n", token_heat.Figures(1.0, 1.4, 2.7, 0.5, 1))
     out = console(terminal=True)
-    for line in heat.ranking([entry], "x", 80):
+    for line in token_heat.ranking([entry], "x", 80):
         out.print(line)
     assert "\x1b" not in written(out)
     assert "␛[2J[red]↵" in written(out)
@@ -86,7 +88,7 @@ def test_hostile_text_is_shown_and_not_obeyed() -> None:
 
 @pytest.mark.parametrize("value", [1.0, 1.49764, 999.9, 123456.7, math.inf])
 def test_perplexities_stay_short(value: float) -> None:
-    assert len(heat.number(value)) <= 9
+    assert len(token_heat.number(value)) <= 9
 
 
 def check(name: str, lines: list[Text]) -> None:
@@ -106,20 +108,20 @@ TOKENS = [made_up(step, text) for step, text in enumerate(STORY)]
 
 
 def test_the_heat_map_at_80_columns() -> None:
-    figures = Text(heat.figures(heat.Figures(61.25, 88.37, 1.49764, 0.523, 1234)))
-    check("heat_80", [*heat.heat("Under the old oak", "", TOKENS, 80), figures, heat.legend()])
+    figures = Text(token_heat.figures(token_heat.Figures(61.25, 88.37, 1.49764, 0.523, 1234)))
+    check("heat_80", [*token_heat.heat("Under the old oak", "", TOKENS, 80), figures, token_heat.legend()])
 
 
 def test_the_table_of_tokens_at_80_columns() -> None:
-    check("tokens_80", heat.token_table(TOKENS[:6], 80, 3))
+    check("tokens_80", token_heat.token_table(TOKENS[:6], 80, 3))
 
 
 def test_the_ranking_at_80_columns() -> None:
     entries = [
-        heat.RankedToken(" Paris", heat.Figures(0.5, 0.72, 1.6487, 0.12, 1)),
-        heat.RankedToken(
-            " London, which is not the capital of France at all", heat.Figures(45.0, 64.92, 90.0, 1.3, 10)
+        token_heat.RankedToken(" Paris", token_heat.Figures(0.5, 0.72, 1.6487, 0.12, 1)),
+        token_heat.RankedToken(
+            " London, which is not the capital of France at all", token_heat.Figures(45.0, 64.92, 90.0, 1.3, 10)
         ),
-        heat.RankedToken("", heat.Figures(1800.0, 2596.8, math.inf, math.nan, 2)),
+        token_heat.RankedToken("", token_heat.Figures(1800.0, 2596.8, math.inf, math.nan, 2)),
     ]
-    check("ranking_80", heat.ranking(entries, "mean log-probability", 80))
+    check("ranking_80", token_heat.ranking(entries, "mean log-probability", 80))

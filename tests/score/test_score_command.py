@@ -17,7 +17,7 @@ import genctl as package
 from genctl.errors import GenctlError, ModelError
 from genctl.params import Runtime
 from genctl.scoring.scorer import Options, Scorer
-from genctl.scoring.texts import Wanted
+from genctl.scoring.texts import TextToScore
 from genctl.session import Session
 from tests.cli.tool import genctl
 from tests.score.oracle import loss, plain
@@ -319,10 +319,10 @@ def test_texts_are_read_a_chunk_at_a_time_and_an_interrupt_ends_it(gpt2: Path) -
     scorer = Scorer(Session.load(Runtime(model=str(gpt2))), Options(batch_size=2, chunk=4))
     read: list[int] = []
 
-    def texts() -> Iterator[tuple[int, Wanted]]:
+    def texts() -> Iterator[tuple[int, TextToScore]]:
         for number in range(100):
             read.append(number)
-            yield number, Wanted("the cat sat")
+            yield number, TextToScore("the cat sat")
 
     stopped: list[int] = []
     outcomes = scorer.score(texts(), lambda: stopped)
@@ -345,7 +345,7 @@ def test_a_text_is_not_failed_by_its_neighbour(gpt2: Path, monkeypatch: pytest.M
         return original(pieces, sources)
 
     monkeypatch.setattr(scorer.passes, "read", read)
-    outcomes = dict(scorer.score([(0, Wanted("the cat")), (1, Wanted("a dog"))]))
+    outcomes = dict(scorer.score([(0, TextToScore("the cat")), (1, TextToScore("a dog"))]))
     assert isinstance(outcomes[1], ModelError)
     assert not isinstance(outcomes[0], GenctlError)
     assert outcomes[0][0].nll == pytest.approx(-sum(plain(tiny("gpt2"), cat)), abs=1e-4)

@@ -16,7 +16,7 @@ import genctl
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Generation
 from genctl.strategies import sampling
-from genctl.strategies.auxiliary_models import asked
+from genctl.strategies.auxiliary_models import mode_of
 from genctl.strategies.factory import choose
 from genctl.strategies.sample import best
 from genctl.strategies.sampling import draw_distinct, inverse_cdf, inverse_cdf_on_device, multinomial
@@ -154,4 +154,4 @@ def test_strategies_that_draw_in_their_own_way_name_themselves() -> None:
             choose(Generation(do_sample=True, sampler="inverse-cdf", **knobs))  # type: ignore[arg-type]
     for way in ({"assistant_early_exit": 1}, {"dola_layers": "low"}, {"prompt_lookup_num_tokens": 3}):
         with pytest.raises(UsageError, match=next(iter(way))):
-            asked(Generation(do_sample=True, sampler="inverse-cdf", **way))  # type: ignore[arg-type]
+            mode_of(Generation(do_sample=True, sampler="inverse-cdf", **way))  # type: ignore[arg-type]

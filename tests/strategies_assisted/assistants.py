@@ -15,7 +15,7 @@ from genctl import events
 from genctl.decode.runtime import Output
 from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Context
-from genctl.strategies.draft_models import Draft, Drafting
+from genctl.strategies.draft_models import Draft, DraftWriter
 from tests.tiny import tiny
 
 
@@ -41,7 +41,7 @@ class Scripted:
 
     kind: ClassVar[str] = "scripted"
 
-    def begin(self, context: Context, do_sample: bool, confidence: float) -> Drafting:
+    def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
         return self._draft
 
     def _draft(self, row: Tensor, count: int) -> Draft:

@@ -18,7 +18,7 @@ from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Context, Prefix
 from genctl.errors import ModelError
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.draft_models import Follower, LookingUp
+from genctl.strategies.draft_models import CachedReader, LookupDraftWriter
 from genctl.strategies.early_exit import EarlyExitDrafter
 from genctl.strategies.universal import UniversalDrafter
 from tests import runtimes
@@ -44,30 +44,30 @@ from tests.tiny import tiny, tokenizer
 def test_prompt_lookup_proposes_what_followed_the_newest_ngram(
     text: list[int], longest: int, count: int, expected: list[int]
 ) -> None:
-    assert LookingUp(longest, [], (9,))(torch.tensor(text), count).tokens == expected
+    assert LookupDraftWriter(longest, [], (9,))(torch.tensor(text), count).tokens == expected
     # the same when the text came in pieces
-    gradually = LookingUp(longest, [], (9,))
+    gradually = LookupDraftWriter(longest, [], (9,))
     for length in range(1, len(text) + 1):
         drafted = gradually(torch.tensor(text[:length]), count).tokens
     assert drafted == expected
 
 
 def test_prompt_lookup_looks_through_the_source_first() -> None:
-    assert LookingUp(2, [4, 5, 6, 7], ())(torch.tensor([0, 4, 5]), 2).tokens == [6, 7]
+    assert LookupDraftWriter(2, [4, 5, 6, 7], ())(torch.tensor([0, 4, 5]), 2).tokens == [6, 7]
 
 
 @pytest.mark.parametrize("arch", ["llama", "mistral", "gemma3", "t5"])
 def test_a_follower_that_goes_back_says_what_it_would_have_said(arch: str) -> None:
     forward = runtimes.forward(tiny(arch))
     source = forward.encode(PROMPTS[0]) if forward.is_encoder_decoder else None
-    follower = Follower(forward, source=source)
+    follower = CachedReader(forward, source=source)
     text = list(PROMPTS[1]) * 2
     follower.read(text)
     # 4 lies before what a window keeps after the crop at 15
     for length, more in ((20, [7, 8]), (15, [9]), (16, [10, 11, 12]), (4, [13]), (0, [5, 6])):
         follower.rewind(length)
         text = text[:length] + more
-        expected = Follower(forward, source=source, use_cache=False).read(text)
+        expected = CachedReader(forward, source=source, use_cache=False).read(text)
         torch.testing.assert_close(follower.read(more), expected, rtol=1e-3, atol=1e-3)
 
 

@@ -1,12 +1,12 @@
-"""The end of a grammar's text within the budget: a closing that fits is known at every step, and stays known.
+"""End a grammar's text within the budget: a closing that fits is known at every step.
 
 A closing is a list of tokens after which the text may end. Each row has one, found by a search at the beginning and
-carried along; a token after which no closing is found that fits what is left of the budget is barred. So a text that
-fits at the beginning is never cut. A closing counts only once the grammar itself has accepted its tokens, so what is
-found is right; what is not found within the bounds of the search is treated as if it were not there.
+carried along; a token after which no closing is found that fits the rest of the budget is barred. So a text that fits
+at the beginning is never cut. A closing counts only once the grammar itself has accepted its tokens; what is not found
+within the bounds of the search is treated as missing.
 
-While the budget is further away than one token can demand of it, nothing is barred and nothing but the row's own
-closing is looked after. What is barred depends on the row's tokens and the budget alone, not on clocks or neighbours.
+While the budget is further away than one token can require, nothing is barred and only the row's own closing is
+updated. What is barred depends on the row's tokens and the budget alone, not on time or on other rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ENDS, _VALUES, _OPENS = b"}])>", b"0123456789ntf", b'",:;([{<-'
 
 @dataclass
 class _Class:
-    """What may follow a state: for each id the place of a closing in `closings`, -1 where none was found."""
+    """The tokens that may follow a state: for each id the place of a closing in `closings`, -1 if none was found."""
 
     closings: list[Tokens]
     place: NDArray[np.int32]  # [V]
@@ -74,7 +74,7 @@ class Closing:
         return bool(matcher.validate_tokens([*known, self.end]) == len(known) + 1)
 
     def _known(self, tokens: Sequence[int], started: bool) -> list[int]:
-        """As llguidance knows them: a first token may read differently, or not at all."""
+        """The tokens in llguidance's ids: a first token may read differently, or not at all."""
         if started or not tokens:
             return list(tokens)
         first = [self.extra.get(tokens[0], tokens[0])] if self.words.at_first(tokens[0]) else []
@@ -83,7 +83,7 @@ class Closing:
     # -- finding one ---------------------------------------------------------------------------------------------------
 
     def find(self, matcher: LLMatcher, started: bool, tries: int = _TRIED) -> Tokens | None:
-        """A short closing; None where none is found. `tries`: rollouts that look for a shorter one."""
+        """A short closing; None if none is found. `tries`: rollouts that look for a shorter one."""
         best = self._rollout(matcher, started)
         if best is None:
             return None
@@ -111,7 +111,7 @@ class Closing:
         return packed if len(packed) < len(known) and self.closes(matcher, started, packed) else tuple(known)
 
     def _rollout(self, matcher: LLMatcher, started: bool, most: int = _LONGEST) -> Tokens | None:
-        """A closing made of the first thing that helps, again and again."""
+        """A closing made of the most promising token at each step."""
         here, tokens = matcher.deep_copy(), list[int]()
         while not here.is_accepting():
             if len(tokens) >= most or here.is_error():
@@ -124,12 +124,12 @@ class Closing:
         return tuple(tokens)
 
     def _allowed(self, matcher: LLMatcher) -> NDArray[np.bool_]:
-        """bool [V]: what may follow, EOS not among it."""
+        """bool [V]: the tokens that may follow, without EOS."""
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
         return bits[: len(self.words.pieces)].astype(bool) & self._usable
 
     def _branches(self, allowed: NDArray[np.bool_], started: bool) -> Iterator[int]:
-        """One token for each way to go on, the most promising first."""
+        """One token for each way to continue, the most promising first."""
         ids = self._order[allowed[self._order]]
         heads, places = np.unique(self._heads[ids], return_index=True)
         shortest = dict(zip(heads.tolist(), ids[places].tolist(), strict=True))  # byte -> the shortest that begins so
@@ -146,7 +146,7 @@ class Closing:
         yield from shortest.values()
 
     def _packed(self, tokens: Sequence[int], started: bool) -> Tokens:
-        """The same text in as few tokens as spell it."""
+        """The same text in the fewest tokens."""
         if not tokens or not (started or not self.words.first):
             return tuple(tokens)
         text = b"".join(self.words.pieces[token] for token in tokens)
@@ -157,22 +157,26 @@ class Closing:
             for size in range(1, min(longest, len(text) - start) + 1):
                 count = best[start + size][0] + 1
                 if count < best[start][0]:
-                    ids = [one for one in self.words.spelled(text[start : start + size]) if one not in self.eos]
+                    ids = [
+                        one_token
+                        for one_token in self.words.spelled(text[start : start + size])
+                        if one_token not in self.eos
+                    ]
                     if ids:
                         best[start] = (count, ids[0])
-        made, start = [], 0
+        packed, start = [], 0
         while start < len(text):
             token = best[start][1]
             if token < 0:
                 return tuple(tokens)
-            made.append(token)
+            packed.append(token)
             start += len(self.words.pieces[token])
-        return tuple(made)
+        return tuple(packed)
 
     def shortest(
         self, matcher: LLMatcher, started: bool, allowed: Sequence[int], most: int
     ) -> tuple[Tokens | None, bool]:
-        """A closing of at most `most` tokens, tried one by one, and whether everything was tried."""
+        """A closing of at most `most` tokens, by exhaustive search, and whether the search was complete."""
         left = _CERTAIN
         seen: dict[bytes, int] = {}  # texts that have been followed, and how far
 
@@ -204,13 +208,13 @@ class Closing:
 
         if self.closes(matcher, started, ()):
             return (), True
-        found = follow(matcher, b"", allowed, started, most) if most > 0 else None
-        return found, left >= 0
+        closing = follow(matcher, b"", allowed, started, most) if most > 0 else None
+        return closing, left >= 0
 
     # -- carrying it along ---------------------------------------------------------------------------------------------
 
     def after(self, matcher: LLMatcher, before: Tokens | None) -> Tokens | None:
-        """The closing of a row that wrote one more token, which `matcher` has read; `before` is the one it had."""
+        """The closing of a row that wrote one more token, which `matcher` has read; `before` is its old closing."""
         if matcher.is_accepting():
             return ()
         likely = () if before is None else _rests(before)
@@ -221,7 +225,7 @@ class Closing:
     def leaves_room(
         self, matcher: LLMatcher, started: bool, bits: bytes, closing: Tokens, most: int, slack: int
     ) -> NDArray[np.bool_]:
-        """bool [V]: the tokens after which a closing of at most `most` tokens is known. EOS ids are all kept."""
+        """bool [V]: the tokens after which a closing of at most `most` tokens is known. EOS ids are always included."""
         size = len(self.words.pieces)
         allowed = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[:size].astype(bool)
         key = bits, closing, started
@@ -233,11 +237,11 @@ class Closing:
                 self.classes.popitem(last=False)
         else:
             self.classes.move_to_end(key)
-        kept = allowed & (known.lengths <= most)
+        fitting = allowed & (known.lengths <= most)
         if slack <= _NEAR:
-            self._again(matcher, started, allowed, closing, most, known, kept, sure)
-        kept[[token for token in self.eos if 0 <= token < size and allowed[token]]] = True
-        return kept
+            self._again(matcher, started, allowed, closing, most, known, fitting, sure)
+        fitting[[token for token in self.eos if 0 <= token < size and allowed[token]]] = True
+        return fitting
 
     def _class(self, matcher: LLMatcher, started: bool, allowed: NDArray[np.bool_], closing: Tokens) -> _Class:
         closings: list[Tokens] = list(dict.fromkeys(_rests(closing)))
@@ -268,7 +272,7 @@ class Closing:
     def _placed(
         self, matcher: LLMatcher, started: bool, token: int, closings: list[Tokens], likely: int, searches: int
     ) -> tuple[int, int]:
-        """Which closing may follow a token, that of the token before it tried first; a search adds one."""
+        """The closing that may follow a token, that of the previous token tried first; a search adds one."""
         for place in (likely, *range(len(closings))):
             if self.closes(matcher, started, (token, *closings[place])):
                 return place, searches
@@ -276,10 +280,10 @@ class Closing:
             return -1, 0
         after = matcher.deep_copy()
         after.consume_tokens(self._known([token], started))
-        found = self.find(after, True)
-        if found is None:
+        closing = self.find(after, True)
+        if closing is None:
             return -1, searches - 1
-        closings.append(found)
+        closings.append(closing)
         return len(closings) - 1, searches - 1
 
     def _again(
@@ -290,22 +294,24 @@ class Closing:
         closing: Tokens,
         most: int,
         known: _Class,
-        kept: NDArray[np.bool_],
+        fitting: NDArray[np.bool_],
         sure: bool,
     ) -> None:
-        """Check what another state left behind against this one, and look for shorter closings where they count."""
+        """Check another state's closings in this state, and look for shorter ones where they count."""
         ids = np.flatnonzero(allowed & self._usable)
-        shorter = list(dict.fromkeys(one for one in (*_rests(closing), *known.closings) if len(one) <= most))
+        shorter = list(
+            dict.fromkeys(candidate for candidate in (*_rests(closing), *known.closings) if len(candidate) <= most)
+        )
         many = len(ids) > _MANY
         for token in ids.tolist():
-            if kept[token] and not sure:
-                kept[token] = self.closes(matcher, started, (token, *known.closings[known.place[token]]))
-            if not kept[token] and not (many and self._plain[token]):
-                kept[token] = any(self.closes(matcher, started, (token, *rest)) for rest in shorter)
+            if fitting[token] and not sure:
+                fitting[token] = self.closes(matcher, started, (token, *known.closings[known.place[token]]))
+            if not fitting[token] and not (many and self._plain[token]):
+                fitting[token] = any(self.closes(matcher, started, (token, *rest)) for rest in shorter)
 
 
 def _rests(closing: Tokens) -> Iterator[Tokens]:
-    """The closings that are likely once another token is written: it stands for the first, for none, for several."""
+    """The likely closings after another token, which may replace the first token, none, or several."""
     yield closing[1:]
     yield closing
     for start in range(2, len(closing) + 1):
@@ -313,5 +319,5 @@ def _rests(closing: Tokens) -> Iterator[Tokens]:
 
 
 def _plain(piece: bytes) -> bool:
-    """Letters, digits, blanks and whatever is not ASCII."""
+    """Letters, digits, blanks and non-ASCII bytes."""
     return bool(piece) and all(byte >= 0x80 or byte == 0x20 or chr(byte).isalnum() for byte in piece)

@@ -1,8 +1,8 @@
-"""A grammar as a logits processor: what would leave it gets a score of minus infinity.
+"""A grammar as a logits processor: tokens that would leave it get a score of minus infinity.
 
-What a row has written decides its state, so rows may be reordered, forked and rolled back. States are kept by what
-was written: a row that goes on moves its parent's matcher one token further, one that forks copies it, one that was
-rolled back takes it back. Should a state be gone, the row is read again from its beginning.
+A row's tokens decide its state, so rows may be reordered, forked and rolled back. States are kept by the row's tokens:
+a row that continues moves its parent's matcher one token further, one that forks copies it, one that was rolled back
+rewinds it. If a state is gone, the row is read again from its beginning.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COMPILED = 8  # grammars kept compiled for one tokenizer
 
 @dataclass
 class _State:
-    """Where a row stands in the grammar. `allowed` is made when it is asked for: one bit for each id."""
+    """The state of a row in the grammar. `allowed`, one bit for each id, is computed on demand."""
 
     matcher: LLMatcher
     started: bool = True  # whether text was written
@@ -45,13 +45,14 @@ class Grammar:
     """history int64 [R, T], scores f32 [R, V] -> scores with everything outside the grammar at -inf.
 
     The text of all new tokens must be a text of the grammar: special tokens are barred, and an EOS id is allowed where
-    the text may end. An EOS id that has text of its own is allowed where the text may end with it. A row that has left
-    the grammar (a draft on trial) is none of its business: its scores stay as they are.
+    the text may end. An EOS id that has text of its own is allowed where the text may end with it. The scores of a row
+    that has left the grammar (a draft) are not changed.
 
-    With `room`, the most new tokens, a text that fits is never cut: near the end of the budget what could not be closed
-    within it is barred too (see `completion`), once the row has the `ahead` bytes that others prescribe.
+    With `room`, the most new tokens, a text that fits is never cut: near the end of the budget tokens after which the
+    text could not be closed in time are barred too (see `completion`), once the row has the `ahead` bytes that others
+    prescribe.
 
-    Raises UsageError where the tokenizer cannot write any text of the grammar, or none within `room`, or the grammar is
+    Raises UsageError if the tokenizer cannot write any text of the grammar, or none within `room`, or the grammar is
     too complex.
     """
 
@@ -104,7 +105,7 @@ class Grammar:
         return scores.masked_fill(barred.to(scores.device), -torch.inf)
 
     def _barred(self, packed: list[bytes], scores: Tensor) -> Tensor:
-        """bool [R, V] of rows of bits that say what is allowed."""
+        """bool [R, V] from rows of bits of allowed tokens."""
         # torch has no unpackbits, and shifting every bit into its place is slow
         bits = numpy.frombuffer(b"".join(packed), dtype=numpy.uint8).reshape(len(packed), -1)
         barred = torch.from_numpy(numpy.unpackbits(bits, axis=1, bitorder="little") == 0)[:, : scores.shape[1]]
@@ -137,17 +138,17 @@ class Grammar:
         return state
 
     def _after(self, key: bytes, forks: Counter[bytes]) -> _State | None:
-        """The state of a row by its parent's. `forks` says how many rows still want the parent."""
+        """The state of a row from its parent's. `forks` counts the rows that still need the parent."""
         parent, token = key[:-_WIDTH], int.from_bytes(key[-_WIDTH:], "little", signed=True)
         forks[parent] -= 1
-        kept = parent in self._live
-        above = self._live[parent] if kept else self._rolled_back(parent) or self._replayed(parent)
+        is_live = parent in self._live
+        above = self._live[parent] if is_live else self._rolled_back(parent) or self._replayed(parent)
         if above is None or token in self.eos or not _bit(self._bits(above), token):
             return None
         matcher = above.matcher
-        if above is self._root or (kept and forks[parent] > 0):
+        if above is self._root or (is_live and forks[parent] > 0):
             matcher = matcher.deep_copy()
-        elif kept:
+        elif is_live:
             del self._live[parent]
             self._moved[parent] = key
         elif forks[parent] > 0:  # just made: its other children will want it too
@@ -165,7 +166,7 @@ class Grammar:
         return _State(matcher)
 
     def _rolled_back(self, key: bytes) -> _State | None:
-        """The state of a row from that of a continuation of it, which nobody wants any more."""
+        """The state of a row from that of a continuation of it that is no longer needed."""
         at, steps = key, 0
         while at in self._moved:
             at, steps = self._moved[at], steps + 1
@@ -186,10 +187,10 @@ class Grammar:
             state = self._advanced(matcher, token, state.started)
         return state
 
-    def _forget(self, wanted: int) -> None:
-        for kept in (self._live, self._moved, self._closings):
-            while len(kept) > max(_KEPT, wanted):
-                kept.popitem(last=False)
+    def _forget(self, needed: int) -> None:
+        for states in (self._live, self._moved, self._closings):
+            while len(states) > max(_KEPT, needed):
+                states.popitem(last=False)
 
     # -- the budget ----------------------------------------------------------------------------------------------------
 
@@ -199,31 +200,31 @@ class Grammar:
         return token < len(words.pieces) and not words.pieces[token] and not words.at_first(token)
 
     def _first_closing(self, closing: Closing, room: int) -> Tokens | None:
-        """The shortest text that is found. Raises UsageError where it is certain that none fits."""
+        """The shortest text found. Raises UsageError if it is certain that none fits."""
         known: OrderedDict[Any, Tokens | None] = self.words.memo.setdefault("closings", OrderedDict())
         matcher, key = self._root.matcher, (self.source.lark, self.eos)
         if key not in known:
             known[key] = closing.find(matcher, False)
             while len(known) > _COMPILED:
                 known.popitem(last=False)
-        found = known[key]
-        if found is not None and len(found) < room:
-            return found
-        found = closing.find(matcher, False, IMPROVED) or found
-        if found is not None and len(found) <= room:
-            return found
+        shortest = known[key]
+        if shortest is not None and len(shortest) < room:
+            return shortest
+        shortest = closing.find(matcher, False, IMPROVED) or shortest
+        if shortest is not None and len(shortest) <= room:
+            return shortest
         allowed = [token for token in range(len(self.words.pieces)) if _bit(self._root.allowed or b"", token)]
         short, certain = closing.shortest(matcher, False, allowed, room)
         if short is None and certain:
-            known_one = "" if found is None else f" (the shortest that was found takes {len(found)})"
+            known_one = "" if shortest is None else f" (the shortest that was found takes {len(shortest)})"
             count = f"{room} token{'s' * (room > 1)}"
             raise UsageError(
                 f"{self.source.knob}: no text of it fits in {count}, which is all that may be written{known_one}"
             )
-        return short or found
+        return short or shortest
 
     def _in_time(self, key: bytes, state: _State | None, bits: bytes) -> bytes:
-        """Of what is allowed that after which the text can still be closed within the budget."""
+        """The allowed tokens after which the text can still be closed within the budget."""
         if self._closing is None or self._room is None or state is None:
             return bits
         left = self._room - len(key) // _WIDTH
@@ -236,14 +237,14 @@ class Grammar:
         slack = left - end - len(closing)
         if slack > self._reach:
             return bits
-        kept = self._closing.leaves_room(state.matcher, state.started, bits, closing, left - 1 - end, slack)
-        if kept.sum() == sum(byte.bit_count() for byte in bits):
+        in_time = self._closing.leaves_room(state.matcher, state.started, bits, closing, left - 1 - end, slack)
+        if in_time.sum() == sum(byte.bit_count() for byte in bits):
             return bits
-        packed = numpy.packbits(kept, bitorder="little").tobytes()
+        packed = numpy.packbits(in_time, bitorder="little").tobytes()
         return packed.ljust(len(bits), b"\0")
 
     def _relax(self, keys: list[bytes], packed: list[bytes], barred: Tensor, scores: Tensor) -> None:
-        """Where others have barred all that would close a text in time, it goes on without regard to the budget."""
+        """If other processors barred all tokens that would close a text in time, ignore the budget."""
         for row, key in enumerate(keys):
             bits = self._bits(self._root if not key else self._live.get(key))
             if packed[row] is not bits and not bool((scores[row] > -torch.inf)[~barred[row]].any()):
@@ -263,7 +264,7 @@ class Grammar:
         return self._closings[key]
 
     def _retrace(self, key: bytes) -> None:
-        """The closing of a forgotten row, which depends on all that it has written."""
+        """The closing of a forgotten row, which depends on all its tokens."""
         assert self._closing is not None
         matcher, closing, started = self._root.matcher.deep_copy(), self._first, False
         for token in _tokens(key):
@@ -313,19 +314,19 @@ class Grammar:
             raise UsageError(f"{self.source.knob}: the grammar is too complex: {_why(matcher)}")
 
 
-def json_schema(material: ProcessorContext) -> Processor | None:
-    """The processor that `json_schema` asks for, or None."""
-    return _made(material, "json_schema")
+def json_schema(context: ProcessorContext) -> Processor | None:
+    """The processor of `json_schema`, or None."""
+    return _made(context, "json_schema")
 
 
-def regex(material: ProcessorContext) -> Processor | None:
-    """The processor that `regex` asks for, or None."""
-    return _made(material, "regex")
+def regex(context: ProcessorContext) -> Processor | None:
+    """The processor of `regex`, or None."""
+    return _made(context, "regex")
 
 
-def grammar(material: ProcessorContext) -> Processor | None:
-    """The processor that `grammar` asks for, or None."""
-    return _made(material, "grammar")
+def grammar(context: ProcessorContext) -> Processor | None:
+    """The processor of `grammar`, or None."""
+    return _made(context, "grammar")
 
 
 def grammar_of(processors: Sequence[Any]) -> Grammar | None:
@@ -334,37 +335,37 @@ def grammar_of(processors: Sequence[Any]) -> Grammar | None:
     return next((function for function in functions if isinstance(function, Grammar)), None)
 
 
-def _made(material: ProcessorContext, knob: str) -> Processor | None:
-    source = read(material.generation, knob)
+def _made(context: ProcessorContext, knob: str) -> Processor | None:
+    source = read(context.generation, knob)
     if source is None:
         return None
-    words = spelling(material.tokenizer, material.vocab_size, knob)
-    generation, start = material.generation, begins(material)
+    words = spelling(context.tokenizer, context.vocab_size, knob)
+    generation, start = context.generation, begins(context)
     # words that a search must write may keep it from ending
     free = not (generation.force_words or generation.force_words_ids)
     ahead = len((generation.prefix or "").encode())
-    return Grammar(source, words, start, material.eos, material.max_length - start if free else None, ahead)
+    return Grammar(source, words, start, context.eos, context.max_length - start if free else None, ahead)
 
 
-def begins(material: ProcessorContext) -> int:
-    """Where the text begins: after the prompt, and after a first token that is forced (a language, say)."""
-    forced = material.prompt_len == 1 and material.generation.forced_bos_token_id is not None
-    return material.prompt_len + forced
+def begins(context: ProcessorContext) -> int:
+    """Where the text begins: after the prompt, and after a forced first token (a language, for example)."""
+    forced = context.prompt_len == 1 and context.generation.forced_bos_token_id is not None
+    return context.prompt_len + forced
 
 
 def _compiled(words: Spelling, source: GrammarSource) -> LLMatcher:
     from llguidance import LLMatcher
 
-    kept: OrderedDict[str, LLMatcher] = words.memo.setdefault("grammars", OrderedDict())
-    if source.lark not in kept:
+    grammars: OrderedDict[str, LLMatcher] = words.memo.setdefault("grammars", OrderedDict())
+    if source.lark not in grammars:
         matcher = LLMatcher(_tokenizer(words), LLMatcher.grammar_from_lark(source.lark), log_level=0)
         if matcher.is_error():
             raise UsageError(f"{source.knob}: {_why(matcher)}")
-        kept[source.lark] = matcher
-        while len(kept) > _COMPILED:
-            kept.popitem(last=False)
-    kept.move_to_end(source.lark)
-    return kept[source.lark]
+        grammars[source.lark] = matcher
+        while len(grammars) > _COMPILED:
+            grammars.popitem(last=False)
+    grammars.move_to_end(source.lark)
+    return grammars[source.lark]
 
 
 def _tokenizer(words: Spelling) -> LLTokenizer:
@@ -374,12 +375,12 @@ def _tokenizer(words: Spelling) -> LLTokenizer:
 
     if "llguidance" not in words.memo:
         words.memo["llguidance"] = LLTokenizer(TokenizerWrapper(_GrammarVocabulary(words)))
-    made: LLTokenizer = words.memo["llguidance"]
-    return made
+    tokenizer: LLTokenizer = words.memo["llguidance"]
+    return tokenizer
 
 
 class _GrammarVocabulary:
-    """What llguidance asks a tokenizer for."""
+    """The tokenizer interface of llguidance."""
 
     bos_token_id: int | None = None
 
@@ -393,7 +394,7 @@ class _GrammarVocabulary:
 
 
 def _reach(source: GrammarSource) -> int:
-    """How many tokens one more token can come to demand: no choice asks for more than the grammar spells out."""
+    """How many tokens one more token can require: no choice requires more than the grammar spells out."""
     counts = re.findall(r"\d{1,5}", source.lark)
     return len(source.lark) + min(sum(map(int, counts)), 100_000)
 

@@ -1,7 +1,7 @@
-"""From knobs to one grammar text, checked before any model is loaded. No torch in here.
+"""Knobs become one grammar text, checked before any model is loaded. No torch in here.
 
-All three kinds become llguidance's dialect of Lark. `no_forcing` keeps it from prescribing one tokenisation where the
-text is certain: every way to spell the text stays open, and the model weighs them.
+All three kinds become llguidance's dialect of Lark. `no_forcing` keeps llguidance from prescribing one tokenisation
+where the text is certain: every way to spell the text stays open, and the model weighs them.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ _JSON = {"whitespace_pattern": r"(\n[ ]{0,24}| )?"}
 
 @dataclass(frozen=True)
 class GrammarSource:
-    """A grammar that parses. `knob` is the one that asked for it."""
+    """A grammar that parses. `knob` is its knob."""
 
     knob: str
     lark: str
 
 
 def conflicts(generation: Generation) -> list[str]:
-    """What of grammars, prefixes and token healing contradicts each other, a sentence each."""
-    asked = [knob for knob in KNOBS if getattr(generation, knob) is not None]
-    found = [f"{asked[0]} and {other} both say what the text must be; leave out one of them" for other in asked[1:]]
+    """The conflicts of grammars, prefixes and token healing, one sentence each."""
+    knobs = [knob for knob in KNOBS if getattr(generation, knob) is not None]
+    messages = [f"{knobs[0]} and {other} both say what the text must be; leave out one of them" for other in knobs[1:]]
     if generation.token_healing:
-        found += [f"token_healing cannot be combined with {knob}: its text would begin in the prompt" for knob in asked]
+        messages += [
+            f"token_healing cannot be combined with {knob}: its text would begin in the prompt" for knob in knobs
+        ]
         if generation.stop_regex is not None:
-            found.append("token_healing cannot be combined with stop_regex: it could match in the part taken back")
-    return found
+            messages.append("token_healing cannot be combined with stop_regex: it could match in the part taken back")
+    return messages
 
 
 def read(generation: Generation, only: str | None = None) -> GrammarSource | None:
-    """The grammar that the knobs ask for (`only` that of one knob); None where they ask for none.
+    """The grammar of the knobs (`only`: of one knob); None if none is set.
 
-    Raises UsageError where a file cannot be read or a grammar does not parse, with the place.
+    Raises UsageError if a file cannot be read or a grammar does not parse, with the place.
     """
     for knob in KNOBS if only is None else (only,):
         value = getattr(generation, knob)
@@ -70,7 +72,7 @@ def _json_schema(value: dict[str, Any] | bool | str) -> GrammarSource:
             schema = json.loads(text, object_pairs_hook=_once)
         except (json.JSONDecodeError, RecursionError) as error:
             raise UsageError(f"{where}: {reason_of(error)}") from error
-        except _Twice as error:
+        except _DuplicateKey as error:
             raise UsageError(f"{where}: the key {_shown(str(error))} is given twice") from error
         except ValueError as error:  # Python reads no number of more than some thousand digits
             raise UsageError(f"{where}: a number with too many digits") from error
@@ -139,9 +141,9 @@ def _regex(value: str) -> GrammarSource:
     lark = f"{_HEADER}start: /{regex_to_lark(value, use_ascii='')}/"
     fault = validate(lark)
     if fault:
-        told = re.search(r"^( *)\^+\nerror: (.*)", fault, re.MULTILINE)  # a caret below the pattern, indented by 4
-        place = f"at character {len(told[1]) - 3} of" if told and "\n" not in value else "in"
-        reason = told[2] if told else re.sub(r"^at .* \(in regex\): | in regex /.*", "", _reason(fault))
+        match = re.search(r"^( *)\^+\nerror: (.*)", fault, re.MULTILINE)  # a caret below the pattern, indented by 4
+        place = f"at character {len(match[1]) - 3} of" if match and "\n" not in value else "in"
+        reason = match[2] if match else re.sub(r"^at .* \(in regex\): | in regex /.*", "", _reason(fault))
         raise UsageError(f"regex: {_shown(reason)} {place} {_shown(json.dumps(value, ensure_ascii=False))}")
     return GrammarSource("regex", lark)
 
@@ -164,7 +166,7 @@ _READERS = {"json_schema": _json_schema, "regex": _regex, "grammar": _grammar}
 
 
 def validate(lark: str) -> str:
-    """What is wrong with a grammar, in llguidance's words; empty if nothing is."""
+    """The error of a grammar in llguidance's words; "" if there is none."""
     from llguidance import LLMatcher
 
     wrong, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_lark(lark))
@@ -172,39 +174,39 @@ def validate(lark: str) -> str:
 
 
 def _reason(fault: str) -> str:
-    """The first line of a message; the others show the grammar that we made."""
+    """The first line of a message; the others show the generated grammar."""
     return fault.strip().splitlines()[0]
 
 
 def _file(knob: str, name: str) -> str:
-    said = f"{knob}: cannot read {_shown(name)}"
+    problem = f"{knob}: cannot read {_shown(name)}"
     try:
         path = Path(name).expanduser()
         if path.exists() and not path.is_file():  # a device or a pipe has no end
-            raise UsageError(f"{said}: {'a folder' if path.is_dir() else 'not a regular file'}")
+            raise UsageError(f"{problem}: {'a folder' if path.is_dir() else 'not a regular file'}")
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
-            raise UsageError(f"{said}: larger than 1 MiB, which no {knob.replace('_', ' ')} is")
+            raise UsageError(f"{problem}: larger than 1 MiB, which no {knob.replace('_', ' ')} is")
         return data.decode("utf-8-sig")
     except (OSError, ValueError, RuntimeError) as error:
         what = getattr(error, "strerror", None) or (
             "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "not a file name"
         )
-        raise UsageError(f"{said}: {what}") from error
+        raise UsageError(f"{problem}: {what}") from error
 
 
-class _Twice(ValueError):
-    """A key of a JSON object that occurs twice: two answers to one question."""
+class _DuplicateKey(ValueError):
+    """A duplicate key in a JSON object."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    items: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
-            raise _Twice(key)
-        found[key] = value
-    return found
+        if key in items:
+            raise _DuplicateKey(key)
+        items[key] = value
+    return items
 
 
 def _text(where: str, text: str) -> None:
@@ -218,6 +220,6 @@ def _text(where: str, text: str) -> None:
 
 
 def _shown(text: str) -> str:
-    """Somebody else's words on one line of a message."""
+    """Other people's words on one line of a message."""
     line = "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in text)
     return line if len(line) <= _MOST_SHOWN else line[: _MOST_SHOWN - 1] + "…"

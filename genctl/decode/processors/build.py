@@ -16,7 +16,7 @@ from typing import Any
 
 from genctl.decode import prefix
 from genctl.decode.grammar import processor as grammar
-from genctl.decode.processors import filters, plugins, repetition, samplers, standard, words
+from genctl.decode.processors import filters, plugins, repetition, samplers, standard, token_sequences
 from genctl.decode.processors.context import NamedProcessor, ProcessorContext, one_line
 from genctl.decode.processors.mirostat import Mirostat
 from genctl.decode.types import Processor
@@ -28,7 +28,7 @@ __all__ = ["NAMES", "ORDER", "NamedProcessor", "ProcessorContext", "ProcessorEnt
 
 @dataclass(frozen=True)
 class ProcessorEntry:
-    """One processor of the table."""
+    """One row of the table."""
 
     name: str
     knobs: tuple[str, ...]  # the first one turns it on
@@ -56,8 +56,8 @@ def _dry(m: ProcessorContext) -> Processor | None:
     if not g.dry_multiplier:
         return None
     knob = "dry_sequence_breakers"
-    found = {ids for text in g.dry_sequence_breakers for ids in words.containing(m.tokenizer, text, knob)}
-    breakers, phrases = repetition.as_ids(found)
+    sequences = {ids for text in g.dry_sequence_breakers for ids in token_sequences.containing(m.tokenizer, text, knob)}
+    breakers, phrases = repetition.as_ids(sequences)
     return repetition.dry(g.dry_multiplier, g.dry_base, g.dry_allowed_length, breakers, phrases)
 
 
@@ -138,87 +138,75 @@ ORDER: tuple[ProcessorEntry, ...] = tuple(
 )
 
 # Processors that look at scores alone: lanes with equal knobs may share one pass of them.
-OF_SCORES = frozenset(
-    (
-        "temperature",
-        "dynatemp",
-        "top_n_sigma",
-        "top_h",
-        "top_k",
-        "top_p",
-        "min_p",
-        "typical_p",
-        "epsilon_cutoff",
-        "eta_cutoff",
-        "remove_invalid_values",
-        "suppress_tokens",
-        "renormalize_logits",
-    )
-)
+_OF_SCORES = """
+temperature dynatemp top_n_sigma top_h top_k top_p min_p typical_p epsilon_cutoff eta_cutoff
+remove_invalid_values suppress_tokens renormalize_logits
+"""
+OF_SCORES = frozenset(_OF_SCORES.split())
 
 NAMES: dict[str, ProcessorEntry] = {entry.name: entry for entry in ORDER}
 
 
-def build(material: ProcessorContext) -> tuple[NamedProcessor, ...]:
-    """The processors that the knobs ask for, in the order of `ORDER`; those that only act when sampling only then.
+def build(context: ProcessorContext) -> tuple[NamedProcessor, ...]:
+    """The processors of the knobs, in the order of `ORDER`; those for sampling only when sampling.
 
-    With `material.explicit`, the processors of the list in its order and no others: each entry is
-    `{"use": NAME, KNOB: VALUE, …}` with knobs of that processor (others keep the value of `material.generation`), or
+    With `context.explicit`, the processors of the list in its order and no others: each entry is
+    `{"use": NAME, KNOB: VALUE, …}` with knobs of that processor (others keep the value of `context.generation`), or
     a user's own. `config` has checked names, keys and values. A listed processor acts in every mode. One whose setting
     changes nothing is left out.
 
     Raises UsageError, in one sentence, for what cannot be built.
     """
-    _finite(material.generation)
-    if material.explicit is not None:
-        return tuple(named for named in _explicit(material.explicit, material) if named is not None)
-    found = (_make(entry, material) for entry in ORDER if material.sampling or not entry.sampling)
+    _finite(context.generation)
+    if context.explicit is not None:
+        return tuple(named for named in _explicit(context.explicit, context) if named is not None)
+    found = (_make(entry, context) for entry in ORDER if context.sampling or not entry.sampling)
     return tuple(named for named in found if named is not None)
 
 
-def unlisted(material: ProcessorContext) -> tuple[str, ...]:
-    """Processors that the knobs ask for but an explicit list does not name: what that list leaves undone.
+def unlisted(context: ProcessorContext) -> tuple[str, ...]:
+    """Processors that the knobs enable but an explicit list does not name.
 
-    A knob at its default (transformers' top_k = 50) asks for nothing.
+    A knob at its default (transformers' top_k = 50) does not count.
     """
-    if material.explicit is None:
+    if context.explicit is None:
         return ()
-    listed = {entry.get("use") for entry in material.explicit}
+    listed = {entry.get("use") for entry in context.explicit}
     default = Generation()
     return tuple(
         named.name
-        for named in build(dataclasses.replace(material, explicit=None))
+        for named in build(dataclasses.replace(context, explicit=None))
         if named.name not in listed and any(value != getattr(default, knob) for knob, value in named.settings.items())
     )
 
 
-def _make(entry: ProcessorEntry, material: ProcessorContext) -> NamedProcessor | None:
+def _make(entry: ProcessorEntry, context: ProcessorContext) -> NamedProcessor | None:
     try:
-        function = entry.make(material)
+        function = entry.make(context)
     except GenctlError:
         raise
     except (ValueError, TypeError, RuntimeError) as error:  # what transformers' constructors refuse
         raise UsageError(f"{entry.name}: {one_line(error)}") from error
     if function is None:
         return None
-    settings = {name: getattr(material.generation, name) for name in entry.knobs}
+    settings = {name: getattr(context.generation, name) for name in entry.knobs}
     key = (entry.name, repr(settings)) if entry.name in OF_SCORES else None
     return NamedProcessor(entry.name, function, settings, key=key)
 
 
-def _explicit(items: tuple[dict[str, Any], ...], material: ProcessorContext) -> Iterator[NamedProcessor | None]:
+def _explicit(items: tuple[dict[str, Any], ...], context: ProcessorContext) -> Iterator[NamedProcessor | None]:
     for number, item in enumerate(items, 1):
         try:
-            yield _listed(item, material)
+            yield _listed(item, context)
         except UsageError as error:
             raise UsageError(f"processors, item {number}: {error.message}", hint=error.hint) from error
 
 
-def _listed(item: dict[str, Any], material: ProcessorContext) -> NamedProcessor | None:
+def _listed(item: dict[str, Any], context: ProcessorContext) -> NamedProcessor | None:
     use, values = item["use"], {key: value for key, value in item.items() if key != "use"}
     if use not in NAMES:
-        return NamedProcessor(use, plugins.load(use, values, allowed=material.allow_plugins), values, foreign=True)
-    changed = standard.changed(material, **values)
+        return NamedProcessor(use, plugins.load(use, values, allowed=context.allow_plugins), values, foreign=True)
+    changed = standard.changed(context, **values)
     _finite(changed.generation)
     if use == "temperature" and "temperature" in values:
         if values["temperature"] == 0.0:

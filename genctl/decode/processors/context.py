@@ -1,4 +1,4 @@
-"""What processors are built from, and what is built: `ProcessorContext` in, `NamedProcessor` out."""
+"""The input and the output of building processors: `ProcessorContext` and `NamedProcessor`."""
 
 from __future__ import annotations
 
@@ -76,15 +76,15 @@ class NamedProcessor:
                 check(scores, ())  # what transformers raises on a row without tokens is about tensors
                 raise
         try:
-            made = self.function(history, scores)
+            output = self.function(history, scores)
         except GenctlError:
             raise
         except Exception as error:
             raise UsageError(f"processor {self.name} failed: {type(error).__name__}: {one_line(error)}") from error
-        if not isinstance(made, Tensor) or made.shape != scores.shape:
-            what = f"a tensor of shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+        if not isinstance(output, Tensor) or output.shape != scores.shape:
+            what = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             raise UsageError(f"processor {self.name} returned {what} instead of scores of shape {tuple(scores.shape)}")
-        return made
+        return output
 
 
 def one_line(error: BaseException) -> str:

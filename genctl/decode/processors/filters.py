@@ -1,10 +1,10 @@
-"""Filters: processors that remove tokens and change no score. What transformers' own remove, without sorting.
+"""Filters: processors that remove tokens and change no score. They remove what transformers' own do, without sorting.
 
-A filter decides about one row in double precision. Where rounding inside transformers' float32 could decide otherwise
-(a running sum that ends on the edge, equal scores of which a sort keeps some), it does not decide: that row goes
-through the `exact` one, which is transformers' own. So what is removed is the same, to the token.
+A filter decides about one row in double precision. If rounding in transformers' float32 could decide otherwise (a
+running sum that ends on the edge, equal scores of which a sort keeps some), the row goes through the `exact` processor,
+which is transformers' own. So the result is the same, to the token.
 
-Filters that follow each other share what is left of a row: after `top_k = 50` the others look at fifty tokens.
+Consecutive filters share the remaining tokens of a row: after `top_k = 50` the others process fifty tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LANES = 4
 
 @dataclass(frozen=True, eq=False)
 class Filter:
-    """A processor that removes tokens. On a GPU, where sorting costs little, `exact` is all there is."""
+    """A processor that removes tokens. On a GPU, where sorting is cheap, only `exact` is used."""
 
     keep: Keep
     exact: Processor
@@ -42,7 +42,7 @@ class Filter:
         return cut((self,), history, scores)[0]
 
     def on(self, row: RowCandidates, history: Tensor) -> RowCandidates | None:
-        """What is left of a row; history int64 [1, T]."""
+        """The remaining tokens of a row; history int64 [1, T]."""
         places = self.keep(row)
         if places is not None:
             return row.take(places)
@@ -50,36 +50,37 @@ class Filter:
 
 
 def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
-    """All filters in turn. history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V], and what is left of each row.
+    """All filters in turn. history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V], and the remaining tokens of
+    each row.
 
-    None where a row was not cut here.
+    None if a row was not filtered here.
     """
     if not transfer.on_host(scores) or scores.dtype != torch.float32:
         return _exactly(filters, history, scores), None
-    given = scores.detach().numpy()
-    made = np.full(given.shape, -np.inf, np.float32)
+    rows = scores.detach().numpy()
+    output = np.full(rows.shape, -np.inf, np.float32)
     left: list[RowCandidates] = []
-    for number, values in enumerate(given):
+    for number, values in enumerate(rows):
         here = slice(number, number + 1)
         row = RowCandidates.of(values)
-        for one in filters:
-            row = None if row is None else one.on(row, history[here])
+        for step in filters:
+            row = None if row is None else step.on(row, history[here])
         if row is None:  # what is no number, and who may say so, is for transformers to tell
-            made[here] = _exactly(filters, history[here], scores[here]).numpy()
+            output[here] = _exactly(filters, history[here], scores[here]).numpy()
         else:
-            row.write(made[number])
+            row.write(output[number])
             left.append(row)
-    return torch.from_numpy(made), left if len(left) == len(made) else None
+    return torch.from_numpy(output), left if len(left) == len(output) else None
 
 
 def _exactly(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> Tensor:
-    for one in filters:
-        scores = one.exact(history, scores)
+    for step in filters:
+        scores = step.exact(history, scores)
     return scores
 
 
 def top_k(k: int) -> Keep:
-    """The k best, and those as good as the last of them."""
+    """The k best, and those equal to the last of them."""
     return lambda row: largest(row.values, k)
 
 
@@ -114,14 +115,14 @@ def top_p(p: float, least: int, *, together: bool = False) -> Keep:
             return _worst_removed(row, limit, least, together)
         if not together and removed > 0 and ascending[removed - 1] == ascending[removed]:
             return None
-        kept = np.flatnonzero(chosen >= ascending[removed])
-        return kept if places is None else places[kept]
+        remaining = np.flatnonzero(chosen >= ascending[removed])
+        return remaining if places is None else places[remaining]
 
     return keep
 
 
 def _worst_removed(row: RowCandidates, limit: float, least: int, together: bool) -> Places | None:
-    """transformers' own sums, over a row that numpy has sorted."""
+    """With transformers' own sums, over a row sorted by numpy."""
     ascending = np.full((1, row.size), -np.inf, np.float32)
     missing = row.size - len(row)
     ascending[0, missing:] = np.sort(row.values)
@@ -185,16 +186,16 @@ def top_h(share: float, most: int) -> Keep:
 
     def keep(row: RowCandidates) -> Places | None:
         places = largest(row.values, most)
-        found = row.values[places]
+        best = row.values[places]
         descending = np.full((1, min(most, row.size)), -np.inf, np.float32)
-        descending[0, : len(found)] = np.sort(found)[::-1][:most]
+        descending[0, : len(best)] = np.sort(best)[::-1][:most]
         # transformers' own sums, over the same numbers in the same order
         categorical = torch.distributions.Categorical(logits=torch.from_numpy(descending), validate_args=False)
         limit = (categorical.entropy() * share).unsqueeze(-1)  # type: ignore[no-untyped-call]  # torch is, here
         sums = torch.cumsum(-categorical.probs * torch.log(categorical.probs), dim=-1)
-        kept = max(1, int((sums <= limit).sum()))
-        places = places[found >= descending[0, kept - 1]]
-        return places if len(places) == kept else None
+        count = max(1, int((sums <= limit).sum()))
+        places = places[best >= descending[0, count - 1]]
+        return places if len(places) == count else None
 
     return keep
 
@@ -203,8 +204,8 @@ def typical(mass: float, least: int) -> Keep:
     """The tokens whose surprise is nearest to the entropy, up to `mass` (arXiv:2202.00666)."""
 
     def keep(row: RowCandidates) -> Places | None:
-        found = _typical(row, mass, least)
-        return found if found is not None or row.small else _typical_exactly(row, mass, least)
+        places = _typical(row, mass, least)
+        return places if places is not None or row.small else _typical_exactly(row, mass, least)
 
     return keep
 
@@ -217,7 +218,9 @@ def _typical(row: RowCandidates, mass: float, least: int) -> Places | None:
     places = None if row.small else front(-away, row.weights, min(1.0, mass + 1e-3) * row.total)
     if places is None and not row.small:
         return None
-    near, weights, values = (one if places is None else one[places] for one in (away, row.weights, row.values))
+    near, weights, values = (
+        numbers if places is None else numbers[places] for numbers in (away, row.weights, row.values)
+    )
     order = np.argsort(near)
     near = near[order]
     sums = np.cumsum(weights[order], dtype=np.float64) / row.total
@@ -245,7 +248,7 @@ def _below(row: RowCandidates, share: float) -> float:
 
 
 def _typical_exactly(row: RowCandidates, mass: float, least: int) -> Places | None:
-    """transformers' own numbers over a row that numpy has sorted; only the order of equal ones is not its own."""
+    """With transformers' own numbers over a row sorted by numpy; only the order of equal ones may differ."""
     scores = row.dense()
     normalized = scores.log_softmax(-1)
     entropy = -(normalized * normalized.exp()).nansum(-1, keepdim=True)
@@ -258,8 +261,8 @@ def _typical_exactly(row: RowCandidates, mass: float, least: int) -> Places | No
     last = int(np.searchsorted(sums, np.float32(mass - error), "left"))
     if last >= row.size or last < least or sums[last] < mass + error:
         return None
-    kept = away <= away[order[last]]
-    return np.flatnonzero(kept if row.ids is None else kept[row.ids])
+    remaining = away <= away[order[last]]
+    return np.flatnonzero(remaining if row.ids is None else remaining[row.ids])
 
 
 def top_n_sigma(n: float, least: int) -> Keep:

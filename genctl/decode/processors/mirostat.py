@@ -24,9 +24,9 @@ class Mirostat:
 
     mu begins at 2 * tau. After a token x drawn from the kept ones, renormalised to q: mu -= eta * (-log2 q(x) - tau).
 
-    The threshold of a row is looked up by what the row wrote before its last token, so it is a function of its history
-    alone: rows may be moved, forked and rolled back between calls. A row whose past was never scored here begins anew
-    at 2 * tau. A token that was not among the kept ones counts as surprising as the threshold allows.
+    The threshold of a row is looked up by its tokens before the last one, so it is a function of its history alone:
+    rows may be moved, forked and rolled back between calls. A row whose past was never scored here starts again at 2 *
+    tau. A token that was not among the kept ones counts as surprising as the threshold allows.
     """
 
     def __init__(self, tau: float, eta: float, prompt_len: int, min_tokens_to_keep: int = 1) -> None:
@@ -36,23 +36,23 @@ class Mirostat:
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         """history int64 [R, T], scores f32 [R, V] -> scores with what is too surprising removed."""
-        given, written = scores.detach().float().cpu().numpy(), history.cpu().numpy()
-        made = np.full_like(given, -np.inf)
+        values, written = scores.detach().float().cpu().numpy(), history.cpu().numpy()
+        output = np.full_like(values, -np.inf)
         for number, line in enumerate(written):
-            row = RowCandidates.of(given[number])
+            row = RowCandidates.of(values[number])
             if row is None:  # no token, or no numbers: whoever looks at the scores next will say so
-                made[number] = given[number]
+                output[number] = values[number]
                 continue
             mu = self._threshold(line[:-1].tobytes(), int(line[-1]), len(line))
             places = np.flatnonzero(row.weights >= row.total * 2.0 ** min(-mu, 1.0))
             if len(places) < self.least:
                 places = largest(row.values, self.least)
-            kept = row.take(places)
+            remaining = row.take(places)
             surprise = -np.log2(np.maximum(row.weights[places] / row.weights[places].sum(), 1e-300))
-            ids = np.arange(kept.size) if kept.ids is None else kept.ids
+            ids = np.arange(remaining.size) if remaining.ids is None else remaining.ids
             self._remember(line.tobytes(), (mu, ids, surprise), len(written))
-            kept.write(made[number])
-        return torch.from_numpy(made).to(scores)
+            remaining.write(output[number])
+        return torch.from_numpy(output).to(scores)
 
     def _threshold(self, before: bytes, token: int, length: int) -> float:
         past = self._past.get(_key(before)) if length > self.prompt_len else None

@@ -1,7 +1,7 @@
-"""The processors that are asked for most, in plain torch: number for number what transformers' classes compute.
+"""The most common processors in plain torch, with the same numbers as transformers' classes.
 
 Each is (history int64 [R, T], scores f32 [R, V]) -> scores f32 [R, V]. The rarer ones are transformers' own, imported
-when they are asked for (see `standard`).
+on use (see `standard`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def repetition_penalty(penalty: float) -> Processor:
         size = scores.shape[-1]
         ids = history.clamp(max=size)  # an embedding may have more rows than there are scores: they share a spare one
         padded = torch.nn.functional.pad(scores, (0, 1))
-        found = padded.gather(1, ids)
-        found = torch.where(found < 0, found * penalty, found / penalty)
-        return padded.scatter(1, ids, found)[..., :size]
+        penalised = padded.gather(1, ids)
+        penalised = torch.where(penalised < 0, penalised * penalty, penalised / penalty)
+        return padded.scatter(1, ids, penalised)[..., :size]
 
     return processor
 
 
 def top_k(k: int) -> Processor:
-    """The k best scores stay, and those equal to the last of them."""
+    """Keep the k best scores, and those equal to the last of them."""
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
         least = scores.topk(min(k, scores.shape[-1]))[0][..., -1, None]
@@ -46,7 +46,7 @@ def top_k(k: int) -> Processor:
 
 
 def top_p(p: float, keep: int) -> Processor:
-    """The smallest set with probability p stays, and at least `keep` tokens (arXiv:1904.09751)."""
+    """Keep the smallest set with probability p, and at least `keep` tokens (arXiv:1904.09751)."""
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
         ordered, places = scores.sort(descending=False)
@@ -58,7 +58,7 @@ def top_p(p: float, keep: int) -> Processor:
 
 
 def min_p(p: float, keep: int) -> Processor:
-    """Tokens below p times the best one's probability are out; at least `keep` stay (arXiv:2407.01082)."""
+    """Remove tokens below p times the best one's probability; at least `keep` stay (arXiv:2407.01082)."""
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
         probabilities = scores.softmax(-1)
@@ -70,7 +70,7 @@ def min_p(p: float, keep: int) -> Processor:
 
 
 def no_repeat_ngram(size: int) -> Processor:
-    """No token that would complete an n-gram which the row has already."""
+    """Remove tokens that would complete an n-gram that the row has already."""
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
         length = history.shape[-1]
@@ -89,7 +89,7 @@ def no_repeat_ngram(size: int) -> Processor:
 
 
 def without(ids: Sequence[int], device: torch.device | str) -> Processor:
-    """None of these tokens."""
+    """Remove these tokens."""
     barred = torch.tensor(list(ids), device=device)
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:

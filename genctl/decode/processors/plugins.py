@@ -1,4 +1,4 @@
-"""A user's own processors: a dotted path (`package.module:Class`) or an installed entry point `genctl.processors`."""
+"""Processors of users: a dotted path (`package.module:Class`) or an installed entry point `genctl.processors`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ GROUP = "genctl.processors"
 
 
 def installed() -> dict[str, EntryPoint]:
-    """The entry points `genctl.processors` of what is installed, by name."""
+    """The installed entry points `genctl.processors`, by name."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def load(use: str, arguments: dict[str, Any], *, allowed: bool) -> Callable[..., Any]:
-    """Make the processor that `use` names with `arguments`.
+    """The processor that `use` names, with `arguments`.
 
-    A class is made with the arguments as keywords (a transformers LogitsProcessor, or anything whose instances take
-    history and scores); a function takes them after history and scores. Raises UsageError: not allowed, not there, or
-    not made.
+    A class is constructed with the arguments as keywords (a transformers LogitsProcessor, or anything whose instances
+    take history and scores); a function receives them after history and scores. Raises UsageError if it is not allowed,
+    not found or cannot be constructed.
     """
     points = installed()
     point = points.get(use) or next((point for point in points.values() if point.value == use), None)
@@ -33,24 +33,24 @@ def load(use: str, arguments: dict[str, Any], *, allowed: bool) -> Callable[...,
         raise UsageError(
             f"processor {use}: code from outside needs --allow-plugins", hint=f"or an installed entry point {GROUP}"
         )
-    found = _entry(use, point) if point is not None else _path(use)
-    if inspect.isclass(found):
+    target = _entry(use, point) if point is not None else _path(use)
+    if inspect.isclass(target):
         try:
-            made = found(**arguments)
+            processor = target(**arguments)
         except Exception as error:
             raise UsageError(f"processor {use} could not be made: {type(error).__name__}: {one_line(error)}") from error
     else:
-        made = found
-    if not callable(made):
-        raise UsageError(f"processor {use}: {type(made).__name__} cannot be called with history and scores")
-    later = {} if inspect.isclass(found) else arguments
+        processor = target
+    if not callable(processor):
+        raise UsageError(f"processor {use}: {type(processor).__name__} cannot be called with history and scores")
+    later = {} if inspect.isclass(target) else arguments
     try:
-        inspect.signature(made).bind(None, None, **later)
+        inspect.signature(processor).bind(None, None, **later)
     except TypeError as error:
         raise UsageError(f"processor {use} does not take history and scores: {one_line(error)}") from error
     except ValueError:  # no signature to look at (C code): the call will tell
         pass
-    return functools.partial(made, **later) if later else made
+    return functools.partial(processor, **later) if later else processor
 
 
 def _entry(use: str, point: EntryPoint) -> Any:
@@ -65,14 +65,14 @@ def _entry(use: str, point: EntryPoint) -> Any:
 def _path(use: str) -> Any:
     module_name, _, attributes = use.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        target: Any = importlib.import_module(module_name)
     except Exception as error:  # anything may go wrong in a user's module
         raise UsageError(
             f"processor {use}: module {module_name} could not be loaded: {type(error).__name__}: {one_line(error)}"
         ) from error
     for attribute in attributes.split("."):
         try:
-            found = getattr(found, attribute)
+            target = getattr(target, attribute)
         except AttributeError as error:
             raise UsageError(f"processor {use}: module {module_name} has no {attributes}") from error
-    return found
+    return target

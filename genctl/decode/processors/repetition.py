@@ -64,18 +64,18 @@ def dry(
     longest = allowed_length + (math.ceil(math.log(most / multiplier) / math.log(base)) if growing else 0)
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
-        made = None
+        output = None
         for row, written in enumerate(history.cpu().numpy()):
             unbroken = _unbroken(written[-longest - _reach(phrases) :].tolist(), stops, phrases, longest)
             tokens, lengths = _continuations(written, unbroken, allowed_length)
-            kept = [place for place, token in enumerate(tokens) if token < scores.shape[1] and token not in stops]
-            if not kept:
+            places = [place for place, token in enumerate(tokens) if token < scores.shape[1] and token not in stops]
+            if not places:
                 continue
             with np.errstate(over="ignore"):
-                penalties = np.minimum(multiplier * np.power(base, lengths[kept] - float(allowed_length)), most)
-            made = scores.clone() if made is None else made
-            made[row, torch.from_numpy(tokens[kept]).to(scores.device)] -= scores.new_tensor(penalties)
-        return scores if made is None else made
+                penalties = np.minimum(multiplier * np.power(base, lengths[places] - float(allowed_length)), most)
+            output = scores.clone() if output is None else output
+            output[row, torch.from_numpy(tokens[places]).to(scores.device)] -= scores.new_tensor(penalties)
+        return scores if output is None else output
 
     return processor
 

@@ -68,9 +68,9 @@ class RowCandidates:
         """f32 [1, V], -inf where a token is missing."""
         if self.ids is None:
             return torch.from_numpy(self.values)[None]
-        made = np.full((1, self.size), -np.inf, np.float32)
-        self.write(made[0])
-        return torch.from_numpy(made)
+        row = np.full((1, self.size), -np.inf, np.float32)
+        self.write(row[0])
+        return torch.from_numpy(row)
 
     @cached_property
     def best(self) -> float:
@@ -111,9 +111,9 @@ def largest(keys: Floats, count: int) -> Places:
     places = best_places(keys, count)
     if len(places) == count:
         return places
-    found = keys[places]
-    place = len(found) - count
-    reach: Places = places[found >= np.partition(found, place)[place]]
+    best = keys[places]
+    place = len(best) - count
+    reach: Places = places[best >= np.partition(best, place)[place]]
     return reach
 
 

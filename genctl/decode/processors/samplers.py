@@ -1,7 +1,7 @@
-"""Samplers that transformers lacks: top-n-sigma, dynamic temperature, XTC. Each function keeps nothing.
+"""Samplers that transformers lacks: top-n-sigma, dynamic temperature, XTC. All are stateless.
 
-All of them measure over the tokens that are still there: a token whose score is -inf (or the lowest float, which
-`remove_invalid_values` writes in its stead) has no part in a deviation, an entropy or a count.
+All of them ignore removed tokens: a score of -inf (or the lowest float, which `remove_invalid_values` writes instead)
+does not count in a deviation, an entropy or a count.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from genctl.decode.types import Processor
 def top_n_sigma(n: float, min_tokens_to_keep: int = 1) -> Processor:
     """Keep tokens whose score is at least max - n * sigma (arXiv:2411.07641, Algorithm 1).
 
-    sigma is the population's standard deviation, over the tokens that are still there. Temperature divides both sides,
-    so that it changes nothing about what is kept.
+    sigma is the population's standard deviation over the remaining tokens. Temperature divides both sides, so it does
+    not change the result.
     """
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
@@ -38,8 +38,8 @@ def top_n_sigma(n: float, min_tokens_to_keep: int = 1) -> Processor:
 def dynamic_temperature(temperature: float, spread: float, exponent: float) -> Processor:
     """Divide scores by a temperature between `temperature - spread` (at least 0) and `temperature + spread`.
 
-    low + (high - low) * (entropy / log(count)) ** exponent, as llama.cpp's `temp_ext` has it: sure rows are sharpened,
-    unsure ones flattened. A temperature of 0 keeps the best token alone; a single token is left as it is.
+    low + (high - low) * (entropy / log(count)) ** exponent, as in llama.cpp's `temp_ext`: low-entropy rows are
+    sharpened, high-entropy ones flattened. A temperature of 0 keeps only the best token; a single token is unchanged.
     """
     low, high = max(0.0, temperature - spread), temperature + spread
 
@@ -59,14 +59,14 @@ def exclude_top_choices(probability: float, threshold: float, seed: int, min_tok
     """XTC: with `probability`, remove every token at least `threshold` probable but the least probable of them.
 
     github.com/oobabooga/text-generation-webui/pull/6335. As in llama.cpp, no token is exempt, and a row that would keep
-    fewer than `min_tokens_to_keep` is left as it is. Each row draws one number at each step, see `draws`.
+    fewer than `min_tokens_to_keep` is unchanged. Each row draws one number at each step, see `draws`.
     """
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
         act = [drawn < probability for drawn in draws(history, seed)]
         if not any(act):
             return scores
-        made = scores.clone()
+        output = scores.clone()
         for number, row in enumerate(scores.detach().float().cpu().numpy()):
             there = RowCandidates.of(row) if act[number] else None
             if there is None:
@@ -76,8 +76,8 @@ def exclude_top_choices(probability: float, threshold: float, seed: int, min_tok
             if len(top) > 1 and left >= min_tokens_to_keep:
                 removed = np.delete(top, there.weights[top].argmin())
                 ids = removed if there.ids is None else there.ids[removed]
-                made[number, torch.from_numpy(ids).to(made.device)] = -torch.inf
-        return made
+                output[number, torch.from_numpy(ids).to(output.device)] = -torch.inf
+        return output
 
     return processor
 
@@ -85,9 +85,9 @@ def exclude_top_choices(probability: float, threshold: float, seed: int, min_tok
 def draws(history: Tensor, seed: int) -> list[float]:
     """One number in [0, 1) for each row of history int64 [R, T], uniform over seeds and over histories.
 
-    A number depends on the seed, on what the row has written, and on how many rows before it wrote the very same. So a
-    row that is moved, forked or rolled back draws again what it drew, whichever rows are beside it, and yet several
-    rows that begin alike do not all draw alike.
+    A number depends on the seed, on the row's tokens, and on how many rows before it have the same tokens. So a row
+    that is moved, forked or rolled back draws the same number again, whatever rows are beside it, and rows with equal
+    tokens draw different numbers.
     """
     key = (seed % 2**64).to_bytes(8, "little")
     seen: Counter[bytes] = Counter()
@@ -101,7 +101,7 @@ def draws(history: Tensor, seed: int) -> list[float]:
 
 
 def _there(scores: Tensor) -> Tensor:
-    """bool [R, V]: tokens not yet removed."""
+    """bool [R, V]: tokens that are not removed."""
     return scores > torch.finfo(scores.dtype).min
 
 

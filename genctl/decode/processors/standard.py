@@ -1,8 +1,7 @@
-"""Processors that transformers has: plain ones of the same numbers, or its own classes, under its conditions.
+"""The processors that transformers has: plain ones with the same numbers, or its own classes, under its conditions.
 
-Each function takes a `ProcessorContext` and returns a processor, or None where the setting changes nothing.
-Conditions and arguments follow `GenerationMixin._get_logits_processor` of transformers 5; `build.ORDER` follows its
-order.
+Each function takes a `ProcessorContext` and returns a processor, or None if the setting has no effect. Conditions and
+arguments follow `GenerationMixin._get_logits_processor` of transformers 5; `build.ORDER` follows its order.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
-from genctl.decode.processors import filters, plain, words
+from genctl.decode.processors import filters, plain, token_sequences
 from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.processors.filters import Filter
 from genctl.decode.processors.synthid import SynthID
@@ -31,8 +30,8 @@ def _classes() -> Any:
     return logits_process
 
 
-def _processor(made: Any) -> Processor:
-    function: Processor = made
+def _processor(processor: Any) -> Processor:
+    function: Processor = processor
     return function
 
 
@@ -62,7 +61,7 @@ def sequence_bias(m: ProcessorContext) -> Processor | None:
 def logit_bias(m: ProcessorContext) -> Processor | None:
     if not m.generation.logit_bias:
         return None
-    return _biased(m, "logit_bias", words.bias_of(m.tokenizer, m.generation.logit_bias, m.vocab_size))
+    return _biased(m, "logit_bias", token_sequences.bias_of(m.tokenizer, m.generation.logit_bias, m.vocab_size))
 
 
 def _biased(m: ProcessorContext, knob: str, biases: dict[tuple[int, ...], float]) -> Processor:
@@ -112,7 +111,9 @@ def bad_words_ids(m: ProcessorContext) -> Processor | None:
 def bad_words(m: ProcessorContext) -> Processor | None:
     if not m.generation.bad_words:
         return None
-    spelled = [list(ids) for word in m.generation.bad_words for ids in words.variants(m.tokenizer, word, "bad_words")]
+    spelled = [
+        list(ids) for word in m.generation.bad_words for ids in token_sequences.variants(m.tokenizer, word, "bad_words")
+    ]
     return _banned(m, "bad_words", spelled)
 
 
@@ -140,11 +141,11 @@ def min_new_tokens(m: ProcessorContext) -> Processor | None:
 
 
 def _below(length: int, processor: Any) -> Processor:
-    """`processor` for histories shorter than `length`; beyond, where it changes nothing, it is not even called."""
+    """`processor` for histories shorter than `length`; beyond, where it has no effect, it is not called."""
 
     def bounded(history: Tensor, scores: Tensor) -> Tensor:
-        made: Tensor = processor(history, scores) if history.shape[1] < length else scores
-        return made
+        output: Tensor = processor(history, scores) if history.shape[1] < length else scores
+        return output
 
     return bounded
 
@@ -177,8 +178,8 @@ def exponential_decay_length_penalty(m: ProcessorContext) -> Processor | None:
     if not m.eos:
         raise UsageError("exponential_decay_length_penalty makes EOS more likely, but there is no EOS id")
     start, factor = decay
-    made = _classes().ExponentialDecayLengthPenalty((start, float(factor)), list(m.eos), m.prompt_len)
-    return _processor(made)
+    processor = _classes().ExponentialDecayLengthPenalty((start, float(factor)), list(m.eos), m.prompt_len)
+    return _processor(processor)
 
 
 def suppress_tokens(m: ProcessorContext) -> Processor | None:
@@ -331,5 +332,5 @@ def _within(m: ProcessorContext, knob: str, ids: Any) -> None:
 
 
 def changed(m: ProcessorContext, **values: Any) -> ProcessorContext:
-    """The same material with other knobs."""
+    """The same context with other knobs."""
     return dataclasses.replace(m, generation=dataclasses.replace(m.generation, **values))

@@ -1,8 +1,8 @@
-"""Run processors, see what each of them did, and say who removed the last token.
+"""Run processors, trace the effect of each, and report which of them removed the last token.
 
-A token counts as removed when its score is -inf, or the lowest float that some processors write in its stead. Counting
-by that rather than by a probability of 0 keeps a low temperature, which lets probabilities underflow, from looking like
-a filter. All figures are the same whether the scores are logits or log-probabilities: both have one softmax.
+A token counts as removed if its score is -inf, or the lowest float that some processors write instead. A probability of
+0 would not do: a low temperature lets probabilities underflow. All figures are the same for logits and
+log-probabilities: both have one softmax.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Stage:
 
 
 def name_of(processor: Processor) -> str:
-    """What a processor is called in traces and errors."""
+    """The name of a processor in traces and errors."""
     return str(getattr(processor, "name", None) or getattr(processor, "__name__", None) or type(processor).__name__)
 
 
 def process(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> Tensor:
     """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V] after all processors in order, checked.
 
-    Filters that follow each other are one pass over a row. The given scores stay as they are. Raises UsageError when
-    the processors left a row without tokens, ModelError when the scores are not numbers.
+    Consecutive filters are one pass over a row. The given scores are not changed. Raises UsageError if the processors
+    left a row without tokens, ModelError if the scores are not numbers.
     """
     scores, left = sift(processors, history, scores)
     if processors and left is None:
@@ -50,7 +50,7 @@ def process(processors: Sequence[Processor], history: Tensor, scores: Tensor) ->
 
 
 def sift(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
-    """Like `process`, but unchecked; where filters come last, what they left of each row is returned too."""
+    """Like `process`, but unchecked; if filters come last, the remaining tokens of each row are returned too."""
     given, left = scores, None
     waiting: list[Filter] = []
     for processor in processors:
@@ -79,23 +79,23 @@ def _filtered(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tup
 def apply(
     processors: Sequence[Processor], history: Tensor, scores: Tensor, *, timing: bool
 ) -> tuple[Tensor, list[Stage]]:
-    """Like `process`, and what each processor made of the scores. Nothing is computed about it before `traces`."""
+    """Like `process`, with the scores after each processor. The figures are computed by `traces`."""
     stages = []
     for processor in processors:
         # A processor that writes in place would otherwise change what the stage before it is said to have made.
-        given = scores.clone()
+        copied = scores.clone()
         started = _now(scores) if timing else 0.0
-        made = processor(history, given)
-        seconds = _now(made) - started if timing else 0.0
-        stages.append(Stage(name_of(processor), scores, made, seconds))
-        scores = made
+        output = processor(history, copied)
+        seconds = _now(output) - started if timing else 0.0
+        stages.append(Stage(name_of(processor), scores, output, seconds))
+        scores = output
     if stages:
         check(scores, processors)
     return scores, stages
 
 
 def traces(stages: Sequence[Stage], rows: Tensor, tokens: Tensor) -> list[tuple[Trace, ...]]:
-    """What each stage did to each candidate: token `tokens[i]`, chosen from scored row `rows[i]`.
+    """The effect of each stage on each candidate: token `tokens[i]`, chosen from scored row `rows[i]`.
 
     rows and tokens int64 [C] -> C tuples with one `events.Trace` for each stage. The seconds of a stage are those of
     the whole call, which all of its rows share.
@@ -129,9 +129,9 @@ def check(scores: Tensor, processors: Sequence[Processor]) -> None:
 
 
 def judge(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> None:
-    """The largest score of each row, NaN if any score of the row is, after `processors`.
+    """Check the largest score of each row, NaN if any score of the row is, after `processors`.
 
-    Raises UsageError naming the processors when a row has no token left, ModelError when a score is NaN or +inf.
+    Raises UsageError naming the processors if a row has no token left, ModelError if a score is NaN or +inf.
     """
     if all(math.isfinite(score) for line in best for score in line):
         return
@@ -148,7 +148,7 @@ def judge(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> N
 
 
 def _distribution(scores: Tensor) -> Tensor:
-    """f32 [C, V] probabilities; all zero where a row has no token left or is not made of numbers."""
+    """f32 [C, V] probabilities; all zero if a row has no token left or its scores are not numbers."""
     return scores.softmax(-1).nan_to_num(0.0)
 
 

@@ -1,8 +1,8 @@
-"""From knobs to criteria, in order.
+"""Build the stopping criteria of the knobs, in order.
 
 Without a `[[stopping]]` list the order is that of transformers, then ours: max_time, stop_strings, stop_token_ids,
 stop_regex, stop_mean_logprob, stop_repeat_ngram. With one, the list comes first, in its own order, and then the knobs
-that are set and that it does not name. Where several would end a row at the same token, the first says why.
+that are set and that it does not name. If several would end a row at the same token, the first is reported.
 
 A table of the list has `use`: the name of a knob, of an installed criterion, or `package.module:Class`. Its other keys
 are that knob's (by default as set elsewhere) or the arguments of the class. `config` has checked names and keys.
@@ -29,7 +29,7 @@ from genctl.params import CRITERIA, Generation
 
 @dataclass(frozen=True)
 class StoppingContext:
-    """What criteria are made of."""
+    """The input of building criteria."""
 
     generation: Generation
     tokenizer: Any = None  # asked only for the ids that decoding skips
@@ -41,7 +41,7 @@ class StoppingContext:
 
 @dataclass(frozen=True)
 class NamedCriterion:
-    """A criterion, what a preset calls it, and where it cuts the text."""
+    """A criterion, its name in a preset, and where it cuts the text."""
 
     name: str
     criterion: Criterion
@@ -54,36 +54,36 @@ class NamedCriterion:
         return self.criterion(written)
 
 
-def build(material: StoppingContext) -> tuple[NamedCriterion, ...]:
-    """The criteria that the knobs and the `[[stopping]]` list ask for, in the order in which they are asked.
+def build(context: StoppingContext) -> tuple[NamedCriterion, ...]:
+    """The criteria of the `[[stopping]]` list and of the knobs, in the order in which they are called.
 
-    Raises PresetError (UsageError, where no list is involved) with one line for each mistake.
+    Raises PresetError (UsageError without a list) with one line for each error.
     """
-    material = dataclasses.replace(material, marks=_marks(material))
-    made: list[NamedCriterion] = []
+    context = dataclasses.replace(context, marks=_marks(context))
+    criteria: list[NamedCriterion] = []
     mistakes: list[str] = []
     listed = False
-    named = [table.get("use") for table in material.explicit or ()]
-    for number, table in enumerate(material.explicit or (), 1):
+    named = [table.get("use") for table in context.explicit or ()]
+    for number, table in enumerate(context.explicit or (), 1):
         try:
-            made.append(_from_table(table, material))
+            criteria.append(_from_table(table, context))
         except (UsageError, ValueError) as error:
             mistakes.append(f"[[stopping]] {number}: {error}")
             listed = True
     for name in CRITERIA:
-        if name in named or getattr(material.generation, name) in (None, [], ()):
+        if name in named or getattr(context.generation, name) in (None, [], ()):
             continue
         try:
-            made.append(_MAKERS[name]({}, material))
+            criteria.append(_MAKERS[name]({}, context))
         except (UsageError, ValueError) as error:
             mistakes.append(f"{name}: {error}")
     if mistakes:
         raise (PresetError if listed else UsageError)("\n".join(mistakes))
-    return tuple(made)
+    return tuple(criteria)
 
 
 def visible(tokens: Sequence[int], criteria: Sequence[NamedCriterion], keep: bool = False) -> Sequence[int]:
-    """The new tokens whose text is shown: all but a stop token at the end, and that one too if `keep`."""
+    """The new tokens whose text is shown: all but a stop token at the end, which stays if `keep`."""
     if keep or not tokens or not any(tokens[-1] in criterion.ids for criterion in criteria):
         return tokens
     return tokens[:-1]
@@ -92,64 +92,64 @@ def visible(tokens: Sequence[int], criteria: Sequence[NamedCriterion], keep: boo
 def cut(text: str, criteria: Sequence[NamedCriterion], keep: bool = False) -> tuple[str, str]:
     """Cut a row's text where the earliest stop string or match begins; the longest of those that begin there.
 
-    The text has marks where stops name special tokens. Returns the text before it (with it, if `keep`) and what was
-    found, which is empty when nothing was.
+    The text has marks where stops name special tokens. Returns the text before it (with it, if `keep`) and the match,
+    or "".
     """
-    found = []
+    spans = []
     for criterion in criteria:
         stop = trim(text, criterion.stops)
         if stop[1]:
-            found.append((len(stop[0]), len(stop[0]) + len(stop[1])))
+            spans.append((len(stop[0]), len(stop[0]) + len(stop[1])))
         span = criterion.pattern.find(text) if criterion.pattern is not None else None
         if span is not None:
-            found.append(span)
-    if not found:
+            spans.append(span)
+    if not spans:
         return text, ""
-    start, end = min(found, key=lambda span: (span[0], -span[1]))
+    start, end = min(spans, key=lambda span: (span[0], -span[1]))
     return text[: end if keep else start], text[start:end]
 
 
-def _from_table(table: Mapping[str, Any], material: StoppingContext) -> NamedCriterion:
+def _from_table(table: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
     keys = dict(table)
     use = keys.pop("use")
     if use in _MAKERS:
-        if use not in keys and getattr(material.generation, use) in (None, [], ()):
+        if use not in keys and getattr(context.generation, use) in (None, [], ()):
             raise ValueError(f"{use} has no value: set {use} in this table or in the preset")
-        return _MAKERS[use](keys, material)
-    target = plugins.load(use, material.allow_plugins)
+        return _MAKERS[use](keys, context)
+    target = plugins.load(use, context.allow_plugins)
     return NamedCriterion(
-        use, plugins.make(use, target, keys, {"tokenizer": material.tokenizer, "decode": material.decode})
+        use, plugins.make(use, target, keys, {"tokenizer": context.tokenizer, "decode": context.decode})
     )
 
 
-def _value(keys: Mapping[str, Any], material: StoppingContext, name: str) -> Any:
-    return keys[name] if name in keys else getattr(material.generation, name)
+def _value(keys: Mapping[str, Any], context: StoppingContext, name: str) -> Any:
+    return keys[name] if name in keys else getattr(context.generation, name)
 
 
-def _text(material: StoppingContext) -> TailText:
-    if material.decode is None:
+def _text(context: StoppingContext) -> TailText:
+    if context.decode is None:
         raise ValueError("needs a tokenizer to read the text, and this checkpoint has none")
-    return TailText(partial(material.marks.read, material.decode), _special(material))
+    return TailText(partial(context.marks.read, context.decode), _special(context))
 
 
-def _special(material: StoppingContext) -> set[int]:
+def _special(context: StoppingContext) -> set[int]:
     """The ids that decoding skips."""
-    special = set(getattr(material.tokenizer, "all_special_ids", ()))
-    added = getattr(material.tokenizer, "added_tokens_decoder", {})
+    special = set(getattr(context.tokenizer, "all_special_ids", ()))
+    added = getattr(context.tokenizer, "added_tokens_decoder", {})
     return special | {token for token, what in added.items() if getattr(what, "special", False)}
 
 
-def _marks(material: StoppingContext) -> Marks:
-    """The marks of the special tokens that any stop string or pattern names."""
-    if material.decode is None:
+def _marks(context: StoppingContext) -> Marks:
+    """The marks of the special tokens that stop strings or patterns name."""
+    if context.decode is None:
         return Marks()
-    generation, tables = material.generation, material.explicit or ()
+    generation, tables = context.generation, context.explicit or ()
     stops = _strings([generation.stop_strings, *(table.get("stop_strings") for table in tables)])
     patterns = _strings([generation.stop_regex, *(table.get("stop_regex") for table in tables)])
     if not stops and not patterns:
         return Marks()
-    skipped = [token for token in sorted(_special(material)) if not material.decode([token])]
-    return marks(material.tokenizer, skipped, stops, patterns)
+    skipped = [token for token in sorted(_special(context)) if not context.decode([token])]
+    return marks(context.tokenizer, skipped, stops, patterns)
 
 
 def _strings(values: Sequence[Any]) -> list[str]:
@@ -167,15 +167,15 @@ def _number(value: Any, what: str, least: float | None = None, *, whole: bool = 
     return value
 
 
-def _max_time(keys: Mapping[str, Any], material: StoppingContext) -> NamedCriterion:
-    seconds = _number(_value(keys, material, "max_time"), "a time in seconds")
+def _max_time(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
+    seconds = _number(_value(keys, context, "max_time"), "a time in seconds")
     if seconds <= 0:
         raise ValueError(f"a time in seconds is above 0, not {seconds!r}")
     return NamedCriterion("max_time", MaxTime(float(seconds)))
 
 
-def _stop_strings(keys: Mapping[str, Any], material: StoppingContext) -> NamedCriterion:
-    value = _value(keys, material, "stop_strings")
+def _stop_strings(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
+    value = _value(keys, context, "stop_strings")
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, (list, tuple)) or not stops or not all(isinstance(stop, str) for stop in stops):
         raise ValueError(f"expected a text or a list of texts, not {value!r}")
@@ -187,38 +187,38 @@ def _stop_strings(keys: Mapping[str, Any], material: StoppingContext) -> NamedCr
         if any("\ud800" <= character <= "\udfff" for character in stop):
             raise ValueError(f"{stop!r} holds half a surrogate pair, which no text can hold")
     unique = tuple(dict.fromkeys(stops))
-    searched = material.marks.stops(unique)
-    criterion = StopStrings(searched, _text(material))
-    return NamedCriterion("stop_strings", criterion, stops=tuple(searched), marks=material.marks)
+    searched = context.marks.stops(unique)
+    criterion = StopStrings(searched, _text(context))
+    return NamedCriterion("stop_strings", criterion, stops=tuple(searched), marks=context.marks)
 
 
-def _stop_token_ids(keys: Mapping[str, Any], material: StoppingContext) -> NamedCriterion:
-    value = _value(keys, material, "stop_token_ids")
+def _stop_token_ids(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
+    value = _value(keys, context, "stop_token_ids")
     if not isinstance(value, (list, tuple)) or not value:
         raise ValueError(f"expected a list of ids, not {value!r}")
     ids = frozenset(_number(token, "an id", 0, whole=True) for token in value)
     return NamedCriterion("stop_token_ids", StopTokens(ids), ids=ids)
 
 
-def _stop_regex(keys: Mapping[str, Any], material: StoppingContext) -> NamedCriterion:
-    value = _value(keys, material, "stop_regex")
+def _stop_regex(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
+    value = _value(keys, context, "stop_regex")
     if not isinstance(value, str):
         raise ValueError(f"expected a regular expression, not {value!r}")
-    pattern = Pattern(value, material.marks)
-    return NamedCriterion("stop_regex", StopRegex(pattern, _text(material)), pattern=pattern, marks=material.marks)
+    pattern = Pattern(value, context.marks)
+    return NamedCriterion("stop_regex", StopRegex(pattern, _text(context)), pattern=pattern, marks=context.marks)
 
 
-def _stop_mean_logprob(keys: Mapping[str, Any], material: StoppingContext) -> NamedCriterion:
-    floor = _number(_value(keys, material, "stop_mean_logprob"), "a log-probability in nats")
+def _stop_mean_logprob(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
+    floor = _number(_value(keys, context, "stop_mean_logprob"), "a log-probability in nats")
     if floor > 0:
         raise ValueError(f"log-probabilities are at most 0: a floor of {floor!r} would end every row")
     least = _number(keys.get("min_tokens", MIN_TOKENS), "min_tokens", 1, whole=True)
     return NamedCriterion("stop_mean_logprob", MeanLogprob(float(floor), least))
 
 
-def _stop_repeat_ngram(keys: Mapping[str, Any], material: StoppingContext) -> NamedCriterion:
-    size = _number(_value(keys, material, "stop_repeat_ngram"), "the length of an n-gram", 1, whole=True)
-    times = _number(_value(keys, material, "stop_repeat_times"), "stop_repeat_times", 2, whole=True)
+def _stop_repeat_ngram(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
+    size = _number(_value(keys, context, "stop_repeat_ngram"), "the length of an n-gram", 1, whole=True)
+    times = _number(_value(keys, context, "stop_repeat_times"), "stop_repeat_times", 2, whole=True)
     return NamedCriterion("stop_repeat_ngram", Repetition(size, times))
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from genctl.sequences import shared_length
+
 _FIRST, _MOST = 0xD800, 0x800  # the halves of surrogate pairs
 _WHOLE = re.compile(r"\(\?P?<\w+>|\\[gk]<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)  # names of groups, and sets
 _SIGNS = ".^$*+?{}[]\\|()"
@@ -29,10 +31,10 @@ class Marks:
 
     def stops(self, stops: Sequence[str]) -> dict[str, str]:
         """What is searched for -> the stop string that it stands for: each as it is, and with its marks."""
-        found = {stop: stop for stop in stops}
+        searched = {stop: stop for stop in stops}
         for stop in stops:
-            found.setdefault(self._marked(stop), stop)
-        return found
+            searched.setdefault(self._marked(stop), stop)
+        return searched
 
     def pattern(self, source: str) -> str:
         """A regular expression that also finds the tokens it names, outside of sets and not repeated."""
@@ -48,7 +50,7 @@ class Marks:
         parts, done = [], 0
         for place in places:
             # a character that is still open there is completed behind the mark
-            here = max(_shared(decode(ids[:place]), text), done)
+            here = max(shared_length(decode(ids[:place]), text), done)
             parts += [text[done:here], self.ids[ids[place]]]
             done = here
         return "".join([*parts, text[done:]])
@@ -78,13 +80,6 @@ def marks(tokenizer: Any, special: Iterable[int], stops: Sequence[str], patterns
     return Marks(table, {token: table[text] for text in longest for token in spelled[text]})
 
 
-def _shared(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
-    if other.startswith(one):
-        return len(one)
-    return next(place for place, (mine, its) in enumerate(zip(one, other + "\0", strict=False)) if mine != its)
-
-
 def _spelling(tokenizer: Any, token: int) -> str:
     added = getattr(tokenizer, "added_tokens_decoder", {}).get(token)
     text = getattr(added, "content", None)
@@ -103,15 +98,15 @@ def _also(source: str, text: str, mark: str) -> str:
     """A regular expression that finds `mark` too where it finds `text`, outside of sets."""
     if text not in source.replace("\\", ""):
         return source
-    finder, made, at = _finder(text), "", 0
+    finder, result, at = _finder(text), "", 0
     while at < len(source):
         whole = _WHOLE.match(source, at)
-        found = None if whole else finder.match(source, at)
-        if found:
-            made += f"(?:{found[0]}|{mark})"
+        match = None if whole else finder.match(source, at)
+        if match:
+            result += f"(?:{match[0]}|{mark})"
         else:
-            found = whole or _STEP.match(source, at)
-            assert found is not None
-            made += found[0]
-        at = found.end()
-    return made
+            match = whole or _STEP.match(source, at)
+            assert match is not None
+            result += match[0]
+        at = match.end()
+    return result

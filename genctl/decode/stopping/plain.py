@@ -21,7 +21,7 @@ class StopTokens:
 
 @dataclass(frozen=True)
 class MaxTime:
-    """Ends a row with the first token that is there after more than `seconds`, counted from the lane's beginning."""
+    """Ends a row with the first token after more than `seconds` since the lane began."""
 
     seconds: float
 
@@ -46,7 +46,7 @@ class MeanLogprob:
 
 @dataclass(frozen=True)
 class Repetition:
-    """Ends a row whose last tokens are the same n-gram so many times in a row."""
+    """Ends a row whose last tokens are the same n-gram `times` times in a row."""
 
     size: int
     times: int

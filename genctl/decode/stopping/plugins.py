@@ -1,8 +1,8 @@
-"""A user's own stopping criterion: found by entry point or dotted path, made, and called in its own way.
+"""Stopping criteria of users: found by entry point or dotted path, constructed and called.
 
-It is called as `criterion(written)` and answers None or False to go on, True, what it saw, or a pair of finish reason
-and what it saw; a subclass of transformers' StoppingCriteria is called with the new tokens as `input_ids` [1, T] and
-`scores` None instead. Either must look only at what it is given: rows are reordered, forked and rolled back.
+A criterion is called as `criterion(written)` and returns None or False to continue, True, a text, or a pair of finish
+reason and text; a subclass of transformers' StoppingCriteria is called with the new tokens as `input_ids` [1, T] and
+`scores` None instead. Either must depend only on its arguments: rows are reordered, forked and rolled back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REASONS = ("eos", "length", "stop", "time")
 def load(use: str, allow_plugins: bool) -> Any:
     """The class or function that `use` names: an entry point of `genctl.stopping`, or `package.module:Class`.
 
-    Raises UsageError when there is none, when it does not load, or when a path is given without `allow_plugins`.
+    Raises UsageError if there is none, if it does not load, or if a path is given without `allow_plugins`.
     """
     if ":" not in use:
         try:
@@ -35,35 +35,35 @@ def load(use: str, allow_plugins: bool) -> Any:
         raise UsageError(f"{use!r} is code of your own, which runs only with --allow-plugins")
     module, _, path = use.partition(":")
     try:
-        found = importlib.import_module(module)
+        target = importlib.import_module(module)
     except Exception as error:
         raise UsageError(f"the module {module!r} of {use!r} does not load: {_said(error)}") from error
     for name in path.split("."):
-        if not hasattr(found, name):
+        if not hasattr(target, name):
             raise UsageError(f"there is no {path!r} in the module {module!r}")
-        found = getattr(found, name)
-    return found
+        target = getattr(target, name)
+    return target
 
 
 def make(use: str, target: Any, arguments: Mapping[str, Any], offered: Mapping[str, Any]) -> Criterion:
     """A criterion from a user's class or function and the keys of its table.
 
-    `offered` (the tokenizer, the decoder) is passed where a parameter of that name asks for it. Raises UsageError when
-    the keys do not fit or the result cannot be called.
+    `offered` (the tokenizer, the decoder) is passed to parameters of that name. Raises UsageError if the keys do not
+    fit or the result cannot be called.
     """
     try:
         extra = {name: offered[name] for name in _asked(target) if name in offered and name not in arguments}
-        made = target(**extra, **arguments) if isinstance(target, type) else partial(target, **arguments)
+        criterion = target(**extra, **arguments) if isinstance(target, type) else partial(target, **arguments)
     except Exception as error:
         raise UsageError(f"{use!r} cannot be made with {sorted(arguments) or 'no keys'}: {_said(error)}") from error
-    if not callable(made):
+    if not callable(criterion):
         raise UsageError(f"{use!r} is no stopping criterion: it cannot be called")
-    ask = partial(_tensors, made) if _is_transformers(made) else made
+    ask = partial(_tensors, criterion) if _is_transformers(criterion) else criterion
     return partial(_call, use, ask)
 
 
 def _asked(target: Any) -> list[str]:
-    """The parameters of a class; some written in C do not tell theirs."""
+    """The parameters of a class; unknown for some written in C."""
     try:
         return list(inspect.signature(target).parameters) if isinstance(target, type) else []
     except ValueError:
@@ -96,12 +96,12 @@ def _tensors(criterion: Callable[..., Any], written: Written) -> bool:
     return bool(answer.all()) if isinstance(answer, torch.Tensor) else bool(answer)
 
 
-def _is_transformers(made: Any) -> bool:
+def _is_transformers(criterion: Any) -> bool:
     # by name, so that nothing is imported for criteria that have nothing to do with it
-    names = {f"{base.__module__.split('.')[0]}.{base.__name__}" for base in type(made).__mro__}
+    names = {f"{base.__module__.split('.')[0]}.{base.__name__}" for base in type(criterion).__mro__}
     return "transformers.StoppingCriteria" in names
 
 
 def _said(error: BaseException) -> str:
-    """The error in one line: mistakes are told one per line."""
+    """The error in one line."""
     return ": ".join([type(error).__name__, " ".join(str(error).split())]).removesuffix(": ")

@@ -1,9 +1,9 @@
-"""The end of a row's text, decoded from no more tokens than it takes.
+"""The end of a row's text, decoded from as few tokens as possible.
 
-A tail decoded alone may differ from the end of the whole where it begins: a metaspace loses its blank, a continuing
-word piece keeps its `##`, a character's first bytes are missing. So a few tokens more are decoded, and their text is
-thrown away. What remains can differ only inside a run of byte tokens that is no valid UTF-8; whoever finds something in
-it asks `whole` before believing it.
+A tail decoded alone may differ from the end of the whole at its beginning: a metaspace loses its blank, a continuing
+word piece keeps its `##`, a character's first bytes are missing. So a few more tokens are decoded, and their text is
+dropped. The rest can differ only inside a run of byte tokens that is no valid UTF-8; a match there must be confirmed
+with `whole`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Size(NamedTuple):
 
 
 class TailText:
-    """Reads rows as text. `decode` turns new tokens into text; `special` are the ids that it skips."""
+    """Decodes rows. `decode` turns new tokens into text; `special` are the ids that it skips."""
 
     def __init__(self, decode: Callable[[list[int]], str], special: Collection[int] = ()) -> None:
         self._decode = decode
@@ -35,27 +35,27 @@ class TailText:
         self._sizes: dict[int, _Size] = {}  # at most one entry for each id of the vocabulary
 
     def silent(self, token: int) -> bool:
-        """Whether this token leaves the text as it was."""
+        """Whether this token does not change the text."""
         return token in self._special
 
     def whole(self, written: Written) -> str:
-        """The text of all new tokens, a character whose bytes are incomplete not counted."""
+        """The text of all new tokens, without a character whose bytes are incomplete."""
         return self._decode(written.tail(written.count)).rstrip(BROKEN)
 
     def ends(self, written: Written, characters: int) -> tuple[list[str], bool]:
         """The end of the text: the newest token's own and at least `characters` before it.
 
-        Returns candidates, of which one is right (there are several only among byte tokens, where it does not show at
-        once where a character begins), and whether they are the whole text. Costs a number of tokens that depends on
-        `characters`, not on the length of the row, unless tokens without any text lie between.
+        Returns candidates, of which one is right (there are several only among byte tokens, where the beginning of a
+        character is not certain), and whether they are the whole text. The cost depends on `characters`, not on the
+        length of the row, unless tokens without any text lie between.
         """
-        wanted = characters + _SLACK
-        size = 4 * _HEAD + wanted // 2
+        needed = characters + _SLACK
+        size = 4 * _HEAD + needed // 2
         while True:
             ids = written.tail(size)
             if len(ids) >= written.count:
                 return [self._decode(ids).rstrip(BROKEN)], True
-            body = self._body(ids, 4 * wanted)
+            body = self._body(ids, 4 * needed)
             start = None if body is None else self._start(ids, body)
             if body is None or start is None:
                 size *= 2
@@ -63,10 +63,10 @@ class TailText:
             texts = self._texts(ids, start, body)
             if len(texts[-1]) - self._size(ids[-1]).most >= characters + _SLACK // 4:
                 return [text.rstrip(BROKEN) for text in texts], False
-            wanted *= 2
+            needed *= 2
 
     def _body(self, ids: list[int], quarters: int) -> int | None:
-        """Where the tail begins that holds so much text before the newest token."""
+        """The start of a tail that holds so much text before the newest token."""
         for place in range(len(ids) - 2, -1, -1):
             quarters -= self._size(ids[place]).least
             if quarters <= 0:

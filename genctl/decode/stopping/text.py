@@ -40,8 +40,8 @@ class StopStrings:
         texts, whole = self.text.ends(written, max(map(len, self.stops)))
         if not any(stop in text for stop in self.stops for text in texts):
             return None
-        found = trim(texts[0] if whole else self.text.whole(written), tuple(self.stops))[1]
-        return Stop("stop", self.stops[found], "string") if found else None
+        match = trim(texts[0] if whole else self.text.whole(written), tuple(self.stops))[1]
+        return Stop("stop", self.stops[match], "string") if match else None
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,11 @@ def _size(source: str) -> int:
         elif mark == ")" and len(groups) > 1:
             last = groups.pop()
             groups[-1] += last
-        elif mark == "{" and (found := _COUNT.match(source, at)):
-            times = max(int(number[:9] or 0) for number in found.groups())
+        elif mark == "{" and (match := _COUNT.match(source, at)):
+            times = max(int(number[:9] or 0) for number in match.groups())
             groups[-1] += last * (max(times, 1) - 1)
             last *= max(times, 1)
-            at = found.end() - 1
+            at = match.end() - 1
         else:
             at += mark == "\\"
             last = 1

@@ -14,10 +14,10 @@ def trim(text: str, stops: Sequence[str], keep: bool = False) -> tuple[str, str]
     Returns the text before it (with it, if `keep`) and the stop string, which is empty when none occurs. Empty stop
     strings are passed over.
     """
-    found = [(at, -len(stop), stop) for stop in stops if stop and (at := text.find(stop)) >= 0]
-    if not found:
+    matches = [(at, -len(stop), stop) for stop in stops if stop and (at := text.find(stop)) >= 0]
+    if not matches:
         return text, ""
-    at, _, stop = min(found)
+    at, _, stop = min(matches)
     return text[: at + len(stop) if keep else at], stop
 
 

@@ -1,0 +1,287 @@
+"""What an architecture can do in one pass, measured for architectures that are not listed.
+
+transformers does not say whether a model's cache is exact, whether its rows are independent, or whether padding can be
+masked: some models take positions from the length of the cache, ignore the mask, or keep states in their modules. The
+architectures in `DECODERS` and `ENCODER_DECODERS` were compared with `generate()` in every way (tests/zoo). Any other
+one is tried when a run first needs the capability: the logits of a few short passes together and apart are compared.
+
+N rows, F tokens fed, T tokens so far, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from genctl.decode import cache as caches
+from genctl.decode.encoder_inputs import Sources, join_sources
+from genctl.decode.types import Source
+
+if TYPE_CHECKING:
+    from genctl.decode.transformers_runtime import TransformersRuntime
+
+# Architectures whose passes were compared with `generate()`: on a cache, several rows at once, padded, reordered.
+_DECODERS = """
+afmoe apertus arcee aria_text axk1 bailing_hybrid beam bert bert-generation big_bird biogpt bitnet bloom camembert
+codegen cohere cohere2 cohere2_moe cohere_compass_text ctrl cwm data2vec-text dbrx deepseek_v2 deepseek_v3 diffllama
+doge dots1 electra ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon falcon_mamba flex_olmo flint fuyu gemma
+gemma2 gemma3 gemma3_text gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm4_moe
+glm4_moe_lite got_ocr2 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe
+granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax
+inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe kimi_linear kolibri1 laguna lfm2 lfm2_moe lfm3
+llama llama4_text longcat_flash mamba mamba2 megatron-bert mellum mimo_v2_flash minicpm3 minimax_m2 minimax_m3_vl_text
+ministral ministral3 mistral mixtral modernbert-decoder moshi mpt nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe
+opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next
+recurrent_gemma rembert roberta roberta-prelayernorm roc_bert seed_oss smollm3 solar_open stablelm starcoder2
+vaultgemma xglm xlm-roberta xlm-roberta-xl xmod youtu zaya
+"""
+_ENCODER_DECODERS = """
+bart bigbird_pegasus blenderbot blenderbot-small encoder-decoder led longt5 m2m_100 marian mbart
+moss_transcribe_diarize mt5 mvp nllb-moe pegasus pegasus_x plbart seamless_m4t seamless_m4t_v2 switch_transformers t5
+umt5
+"""
+DECODERS, ENCODER_DECODERS = frozenset(_DECODERS.split()), frozenset(_ENCODER_DECODERS.split())
+# Their logits differ with and without a cache, in transformers too. `generate()` uses the cache, and so do we.
+CACHE_DIFFERS = frozenset({"cpmant", "fsmt", "prophetnet"})
+# Models whose attention uses transformers' table of attention functions: a mask may have the final form.
+_DENSE = """
+bart gemma gemma3_text gpt2 gpt_neox granite llama marian mbart mistral mt5 olmo olmo2 opt pegasus phi qwen2 qwen3
+stablelm starcoder2 t5
+"""
+DENSE = frozenset(_DENSE.split())
+# Encoder-decoders whose decoder has relative positions only: its rows may be padded.
+RELATIVE_DECODERS = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
+
+# The largest difference between two computations of the same logits, as a share of their spread.
+_EXACT, _ROUNDED = 1e-3, 1e-1
+_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+
+FINDINGS = {
+    "cache": "{} says something else with a cache than without: it runs without one and reads all at every step",
+    "rows": "rows of {} change each other: each is read alone and without a cache",
+    "padding": "padding changes what {} says: prompts of different lengths are not read together",
+    "sources": "padding changes what {} says: sources of different lengths are not read together",
+    "trailing": "padding changes what {} says: texts of different lengths are not scored together",
+}
+
+
+@dataclass
+class _Rows:
+    """Rows in the middle of a text: what the next step needs."""
+
+    cache: Cache | None
+    tokens: Tensor  # int64 [N, T], padded on the left
+    pads: list[int]
+    sources: Sources | None
+
+
+class Probe:
+    """Tries one capability of a model. Each method returns whether the model has it."""
+
+    def __init__(self, forward: TransformersRuntime) -> None:
+        self.forward = forward
+        exact = forward.model.dtype == torch.float32 and not getattr(forward.config, "quantization_config", None)
+        self.limit = _EXACT if exact else _ROUNDED
+        self.ids = _plain_ids(forward)
+
+    def cache(self) -> bool:
+        """Whether steps on a cache agree with reading everything again, with another prompt read in between."""
+        text, other = self._text(5, 0), self._text(5, 50)
+        try:
+            reference = [self._read([text[:4]]), self._read([text])]
+        except _FAILURES:  # a model that needs a cache
+            return True
+        try:
+            rows = self._begin(text[:3])
+            self._begin(other)
+            logits = [self._step(rows, [text[3]]), self._step(rows, [text[4]])]
+        except _FAILURES:
+            return False
+        return all(map(self.alike, logits, reference))
+
+    def rows(self) -> bool:
+        """Whether two rows of equal length agree with each row alone, also after they are swapped."""
+        text, other = self._text(5, 0), self._text(5, 50)
+        other = [*text[:3], *other[3:]]
+        try:
+            reference = torch.cat([self._alone(text, 3), self._alone(other, 3)])
+            if not self.forward.supports_cache:
+                return self.alike(self._read([text, other]), reference)
+            rows = self._fork(self._begin(text[:3]), 2)
+            self._step(rows, [other[3], text[3]])
+            assert rows.cache is not None
+            swap = torch.tensor([1, 0], device=self.forward.device)
+            rows.cache, rows.tokens = caches.reorder(rows.cache, swap, 3), rows.tokens[swap]
+            return self.alike(self._step(rows, [text[4], other[4]]), reference)
+        except _FAILURES:
+            return False
+
+    def padding(self) -> bool:
+        """Whether rows of different lengths, padded on the left and masked, agree with each row alone."""
+        texts = [self._text(7, 0), self._text(4, 50)]
+        try:
+            reference = torch.cat([self._alone(text, len(text) - 2) for text in texts])
+            if not self.forward.supports_cache:
+                return self.alike(self._read(texts), reference)
+            rows = self._merge([self._begin(text[:-2]) for text in texts])
+            self._step(rows, [text[-2] for text in texts])
+            if not self.alike(self._step(rows, [text[-1] for text in texts]), reference):
+                return False
+            return not self.forward.reads_padded or self.alike(self._prefilled(texts), reference)
+        except _FAILURES:
+            return False
+
+    def sources(self) -> bool:
+        """Whether sources of different lengths, padded on the right, agree with each source alone."""
+        sources = [self.forward.encode(self._text(7, 0)), self.forward.encode(self._text(4, 50))]
+        text = self._text(3, 20)
+        try:
+            apart = [self._begin(text[:2], source) for source in sources]
+            reference = torch.cat([self._step(rows, text[2:]) for rows in apart])
+            together = self._merge([self._begin(text[:2], source) for source in sources], sources)
+            return self.alike(self._step(together, [text[2]] * 2), reference)
+        except _FAILURES:
+            return False
+
+    def trailing(self) -> bool:
+        """Whether a text padded on the right, and masked, agrees with the text alone."""
+        text, other = self._text(4, 0), self._text(7, 50)
+        device = self.forward.device
+        try:
+            reference = torch.cat([self._read([text]), self._read([other])])
+            feed = torch.tensor([[*text, 0, 0, 0], other], device=device)
+            lengths = torch.tensor([[4], [7]], device=device)
+            columns = torch.arange(7, device=device)[None]
+            source = self._sources(2)
+            output = self.forward(
+                feed, None, mask=(columns < lengths).long(), positions=columns.expand(2, -1), sources=source, first=True
+            )
+            return self.alike(torch.stack([output.logits[0, 3], output.logits[1, 6]]), reference)
+        except _FAILURES:
+            return False
+
+    # -- passes --------------------------------------------------------------------------------------------------------
+
+    def _text(self, length: int, start: int) -> list[int]:
+        """Some ids of the vocabulary, none of them special."""
+        return [self.ids[(start + 7 * place) % len(self.ids)] for place in range(length)]
+
+    def _source(self) -> Source | None:
+        return self.forward.encode(self._text(4, 90)) if self.forward.is_encoder_decoder else None
+
+    def _sources(self, count: int) -> Sources | None:
+        source = self._source()
+        return None if source is None else join_sources([source], [None], [count])
+
+    def _read(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Logits f32 [N, V] after each text, all read in one pass without a cache."""
+        feed, pads = self._padded(texts)
+        return self._pass(_Rows(None, feed, pads, self._sources(len(texts))), feed)
+
+    def _begin(self, text: Sequence[int], source: Source | None = None) -> _Rows:
+        """One row that was read with a cache."""
+        forward = self.forward
+        feed, pads = self._padded([text])
+        source = source or self._source()
+        sources = None if source is None else Sources(source.states, None, None)
+        rows = _Rows(forward.new_cache(), feed, pads, sources)
+        self._pass(rows, feed)
+        return rows
+
+    def _step(self, rows: _Rows, tokens: Sequence[int]) -> Tensor:
+        """Logits f32 [N, V] after one more token in each row."""
+        feed = torch.tensor([[token] for token in tokens], device=self.forward.device)
+        rows.tokens = torch.cat([rows.tokens, feed], 1)
+        return self._pass(rows, feed)
+
+    def _alone(self, text: Sequence[int], known: int) -> Tensor:
+        """Logits f32 [1, V] after a text of one row, read as in a run: `known` tokens, then step by step."""
+        if not self.forward.supports_cache:
+            return self._read([text])
+        rows = self._begin(text[:known])
+        return [self._step(rows, [token]) for token in text[known:]][-1]
+
+    def _fork(self, rows: _Rows, count: int) -> _Rows:
+        """The same row `count` times."""
+        index = torch.zeros(count, dtype=torch.long, device=self.forward.device)
+        assert rows.cache is not None
+        part = caches.select(caches.self_part(rows.cache), index, room=2)
+        sources = rows.sources
+        if sources is not None:
+            source = Source(rows.tokens, sources.states)
+            sources = join_sources([source], [rows.cache.cross_attention_cache], [count])
+        return _Rows(part, rows.tokens[index], rows.pads * count, sources)
+
+    def _merge(self, parts: Sequence[_Rows], sources: Sequence[Source] = ()) -> _Rows:
+        """Rows of different lengths in one cache."""
+        longest = max(rows.tokens.shape[1] for rows in parts)
+        pads = [longest - rows.tokens.shape[1] for rows in parts]
+        tokens = [torch.nn.functional.pad(rows.tokens, (pad, 0)) for rows, pad in zip(parts, pads, strict=True)]
+        held = [rows.cache for rows in parts if rows.cache is not None]
+        joined = None
+        if sources:
+            joined = join_sources(sources, [cache.cross_attention_cache for cache in held], [1] * len(parts))
+        merged = caches.merge([caches.self_part(cache) for cache in held], room=2)
+        return _Rows(merged, torch.cat(tokens), pads, joined)
+
+    def _prefilled(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Logits f32 [N, V] after texts whose first tokens were read in one padded pass, with a cache."""
+        feed, pads = self._padded([text[:-2] for text in texts])
+        rows = _Rows(self.forward.new_cache(), feed, pads, None)
+        self._pass(rows, feed)
+        self._step(rows, [text[-2] for text in texts])
+        return self._step(rows, [text[-1] for text in texts])
+
+    def _padded(self, texts: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
+        longest = max(map(len, texts))
+        pads = [longest - len(text) for text in texts]
+        feed = [[0] * pad + list(text) for text, pad in zip(texts, pads, strict=True)]
+        return torch.tensor(feed, device=self.forward.device), pads
+
+    def _pass(self, rows: _Rows, feed: Tensor) -> Tensor:
+        total, device = rows.tokens.shape[1], self.forward.device
+        columns = torch.arange(total - feed.shape[1], total, device=device)[None]
+        mask, positions = None, columns
+        if any(rows.pads):
+            before = torch.tensor(rows.pads, device=device)[:, None]
+            mask = (torch.arange(total, device=device)[None] >= before).long()
+            positions = (columns - before).clamp(min=0)
+        first = feed.shape[1] == total
+        output = self.forward(
+            feed,
+            rows.cache,
+            mask=mask,
+            positions=positions,
+            sources=rows.sources,
+            first=first,
+            keep=1,
+            history=rows.tokens,
+        )
+        return output.logits[:, -1]
+
+    def alike(self, logits: Tensor, reference: Tensor) -> bool:
+        """Whether logits f32 [N, V] are equal up to rounding."""
+        finite = torch.isfinite(reference)
+        if logits.shape != reference.shape or not bool((finite == torch.isfinite(logits)).all()):
+            return False
+        spread = torch.where(finite, reference, 0.0).std(-1, keepdim=True)
+        off = torch.where(finite, logits - reference, 0.0).abs()
+        return bool((off <= self.limit * spread + 1e-6).all())
+
+
+def _plain_ids(forward: TransformersRuntime) -> list[int]:
+    """Ids without a special meaning: those that the config does not name."""
+    named: set[int] = set()
+    parts: list[dict[str, Any]] = [forward.config.to_dict()]
+    while parts:
+        for key, value in parts.pop().items():
+            if isinstance(value, dict):
+                parts.append(value)
+            elif isinstance(key, str) and key.endswith(("_token_id", "_token_index", "_id")):
+                named.update(each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int))
+    return [id for id in range(3, min(forward.vocab_size, 500)) if id not in named] or [0]

@@ -1,0 +1,84 @@
+"""States that a model does not keep in a standard cache, as layers of a cache: they fork, reorder and end with their
+rows.
+
+Three forms occur in transformers: tensors in the model's modules (RecurrentGemma), a list of hidden states that each
+pass returns (XLNet), and a cache class that is not a `Cache` (Reformer).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin
+
+# architecture -> the name under which a pass returns its states, which the next one is given as `past_key_values`
+RETURNED = {"xlnet": "mems", "reformer": "past_buckets_states"}
+# Architectures that look at the whole text where it is prepared for a step, not at the new tokens alone.
+READ_HISTORY = frozenset({"xlnet", "cpmant"})
+
+
+class ReturnedStates:
+    """The states that a pass returned, as the only layer of a cache. Rows can be selected; no token can be removed."""
+
+    is_initialized = True
+    is_sliding = False
+
+    def __init__(self) -> None:
+        self.states: Any = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReturnedStates:
+        new = ReturnedStates()
+        new.states = copy.copy(self.states)
+        for name, value in getattr(self.states, "__dict__", {}).items():  # a cache class: its lists are written to
+            setattr(new.states, name, copy.copy(value))
+        return new
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Select rows in place."""
+        if isinstance(self.states, (list, tuple)):  # each [T, N, H]
+            self.states = tuple(state.index_select(1, beam_idx) for state in self.states)
+        elif self.states is not None:
+            self.states.reorder_cache(beam_idx)
+
+    def get_seq_length(self) -> int:
+        """0: columns are not counted."""
+        return 0
+
+
+def returned_states() -> Cache:
+    """An empty cache for returned states."""
+    return Cache(layers=[ReturnedStates()])
+
+
+class ModuleStates:
+    """The recurrent states in RecurrentGemma's modules, moved into the cache after every pass."""
+
+    def __init__(self, model: Any) -> None:
+        blocks = enumerate(layer.temporal_block for layer in model.model.layers)
+        self.blocks = [(number, block) for number, block in blocks if hasattr(block, "rg_lru")]
+
+    def put(self, cache: Cache | None) -> None:
+        """Copy the cache's states into the modules; None clears them."""
+        for number, block in self.blocks:
+            layer = None if cache is None else cache.layers[number]
+            block.conv1d_state = None if layer is None else layer.conv_states[0]
+            block.rg_lru.recurrent_states = None if layer is None else layer.recurrent_states[0]
+
+    def take(self, cache: Cache | None) -> None:
+        """Move the modules' states into the cache."""
+        for number, block in self.blocks:
+            if cache is not None:
+                layer = cache.layers[number]
+                assert isinstance(layer, LinearAttentionCacheLayerMixin)
+                layer.conv_states[0], layer.recurrent_states[0] = block.conv1d_state, block.rg_lru.recurrent_states
+                layer.is_conv_states_initialized[0] = layer.is_recurrent_states_initialized[0] = True
+                layer.has_previous_state[0] = True
+                layer.device, layer.dtype = block.conv1d_state.device, block.conv1d_state.dtype
+            block.conv1d_state = block.rg_lru.recurrent_states = None
+
+
+def module_states(model: Any) -> ModuleStates | None:
+    """How states are moved for a model that keeps them in its modules; None for others."""
+    return ModuleStates(model) if model.config.model_type == "recurrent_gemma" else None

@@ -1,0 +1,101 @@
+"""The token sequences that a tokenizer produces for a text.
+
+A text without a leading space matches wherever it begins: at the start, after other text and after a space; a text with
+a leading space matches only after a space.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from genctl.errors import UsageError
+
+# What may stand directly before a word that does not follow a space.
+_BEFORE = ("(", '"', "\n")
+_WORD = "a"
+
+_texts: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
+
+
+def variants(tokenizer: Any, text: str, knob: str) -> list[tuple[int, ...]]:
+    """Every sequence of ids that the tokenizer produces for `text`, alone, after other text and after a space.
+
+    Raises UsageError without a tokenizer, for an empty text, or if the tokenizer cannot encode it.
+    """
+    if tokenizer is None:
+        raise UsageError(f"{knob}: {text!r} is text, but the checkpoint has no tokenizer", hint="give ids instead")
+    if not text:
+        raise UsageError(f"{knob}: the text is empty")
+    after_space = _after(tokenizer, _WORD, text if text.startswith(" ") else f" {text}")
+    candidates = [after_space]
+    if text.startswith(" "):
+        if not after_space:  # this tokenizer merges it with what comes before
+            candidates.append(_encode(tokenizer, text))
+    else:
+        candidates += [_encode(tokenizer, text), *(_after(tokenizer, before, text) for before in _BEFORE)]
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    spelled = [ids for ids in candidates if ids and not (unknown in ids and text.strip() != tokenizer.unk_token)]
+    if not spelled:
+        raise UsageError(f"{knob}: the checkpoint's tokenizer has no tokens for {text!r}")
+    return list(dict.fromkeys(spelled))
+
+
+def bias_of(tokenizer: Any, biases: dict[str, float], vocab_size: int) -> dict[tuple[int, ...], float]:
+    """`logit_bias` as sequences of ids, each with the bias for the score of its last one.
+
+    "#123" is the token with the id 123. A text with a leading space is more specific than one without, and has priority
+    after a space. Raises UsageError for an id outside the vocabulary or a text that cannot be encoded.
+    """
+    plain: dict[tuple[int, ...], float] = {}
+    exact: dict[tuple[int, ...], float] = {}
+    for text, bias in biases.items():
+        if text.startswith("#") and text[1:].isdecimal():
+            token = int(text[1:])
+            if token >= vocab_size:
+                raise UsageError(f"logit_bias: {text!r} is not one of the {vocab_size} ids of the vocabulary")
+            exact[(token,)] = float(bias)
+            continue
+        into = exact if text.startswith(" ") else plain
+        into.update(dict.fromkeys(variants(tokenizer, text, "logit_bias"), float(bias)))
+    return plain | exact
+
+
+def containing(tokenizer: Any, text: str, knob: str) -> set[tuple[int, ...]]:
+    """Single tokens whose text contains `text`, and the sequences that spell it in several tokens.
+
+    Raises UsageError as `variants` does.
+    """
+    if tokenizer is None:
+        raise UsageError(f"{knob}: {text!r} is text, but the checkpoint has no tokenizer", hint="give an empty list")
+    if not text:
+        raise UsageError(f"{knob}: the text is empty")
+    sequences: set[tuple[int, ...]] = {
+        (token,) for token, written in enumerate(_vocabulary(tokenizer)) if text in written
+    }
+    singles = {sequence[0] for sequence in sequences}
+    try:
+        spelled = variants(tokenizer, text, knob)
+    except UsageError:
+        if not sequences:
+            raise
+        return sequences
+    return sequences | {sequence for sequence in spelled if not singles.intersection(sequence)}
+
+
+def _vocabulary(tokenizer: Any) -> list[str]:
+    """The text of each token."""
+    if tokenizer not in _texts:
+        ids = [[token] for token in range(len(tokenizer))]
+        _texts[tokenizer] = list(tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False))
+    return _texts[tokenizer]
+
+
+def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _after(tokenizer: Any, before: str, text: str) -> tuple[int, ...]:
+    """The ids of `text` after `before`; empty if a token crosses the boundary."""
+    lead, whole = _encode(tokenizer, before), _encode(tokenizer, before + text)
+    return whole[len(lead) :] if lead and whole[: len(lead)] == lead else ()

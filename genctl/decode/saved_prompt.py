@@ -1,0 +1,166 @@
+"""A prefilled prompt on disk: its keys and values, so that later runs need not compute them again.
+
+One safetensors file. Tensors: `tokens` int64 [T]; `hidden` f32 [1, T, H]; for each layer `self.I.keys` and
+`self.I.values` `[1, heads, T, head_dim]` (windows whole, so that any prefix of the prompt can be reused), or
+`self.I.conv.J` and `self.I.recurrent.J`; of an encoder-decoder also `source.tokens`, `source.states` and `cross.I.*`.
+Metadata: one JSON object (`genctl`) with the identity of the file and a digest of it and of every tensor, because
+safetensors detects a truncated file but not a changed number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genctl.decode import cache as caches
+from genctl.decode.cache import Cache
+from genctl.decode.types import Prefix, Source
+from genctl.errors import InputError, ModelError, reason_of
+from genctl.identity import is_outdated
+
+SCHEMA = "genctl-prompt-cache/1"
+
+
+@dataclass(frozen=True)
+class PromptIdentity:
+    """What a saved prompt belongs to: it is refused for anything else."""
+
+    checkpoint: str  # `LoadedModel.fingerprint`
+    model: str  # as it was named; only told, never compared
+    dtype: str
+    transformers: str
+    layout: str = ""  # how keys and values are kept, where the runtimes differ (`NativeModel.cache_layout`)
+
+    def fields(self) -> dict[str, str]:
+        """The metadata of a file."""
+        return {name: value for name, value in asdict(self).items() if value or name != "layout"}
+
+
+def packed(prefix: Prefix, identity: PromptIdentity) -> bytes:
+    """The file of a prefix that was prefilled with `whole`. Raises ModelError if the model keeps no cache."""
+    from safetensors.torch import save as serialize
+
+    if prefix.cache is None:
+        raise ModelError("the model keeps no cache, so there is none to save")
+    if any(hasattr(layer, "states") for layer in caches.self_part(prefix.cache).layers):
+        raise ModelError("the model keeps states in a form of its own, which cannot be saved")
+    tensors: dict[str, Tensor] = {"tokens": prefix.tokens[0]}
+    if prefix.hidden is not None:
+        tensors["hidden"] = prefix.hidden
+    tensors |= _tensors("self", caches.self_part(prefix.cache))
+    if prefix.source is not None:
+        tensors |= {"source.tokens": prefix.source.ids[0], "source.states": prefix.source.states}
+        tensors |= _tensors("cross", prefix.cache.cross_attention_cache)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {"schema": SCHEMA, **identity.fields()}
+    metadata["digest"] = _digest(metadata, tensors)
+    return bytes(serialize(tensors, metadata={"genctl": json.dumps(metadata)}))
+
+
+def load(path: Path, identity: PromptIdentity, empty: Cache, device: Any) -> Prefix:
+    """The prefix that `packed` wrote, in an `empty` cache of the model, prefilled with `whole`.
+
+    Raises InputError if the file is damaged, or of another checkpoint or dtype.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            metadata = json.loads((file.metadata() or {}).get("genctl", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — a handle, not a dict
+    except OSError as error:
+        raise InputError(f"cannot read the prompt cache {path}: {reason_of(error)}") from error
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged, or not a prompt cache: it is not a safetensors file") from error
+    if not isinstance(metadata, dict) or metadata.get("schema") != SCHEMA:
+        raise InputError(f"{path} is not a prompt cache: genctl inspect-cache --save-cache writes them")
+    if metadata.pop("digest", None) != _digest(metadata, tensors):
+        raise InputError(f"{path} is damaged: its content has changed since it was written")
+    _compare(path, metadata, identity)
+    try:
+        return _prefix({name: tensor.to(device) for name, tensor in tensors.items()}, empty)
+    except (KeyError, ValueError, IndexError) as error:
+        raise InputError(f"{path} is damaged: tensors are missing or have the wrong shape") from error
+
+
+def _compare(path: Path, metadata: dict[str, Any], identity: PromptIdentity) -> None:
+    expected = asdict(identity)
+    differ = []
+    if metadata.get("checkpoint") != expected["checkpoint"] and is_outdated(metadata.get("checkpoint")):
+        differ.append("it was written by a version of genctl that did not look at all bytes of a checkpoint")
+    elif metadata.get("checkpoint") != expected["checkpoint"]:
+        name = str(metadata.get("model"))
+        named = f" ({name:.60})" if name != expected["model"] else ", whose files have changed since"
+        differ.append(f"it was made with another checkpoint{named}")
+    for key in ("dtype", "transformers"):
+        if metadata.get(key) != expected[key]:
+            differ.append(f"its {key} is {metadata.get(key)!s:.40}, here it is {expected[key]}")
+    if metadata.get("layout", "") != identity.layout:
+        differ.append("the runtime that made it keeps keys and values in another way (--runtime native, transformers)")
+    if differ:
+        raise InputError(
+            f"the prompt cache {path} does not fit: {'; '.join(differ)}", hint="write it anew with --save-cache"
+        )
+
+
+def _tensors(part: str, cache: Cache) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for number, layer in enumerate(cache.layers):
+        if hasattr(layer, "recurrent_states"):
+            for name in ("conv", "recurrent"):
+                states = getattr(layer, f"{name}_states")
+                tensors |= {f"{part}.{number}.{name}.{i}": state for i, state in states.items() if state is not None}
+        if caches.has_columns(layer) and layer.is_initialized:
+            keys, values = layer.content() if isinstance(layer, caches.GrowingLayer) else (layer.keys, layer.values)
+            tensors |= {f"{part}.{number}.keys": keys, f"{part}.{number}.values": values}
+    return tensors
+
+
+def _prefix(tensors: dict[str, Tensor], cache: Cache) -> Prefix:
+    _fill("self", caches.self_part(cache), tensors)
+    source = None
+    if caches.is_double(cache):
+        _fill("cross", cache.cross_attention_cache, tensors)
+        cache = type(cache)(cache.self_attention_cache, cache.cross_attention_cache)  # it looks what is there
+        source = Source(tensors["source.tokens"][None], tensors["source.states"])
+    nothing = torch.empty(1, 0)  # what follows the prompt is said by reading its last token again
+    return Prefix(tensors["tokens"][None], cache, nothing, tensors.get("hidden"), None, source)
+
+
+def _fill(part: str, cache: Cache, tensors: dict[str, Tensor]) -> None:
+    for number, layer in enumerate(cache.layers):
+        if hasattr(layer, "recurrent_states"):
+            for index in range(layer.number_of_states):
+                conv, recurrent = (tensors.get(f"{part}.{number}.{name}.{index}") for name in ("conv", "recurrent"))
+                if conv is not None:
+                    layer.lazy_initialization(conv_states=conv, state_idx=index)
+                    layer.conv_states[index] = conv
+                    layer.conv_kernel_size[index] = conv.shape[-1]
+                if recurrent is not None:
+                    layer.lazy_initialization(recurrent_states=recurrent, state_idx=index)
+                    layer.recurrent_states[index] = recurrent
+                layer.has_previous_state[index] = True
+        if f"{part}.{number}.keys" not in tensors:
+            continue
+        keys, values = tensors[f"{part}.{number}.keys"], tensors[f"{part}.{number}.values"]
+        if isinstance(layer, caches.GrowingLayer):
+            layer.hold(keys, values)
+        elif caches.has_columns(layer):
+            from genctl.decode import transformers_layers
+
+            transformers_layers.hold(layer, keys, values, int(tensors["tokens"].shape[0]))
+
+
+def _digest(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

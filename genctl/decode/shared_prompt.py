@@ -1,0 +1,145 @@
+"""A prompt whose keys and values are stored once for all its rows, and a source for all rows that attend to it.
+
+Beams of one prompt, samples of it, and strategies compared on it share the prompt's columns: these are neither copied
+nor reordered, and attention reads them once for all rows. It is computed in two parts, over the prompt with all rows as
+queries and over each row's own columns, which are merged by their log-sum-exps (the merge of FlashAttention, Dao et al.
+2022; shared prefixes as in Hydragen, Juravsky et al. 2024).
+
+Encoder states of several sources are stored once for each too: the rows of a source are queries on its one row.
+
+R rows, G query heads for each of H key heads, P prompt columns, S own columns, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genctl.compat import attention_with_sums
+from genctl.decode import cache as caches
+from genctl.decode.cache import Cache
+from genctl.decode.layers import GrowingLayer
+
+LEAST = 64  # columns of a prompt that are worth sharing
+
+
+class SharedLayer(GrowingLayer):
+    """A full-attention layer whose first columns are the same for all rows, and stored once."""
+
+    def __init__(self, prompt: GrowingLayer, rows: int, room: int) -> None:
+        super().__init__(room)
+        keys, values = prompt.content()
+        self.prompt = keys, values  # [1, H, P, D]
+        self.columns = keys.shape[-2]
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self.buffers = tuple(part.new_empty(rows, part.shape[1], room, part.shape[3]) for part in (keys, values))
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append columns; returns each row's own, `[R, H, S, D]`: `attend` adds the shared ones."""
+        self._append((key_states, value_states))
+        keys, values = self._columns()
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Columns of a row, the shared ones included."""
+        return self.columns + self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns that a query attends to, and the offset of the first one."""
+        return self.columns + self.length + query_length, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Drop the newest columns. Raises ValueError if they are the prompt's."""
+        if abs(tokens_to_remove) > self.length:
+            raise ValueError("a shared prompt cannot be cropped")
+        super().crop(tokens_to_remove)
+
+    def reorder(self, rows: Tensor, since: int) -> None:
+        """Row i becomes row `rows[i]`, in place; the shared columns are not moved."""
+        super().reorder(rows, max(since - self.columns, 0))
+
+    def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> GrowingLayer:
+        """A layer with the rows of all; the prompt stays shared if it is the same and the rows have equal length."""
+        together = all(
+            isinstance(other, SharedLayer) and other._where() == self._where() and other.length == self.length
+            for other in others
+        )
+        if together:
+            return super().merge(others, room)
+        return self.whole().merge(
+            [other.whole() if isinstance(other, SharedLayer) else other for other in others], room
+        )
+
+    def _where(self) -> tuple[int, int]:
+        return self.prompt[0].data_ptr(), self.columns
+
+    def whole(self) -> GrowingLayer:
+        """A plain layer with all columns in every row."""
+        new = GrowingLayer()
+        rows = self.buffers[0].shape[0]
+        keys, values = (
+            torch.cat([prompt.expand(rows, -1, -1, -1), own], 2)
+            for prompt, own in zip(self.prompt, self._columns(), strict=True)
+        )
+        new.hold(keys, values)
+        return new
+
+    def content(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all columns, `[R, H, P + S, D]`."""
+        return self.whole().content()
+
+
+def share(cache: Cache, rows: int, room: int) -> Cache:
+    """A cache for `rows` continuations of the prompt in `cache`; its growing layers are shared, not copied."""
+    index = torch.zeros(rows, dtype=torch.long)
+    layers = [
+        SharedLayer(layer, rows, room) if _shareable(layer) else caches.select_layer(layer, index, room, 0)
+        for layer in cache.layers
+    ]
+    return caches.with_layers(cache, layers)
+
+
+def is_shared(cache: Cache) -> bool:
+    """Whether any layer shares its first columns."""
+    return any(isinstance(layer, SharedLayer) for layer in getattr(cache, "layers", ()))
+
+
+def unshared(cache: Cache) -> Cache:
+    """The cache with plain layers."""
+    if not is_shared(cache):
+        return cache
+    return caches.with_layers(
+        cache, [layer.whole() if isinstance(layer, SharedLayer) else layer for layer in cache.layers]
+    )
+
+
+def _shareable(layer: Any) -> bool:
+    return type(layer) is GrowingLayer and layer.is_initialized and layer.length >= LEAST
+
+
+def shareable(cache: Any) -> bool:
+    """Whether any layer holds a prompt that is long enough to share."""
+    return any(map(_shareable, getattr(cache, "layers", ())))
+
+
+def attend(
+    query: Tensor, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], scaling: float | None = None
+) -> Tensor:
+    """Attention of one new token a row: query [R, H·G, 1, D] -> [R, 1, H·G, D].
+
+    Keys and values: `prompt` [1, H, P, D], each row's `own` [R, H, S, D].
+    """
+    rows, heads, _, size = query.shape
+    groups = heads // own[0].shape[1]
+    # every row and every head of a group is one more query on the prompt, which is read once
+    queries = query.view(rows, heads // groups, groups, size)
+    merged = queries.permute(1, 0, 2, 3).reshape(1, heads // groups, rows * groups, size)
+    far, far_sum = attention_with_sums(merged, prompt[0], prompt[1], scaling)
+    near, near_sum = attention_with_sums(queries, own[0], own[1], scaling)
+    far = far.view(heads // groups, rows, groups, size).transpose(0, 1)
+    far_sum = far_sum.view(heads // groups, rows, groups).transpose(0, 1)
+    weight = torch.sigmoid(far_sum - near_sum)[..., None].to(near.dtype)
+    return torch.lerp(near, far, weight).reshape(rows, 1, heads, size)

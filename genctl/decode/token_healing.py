@@ -1,0 +1,122 @@
+"""Token healing: the prompt's last tokens are removed, and the new text must begin with their text.
+
+A prompt that ends in "http:" was tokenised without knowing that "//" follows; the model has hardly ever seen ":" before
+"//", since "://" is one token. So the possible beginning of a longer token is removed from the prompt, and the model
+writes it again in the tokens that it prefers.
+
+transformers' `heal_tokens` has the same purpose and differs: it strips blanks from the prompt's ends; it removes one
+token, and replaces it by one token that greedy search picks with 10 added to the scores of all that begin alike,
+whatever the strategy. Here as many tokens are removed as a longer token could cover, nothing is stripped, the strategy
+itself (sampling, beams) chooses, and the text is required, not preferred: it is spelled exactly, in any number of
+tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from genctl import events
+from genctl.decode.token_bytes import Spelling, spelling
+
+
+@dataclass(frozen=True, eq=False)
+class HealedPrompt:
+    """A prompt without its last tokens. `text` is their text; empty if there was nothing to heal."""
+
+    ids: tuple[int, ...]
+    text: str
+    words: Spelling
+
+    def hidden(self, first: int) -> int:
+        """How many characters of the shown text belong to the prompt, in a row whose first new token is `first`.
+
+        Decoders strip a blank at the beginning, which is then not shown anyway.
+        """
+        if not self.text or not 0 <= first < len(self.words.pieces):
+            return 0
+        return max(0, len(self.text) + len(self.words.at_first(first)) - len(self.words.pieces[first]))
+
+
+def heal(tokenizer: Any, ids: Sequence[int], vocab_size: int, stops: Sequence[str] = ()) -> HealedPrompt:
+    """Remove the tokens at the end of `ids` that a longer token could cover. At least one id stays.
+
+    Nothing is removed across special tokens, inside a character, or where a stop string could begin. Raises UsageError
+    for tokenizers that cannot be followed token by token.
+    """
+    words = spelling(tokenizer, vocab_size, "token_healing")
+    end = b""
+    best = HealedPrompt(tuple(ids), "", words)
+    for place in range(len(ids) - 1, 0, -1):
+        token = ids[place]
+        piece = words.pieces[token] if 0 <= token < len(words.pieces) else b""
+        end = piece + end
+        if not piece or len(end) >= words.longest:
+            break
+        if not words.extends(end):
+            continue
+        try:
+            text = end.decode()
+        except UnicodeDecodeError:
+            continue
+        if not any(_overlaps(text, stop) for stop in stops):
+            best = HealedPrompt(tuple(ids[:place]), text, words)
+    return best
+
+
+def _overlaps(text: str, stop: str) -> bool:
+    """Whether `stop` is in `text`, or could begin there and continue after it."""
+    return stop in text or any(text.endswith(stop[:n]) for n in range(1, len(stop)))
+
+
+def unhealed(stream: Iterable[events.Event], plans: Mapping[str, HealedPrompt]) -> Iterator[events.Event]:
+    """The same events without the text that is already in the prompt. `plans`, the healed lanes, may grow meanwhile."""
+    states = events.RowStates(lambda lane: _Hidden(plans[lane], None, ()), _hide)
+    for event in stream:
+        plan = plans.get(event.lane) if not isinstance(event, events.Loading) else None
+        if plan is None or not plan.text:
+            yield event
+        elif isinstance(event, events.Stepped):
+            live, ended = states.step(event)
+            last = tuple(map(_ended, event.ended, ended)) if ended else ()
+            yield events.with_tokens(event, [state.written for state in live], last)
+        else:
+            states.forget(event)
+            if isinstance(event, events.Finished):
+                hypotheses = tuple(_hypothesis(hypothesis, plan) for hypothesis in event.hypotheses)
+                event = dataclasses.replace(event, hypotheses=hypotheses)
+            yield event
+
+
+class _Hidden(NamedTuple):
+    """The part of a row's text that is not shown."""
+
+    plan: HealedPrompt
+    left: int | None  # characters still to hide; None before the first token
+    written: tuple[events.Token, ...]  # the newest tokens, as they are shown
+
+
+def _hide(state: _Hidden, row: events.Row | events.Ended) -> _Hidden:
+    plan, left, _ = state
+    if left == 0:
+        return _Hidden(plan, 0, row.written)
+    tokens = []
+    for token in row.written:
+        if left is None:
+            left = plan.hidden(token.id)
+        cut = min(left, len(token.text))
+        left -= cut
+        tokens.append(dataclasses.replace(token, text=token.text[cut:]) if cut else token)
+    return _Hidden(plan, left, tuple(tokens))
+
+
+def _ended(row: events.Ended, state: _Hidden) -> events.Ended:
+    return dataclasses.replace(row, written=state.written, hypothesis=_hypothesis(row.hypothesis, state.plan))
+
+
+def _hypothesis(hypothesis: events.Hypothesis, plan: HealedPrompt) -> events.Hypothesis:
+    if not hypothesis.tokens:
+        return hypothesis
+    return dataclasses.replace(hypothesis, text=hypothesis.text[plan.hidden(hypothesis.tokens[0]) :])

@@ -1,0 +1,84 @@
+"""The forced phrases that a finished text lacks, by its tokens and by its text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from genctl import events
+from genctl.params import Generation
+
+if TYPE_CHECKING:
+    from genctl.strategies.constraints import Constraints
+
+
+@dataclass(frozen=True)
+class ForcedPhrase:
+    """One constraint as it was given: alternative texts, or their ids."""
+
+    name: str
+    texts: tuple[str, ...]  # empty where ids have no text
+    literal: bool  # whether texts were given, which any tokens may spell
+
+    def there(self, text: str, times: int) -> bool:
+        """Whether a text contains it `times` times."""
+        return sum(text.count(candidate) for candidate in self.texts) >= times
+
+
+@dataclass(frozen=True)
+class ForcedPhrases:
+    """The constraints of one lane."""
+
+    constraints: Constraints
+    phrases: tuple[ForcedPhrase, ...]
+    text: Callable[[Sequence[int]], str]  # of ids
+
+    def unmet(self, hypothesis: events.Hypothesis) -> events.Hypothesis:
+        """The hypothesis with the names of the phrases that it lacks.
+
+        Tokens and text both count: a stop can cut a phrase away, and other tokens can spell it.
+        """
+        lacking = self.constraints.open_in(hypothesis.tokens)
+        cut = hypothesis.reason == "stop" and self.text(hypothesis.tokens) != hypothesis.text
+        unmet = []
+        for place, phrase in enumerate(self.phrases):
+            seen = phrase.there(hypothesis.text, self.phrases[: place + 1].count(phrase))
+            if (place in lacking and not (phrase.literal and seen)) or (cut and phrase.texts and not seen):
+                unmet.append(phrase.name)
+        return dataclasses.replace(hypothesis, unmet=tuple(unmet)) if unmet else hypothesis
+
+
+def forced_phrases(generation: Generation, text: Callable[[Sequence[int]], str]) -> tuple[ForcedPhrase, ...]:
+    """The phrases of `force_words_ids` and then of `force_words`; alternatives are named with "|" between them.
+
+    `text` decodes ids; ids without text are named themselves.
+    """
+    result = []
+    for given in generation.force_words_ids or []:
+        phrases = [[token for token in given if isinstance(token, int)]]
+        if any(isinstance(item, list) for item in given):
+            phrases = [item for item in given if isinstance(item, list)]
+        texts = [text(ids).strip() for ids in phrases]
+        name = " | ".join(word or str(ids) for word, ids in zip(texts, phrases, strict=True))
+        result.append(ForcedPhrase(name, tuple(texts) if all(texts) else (), False))
+    for word in generation.force_words or []:
+        words = [word] if isinstance(word, str) else word
+        result.append(
+            ForcedPhrase(" | ".join(words), tuple(alternative.strip() or alternative for alternative in words), True)
+        )
+    return tuple(result)
+
+
+def with_unmet(stream: Iterable[events.Event], lanes: Mapping[str, ForcedPhrases]) -> Iterator[events.Event]:
+    """The same events; hypotheses of `lanes`, which may grow meanwhile, name the phrases that they lack."""
+    for event in stream:
+        phrase = lanes.get(event.lane) if isinstance(event, (events.Stepped, events.Finished)) else None
+        if phrase is None:
+            yield event
+        elif isinstance(event, events.Finished):
+            yield dataclasses.replace(event, hypotheses=tuple(map(phrase.unmet, event.hypotheses)))
+        elif isinstance(event, events.Stepped):
+            ended = [dataclasses.replace(row, hypothesis=phrase.unmet(row.hypothesis)) for row in event.ended]
+            yield dataclasses.replace(event, ended=tuple(ended)) if ended else event

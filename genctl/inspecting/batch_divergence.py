@@ -1,0 +1,97 @@
+"""Check whether a batch changes the output of its prompts: each is decoded again alone and compared.
+
+Sums of floating-point numbers depend on their order, and so on the shapes of a batch; in bfloat16 and float16 the best
+token of a close decision may change. The first difference is reported with its gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
+
+from genctl import events
+from genctl.requests import Report, Request
+from genctl.results import Collector, Result, Sequence
+from genctl.sequences import shared_length
+from genctl.session import Session
+
+COMPARED = 5  # alternatives looked at to find the probability of the other choice
+
+
+@dataclass(frozen=True)
+class BatchDivergence:
+    """Where a sequence decoded in a batch diverges from the one decoded alone."""
+
+    id: str
+    sequence: int
+    position: int  # the first new token that differs, from 0
+    batched: events.Token | None  # None: the sequence had ended
+    alone: events.Token | None
+    gap: float | None  # log-probability of the token chosen alone less that of the other, both alone, in nats
+
+    def __str__(self) -> str:
+        text = f"prompt {self.id}, sequence {self.sequence}, token {self.position}: "
+        text += f"{_named(self.batched)} in the batch, {_named(self.alone)} alone"
+        return text if self.gap is None else f"{text} (gap {self.gap:.2e} nats)"
+
+
+def checked(
+    session: Session,
+    requests: Iterable[Request],
+    report: Report,
+    *,
+    width: int,
+    told: Callable[[BatchDivergence], None],
+    interrupted: Callable[[], str] = lambda: "",
+) -> Generator[events.Event, None, None]:
+    """`session.stream`, `width` prompts at a time; after each batch its prompts alone, differences passed to `told`.
+
+    Yields the events of the batches only.
+    """
+    waiting = iter(requests)
+    wide = replace(report, top=max(report.top, COMPARED))
+    while chunk := list(islice(waiting, width)):
+        together: dict[str, Result] = {}
+        collector = Collector(tokens=True)
+        for event in session.stream(chunk, wide, width=width, interrupted=interrupted):
+            result = collector.feed(event)
+            if result is not None:
+                together[result.lane] = result
+            yield event
+        for request in chunk:
+            if interrupted():
+                return
+            batched = together.get(request.id)
+            if batched is None or batched.error is not None:
+                continue
+            again = Collector(tokens=True)
+            for event in session.stream([request], wide, interrupted=interrupted):
+                alone = again.feed(event)
+                if alone is not None and alone.error is None:
+                    for divergence in differences(batched, alone):
+                        told(divergence)
+
+
+def differences(batched: Result, alone: Result) -> Iterator[BatchDivergence]:
+    """The first difference of each sequence, best sequence first."""
+    none = Sequence(events.Hypothesis((), 0.0, 0.0, ""), ())  # where only one of them has so many
+    pairs = zip_longest(batched.sequences, alone.sequences, fillvalue=none)
+    for number, (batched_sequence, alone_sequence) in enumerate(pairs):
+        if batched_sequence.token_ids != alone_sequence.token_ids:
+            yield _first(batched.lane, number, batched_sequence, alone_sequence)
+
+
+def _first(id: str, number: int, batched: Sequence, alone: Sequence) -> BatchDivergence:
+    position = shared_length(batched.token_ids, alone.token_ids)
+    theirs = batched.tokens[position] if position < len(batched.tokens) else None
+    ours = alone.tokens[position] if position < len(alone.tokens) else None
+    gap = None
+    if theirs is not None and ours is not None:
+        known = {ours.id: ours.logprob, **{token: logprob for token, _, logprob in ours.top}}
+        gap = known[ours.id] - known[theirs.id] if theirs.id in known else None
+    return BatchDivergence(id, number, position, theirs, ours, gap)
+
+
+def _named(token: events.Token | None) -> str:
+    return "the end" if token is None else f"{token.id} {token.text!r}"

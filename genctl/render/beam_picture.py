@@ -1,0 +1,166 @@
+"""A beam search on the screen: the common prefix, a line for each live row, the rows that died, what finished.
+
+Never taller than the terminal: the oldest lines of the prefix and the worst rows are left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from genctl.events import Stepped
+from genctl.render import theme, widgets
+from genctl.render.common_prefix import meet
+from genctl.render.run_history import LaneHistory, Leaf, LiveRow, Path
+from genctl.render.score_formula import number, penalty_of, score
+from genctl.render.text_width import first_cells, last_cells, wrap
+from genctl.sequences import shared_length
+
+FINISHED = 3  # lines kept for finished hypotheses, where the rows leave that many
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The last step of a lane, and the rows that it started from."""
+
+    before: tuple[LiveRow, ...]
+    event: Stepped
+
+    def forks(self) -> list[str]:
+        """A mark for each row: `┬ ├ └` where several rows continue the same parent, else `─`."""
+        children = Counter(row.parent for row in self.event.rows)
+        seen: Counter[int] = Counter()
+        marks = []
+        for row in self.event.rows:
+            seen[row.parent] += 1
+            if children[row.parent] == 1:
+                marks.append("─")
+            else:
+                marks.append("┬" if seen[row.parent] == 1 else "└" if seen[row.parent] == children[row.parent] else "├")
+        return marks
+
+    def died(self) -> list[int]:
+        """The parents that no live and no finished row continues."""
+        continued = {row.parent for row in self.event.rows} | {ended.parent for ended in self.event.ended}
+        return [place for place in range(len(self.before)) if place not in continued]
+
+
+def picture(
+    lane: LaneHistory,
+    turn: Turn | None,
+    opening: str,
+    shown: Path,
+    width: int,
+    height: int,
+    *,
+    beams: int,
+    hidden: int = 0,
+) -> list[Text]:
+    """The state of a lane in at most `height` lines of at most `width` cells.
+
+    `opening` is the last, incomplete line of the certain text, and `shown` the path at which it ends; `beams` is how
+    many finished hypotheses the search keeps; `hidden` counts the other prompts in progress.
+    """
+    stem = meet(row.path for row in lane.rows) if lane.rows else shown
+    start = max(shown.chars, stem.chars)
+    rows = _rows(lane, turn, start, width)
+    died = _died(turn, start, width)
+    foot = [Text(f"… and {hidden} more under way", style=theme.DIM, no_wrap=True)] if hidden else []
+    ended = _finished(lane, stem, width, beams)
+    room = max(height - 1 - len(foot), 1)  # a line of stem
+    rows = _cut(rows, max(room - min(len(ended), FINISHED) - len(died), min(room, 2)), "beams")
+    room -= len(rows)
+    ended = _cut(ended, max(room - len(died), 0), "finished")
+    room -= len(ended)
+    died = died[: max(room, 0)]
+    above = _stem(opening, stem.text(shown.chars) if stem.length > shown.length else "", width, room - len(died) + 1)
+    return [*above, *rows, *died, *ended, *foot][-height:]
+
+
+def _stem(opening: str, more: str, width: int, height: int) -> list[Text]:
+    certain = len(opening)
+    lines = []
+    for line in wrap(opening + more.replace("\n", "↵").replace("\t", "⇥"), width):
+        text = Text(line.rstrip(), no_wrap=True)
+        text.stylize(theme.DIM, min(max(certain, 0), len(text)))
+        certain -= len(line)
+        lines.append(text)
+    return lines[-max(height, 1) :]
+
+
+def _rows(lane: LaneHistory, turn: Turn | None, start: int, width: int) -> list[Text]:
+    if not lane.rows:
+        return []
+    penalty = penalty_of(lane)
+    marks = turn.forks() if turn else []
+    lines = [Text(f"{'rank':>4} {'from':>5} {'total':>9} {'score':>9}  text after what all share", style=theme.DIM)]
+    for place, row in enumerate(lane.rows):
+        line = Text(f"{place + 1:>4} ", style=theme.CHOSEN if place == 0 else theme.PLAIN)
+        came = f"{turn.event.rows[place].parent + 1} {marks[place]}" if turn and len(marks) > place else ""
+        line.append(f"{came:>5}", style=theme.DIM)
+        line.append(f" {number(row.total):>9} {number(score(row.total, row.path.length, penalty)):>9}  ")
+        if row.note:
+            line.append(f"[{row.note}] ", style=theme.DIM)
+        line.append(last_cells(row.path.text(start), width - line.cell_len))
+        lines.append(line)
+    return [widgets.fit(line, width) for line in lines]
+
+
+def _died(turn: Turn | None, start: int, width: int) -> list[Text]:
+    gone = turn.died() if turn else []
+    if not gone or turn is None:
+        return []
+    line = Text(f"{'✗':>4} {'died':>5} ", style=theme.DIM)
+    for place in gone:
+        line.append(f" {place + 1} “{last_cells(turn.before[place].path.text(start), 16)}”")
+    return [widgets.fit(line, width)]
+
+
+def _finished(lane: LaneHistory, stem: Path, width: int, beams: int) -> list[Text]:
+    leaves = by_score(lane.endings or ())
+    lines = []
+    for place, leaf in enumerate(leaves[:beams], start=1):
+        hypothesis = leaf.hypothesis
+        line = Text(f"{'✓':>4} {place:>5} {number(hypothesis.total):>9} {number(hypothesis.score):>9}  ")
+        line.append(f"{hypothesis.reason} after {len(hypothesis.tokens)}  ", style=theme.DIM)
+        apart = meet((leaf.path, stem)).chars  # where it left what the rows share
+        text = first_cells((hypothesis.text or leaf.path.text())[apart:], width - line.cell_len - 1)
+        line.append(f"{'…' if apart else ''}{text}")
+        lines.append(line)
+    if len(leaves) > beams:
+        lines.append(Text(f"{'':>10} … and {len(leaves) - beams} pushed out", style=theme.DIM))
+    return [widgets.fit(line, width) for line in lines]
+
+
+def by_score(leaves: Iterable[Leaf]) -> list[Leaf]:
+    """Finished rows, given newest first: best score first, ties in the order in which they ended."""
+    return sorted(list(leaves)[::-1], key=lambda leaf: -leaf.hypothesis.score)
+
+
+def _cut(lines: list[Text], height: int, what: str) -> list[Text]:
+    if len(lines) <= height:
+        return lines
+    if height < 1:
+        return []
+    left = Text(f"{'':>4} … and {len(lines) - height + 1} more {what}", style=theme.DIM, no_wrap=True)
+    return [*lines[: height - 1], left]
+
+
+def lead(texts: Sequence[str]) -> int:
+    """Characters that all texts begin with, back to the end of a word."""
+    if len(texts) < 2:
+        return 0
+    low, high = min(texts), max(texts)
+    same = shared_length(low, high)
+    return low.rfind(" ", 0, same) + 1 if same else 0
+
+
+def excerpt(text: str, skip: int, width: int) -> str:
+    """A text in `width` cells: the whole text if it fits, else from character `skip` on."""
+    whole = first_cells(text, width)
+    if not whole.endswith("…") or text.endswith("…") or not skip:
+        return whole
+    return "…" + first_cells(text[skip:], width - 1)

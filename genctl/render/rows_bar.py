@@ -1,0 +1,125 @@
+"""The progress bar of a batch: rows, tokens per second, time left. Only on a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task
+from rich.text import Text
+
+from genctl.events import Event, Stepped
+from genctl.render import theme
+from genctl.render.live_region import transient_progress
+from genctl.render.reflow import DrawnLines
+
+FRAME_S = 0.1
+BAR = 20  # columns
+SPEED_S = 20.0  # the speed shown is that of the last so many seconds
+
+
+class RowsBar:
+    """Draws how many of `total` rows are done (None: unknown).
+
+    `done` rows were finished before this run. Nothing is drawn if the console is not interactive. Redrawn on events, at
+    most ten times a second; there is no thread.
+    """
+
+    def __init__(
+        self, console: Console, total: int | None, *, done: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console
+        self._total = total
+        self._done = self._before = done
+        self._failed = 0
+        self._tokens = 0
+        self._clock = clock
+        self._began = clock()
+        self._window: list[tuple[float, int]] = [(self._began, 0)]  # when so many tokens were written
+        self._drawn = float("-inf")
+        self._progress: Progress | None = None
+        self._row = DrawnLines(console)
+        self._closed = False
+
+    def feed(self, event: Event) -> None:
+        """Count the tokens of a step."""
+        if isinstance(event, Stepped):
+            written = [row.written for row in event.rows] + [row.written for row in event.ended]
+            competing = bool(event.rows) and event.rows[0].slot is None
+            self._tokens += sum(map(len, written[:1] if competing else written))
+            self._draw()
+
+    def row(self, *, failed: bool = False) -> None:
+        """Count one more row."""
+        self._done += 1
+        self._failed += int(failed)
+        self._draw()
+
+    def hide(self) -> None:
+        """Erase the bar; the next event draws it again."""
+        if self._progress is not None:
+            progress, self._progress = self._progress, None
+            self._row.clear()
+            progress.stop()
+            self._drawn = float("-inf")
+
+    def close(self) -> None:
+        """Erase the bar for good."""
+        self.hide()
+        self._closed = True
+
+    def line(self) -> str:
+        """The words beside the bar."""
+        total = f"/{self._total:,}" if self._total is not None else ""
+        words = [f"{self._done:,}{total} rows"]
+        if self._failed:
+            words.append(f"{self._failed:,} failed")
+        since, tokens = self._window[0]
+        now = self._clock()
+        if now > since and self._tokens > tokens:
+            rate = (self._tokens - tokens) / (now - since)
+            words.append(f"{rate:,.0f} tok/s" if rate >= 10 else f"{rate:.1f} tok/s")
+        done = self._done - self._before
+        if self._total is not None and done:
+            left = max(self._total - self._done, 0) * (now - self._began) / done
+            words.append(f"{_duration(left)} left")
+        return " · ".join(words)
+
+    def _draw(self) -> None:
+        now = self._clock()
+        if self._closed or not self._console.is_interactive or now - self._drawn < FRAME_S:
+            return
+        self._window.append((now, self._tokens))
+        while len(self._window) > 2 and now - self._window[1][0] > SPEED_S:
+            del self._window[0]
+        if self._row.outdated:
+            self.hide()
+        if self._progress is None:
+            self._progress = transient_progress(self._console, BarColumn(bar_width=BAR), _Line(self.line))
+            self._progress.add_task("", total=self._total)
+            self._progress.start()
+        self._progress.update(self._progress.task_ids[0], completed=self._done)
+        self._progress.refresh()
+        self._row.note([min(BAR + 1 + len(self.line()), self._console.width)])
+        self._drawn = self._clock()
+
+
+class _Line(ProgressColumn):
+    max_refresh = None
+
+    def __init__(self, line: Callable[[], str]) -> None:
+        super().__init__()
+        self._line = line
+
+    def render(self, task: Task) -> Text:
+        return Text(self._line(), style=theme.DIM, no_wrap=True, overflow="ellipsis")
+
+
+def _duration(seconds: float) -> str:
+    whole = int(seconds + 0.5)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"

@@ -1,0 +1,101 @@
+"""Write text as soon as it is certain, for pipes and other outputs that cannot be redrawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+
+from genctl.events import Event
+from genctl.render.common_prefix import certain
+from genctl.render.run_history import LaneHistory, RunHistory, fold
+
+
+class StreamView:
+    """Writes the certain part of each lane's first sequence; the lanes follow one another in the order they began.
+
+    The certain part of a search is common to all live rows and to every finished sequence that could still be returned
+    first. Further sequences follow when their lane is done, each on its own line. Failed lanes are skipped.
+
+    `write` receives pieces of text, line ends included. `echo` writes the prompt first, followed by `between`. `feed`
+    raises InputError for an event that cannot follow the ones before it, and whatever `write` raises.
+    """
+
+    def __init__(self, write: Callable[[str], None], *, echo: bool = False, between: str = "") -> None:
+        self._out = write
+        self.echo = echo
+        self.between = between
+        self._story = RunHistory()
+        self._lane: str | None = None  # whose text has begun
+        self._shown: list[str] = []  # its pieces, without the prompt
+        self._chars = 0  # their characters
+        self._line_open = False
+
+    @property
+    def unfinished(self) -> int:
+        """Lanes that began and did not end yet."""
+        return len(self._story.lanes)
+
+    def feed(self, event: Event) -> None:
+        """Take in one event and write what it makes certain."""
+        self._story = fold(self._story, event)
+        while self._story.lanes:
+            lane = next(iter(self._story.lanes.values()))
+            if not lane.over:
+                self._grow(lane)
+                return
+            self._finish(lane)
+            self._story = self._story.without(lane.lane)
+
+    def close(self) -> None:
+        """End the line that is open, if there is one."""
+        if self._line_open:
+            self._write("\n")
+
+    def __enter__(self) -> StreamView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, OSError):  # else the stream is gone
+            self.close()
+
+    def _grow(self, lane: LaneHistory) -> None:
+        path = certain(lane)
+        if path.chars > self._chars:
+            piece = path.text(self._chars)
+            self._open(lane)
+            self._shown.append(piece)
+            self._chars = path.chars
+            self._write(piece)
+
+    def _open(self, lane: LaneHistory) -> None:
+        if self._lane != lane.lane:
+            self._lane = lane.lane
+            self._write(self._prompt(lane))
+
+    def _prompt(self, lane: LaneHistory) -> str:
+        return f"{lane.prompt}{self.between}" if self.echo else ""
+
+    def _finish(self, lane: LaneHistory) -> None:
+        texts = []
+        for hypothesis in lane.finished.hypotheses if lane.finished else ():
+            path = None if hypothesis.text else lane.path_of(hypothesis)
+            texts.append(hypothesis.text or (path.text() if path else ""))
+        if texts:
+            self._open(lane)
+            shown = "".join(self._shown)
+            if texts[0].startswith(shown):
+                self._write(f"{texts[0][len(shown) :]}\n")
+            else:  # inconsistent events: the result follows in full
+                self._write(f"\n{self._prompt(lane)}{texts[0]}\n")
+        elif self._lane == lane.lane:
+            self.close()  # it failed on the way
+        for text in texts[1:]:
+            self._write(f"{self._prompt(lane)}{text}\n")
+        self._lane, self._shown, self._chars = None, [], 0
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._out(text)
+            self._line_open = not text.endswith("\n")

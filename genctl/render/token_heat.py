@@ -1,0 +1,196 @@
+"""A text coloured by its tokens' probabilities, with a digit under each token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from rich.cells import cell_len, chop_cells
+from rich.style import Style
+from rich.text import Text
+
+from genctl.events import Token
+from genctl.render import theme, widgets
+from genctl.render.text_width import first_cells, last_cells, one_line
+
+CONTEXT = 3  # lines of context shown before the text
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A text's sums: nats and bits over `tokens` scored ones, perplexity, bits per byte of UTF-8 (NaN: no bytes)."""
+
+    nll: float
+    bits: float
+    ppl: float
+    bpb: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class RankedToken:
+    """A ranked candidate."""
+
+    text: str
+    figures: Figures
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The text of one or more tokens that became whole characters together, and its style."""
+
+    text: str
+    style: Style
+    mark: str  # one cell
+
+
+def heat(context: str, lead: str, tokens: Sequence[Token], width: int) -> list[Text]:
+    """The text in lines of at most `width` cells, under each a line of digits: the tenths of each token's probability.
+
+    A digit stands under the first letter of its token. Tokens that share a character count as one, with the product of
+    their probabilities. `context` and `lead` have no score; they come first, dimmed and without digits.
+    """
+    page = _Page(width)
+    if context:
+        page.put([_Group(last_cells(context, CONTEXT * width), theme.PROMPT, " ")])
+    if lead:
+        page.put([_Group(lead, theme.PROMPT, " ")])
+    for word in _words(_groups(tokens)):
+        page.put(word)
+    return page.finish()
+
+
+def legend() -> Text:
+    """What the digits and colours mean: one line of 70 cells."""
+    line = Text("digits: tenths of each token's probability, ", style=theme.DIM, no_wrap=True)
+    for digit in range(10):
+        line.append(str(digit), style=theme.colour(digit / 10 + 0.05))
+    line.append(" (9: 90% and up)", style=theme.DIM)
+    return line
+
+
+def figures(sums: Figures) -> str:
+    """A text's sums in words."""
+    words = [f"perplexity {number(sums.ppl)}", f"{sums.nll:.3f} nats", f"{sums.bits:.3f} bits"]
+    if not math.isnan(sums.bpb):
+        words.append(f"{sums.bpb:.3f} bits/byte")
+    words.append(f"{sums.tokens:,} token{'' if sums.tokens == 1 else 's'}")
+    return " · ".join(words)
+
+
+def number(value: float) -> str:
+    """A perplexity in a few characters."""
+    return f"{value:.4f}" if value < 1000 else f"{value:.4g}"
+
+
+def token_table(tokens: Sequence[Token], width: int, top: int) -> list[Text]:
+    """Each scored token with its probability, log-probability, rank and entropy, and `top` alternatives."""
+    lines = [widgets.score_heading()]
+    for step, token in enumerate(tokens, 1):
+        lines.append(widgets.score_line(step, token))
+        lines += widgets.alternative_lines(token, width, top)
+    return lines
+
+
+def ranking(entries: Sequence[RankedToken], by: str, width: int) -> list[Text]:
+    """Candidates, best first, in lines of at most `width` cells. `by` names the sort key in words."""
+    heads = f"{'rank':>4} {'mean':>9} {'total':>10} {'perplexity':>10} {'bits/byte':>9} {'tokens':>6}  "
+    lines = [Text(f"{heads}text", style=theme.DIM)]
+    for rank, entry in enumerate(entries, 1):
+        sums = entry.figures
+        mean = -sums.nll / sums.tokens
+        bpb = "–" if math.isnan(sums.bpb) else f"{sums.bpb:.3f}"
+        line = Text(f"{rank:>4} ", style=theme.CHOSEN if rank == 1 else theme.PLAIN)
+        line.append(f"{mean:>9.3f}", style=theme.colour(math.exp(min(mean, 0.0))))
+        line.append(f" {-sums.nll:>10.3f} {number(sums.ppl):>10} {bpb:>9} {sums.tokens:>6}  ")
+        line.append(first_cells(entry.text, max(width - len(heads), 8)))
+        lines.append(line)
+    lines.append(Text(f"sorted by {by}; log-probabilities in nats", style=theme.DIM))
+    return [widgets.fit(line, width) for line in lines]
+
+
+def _groups(tokens: Iterable[Token]) -> Iterable[_Group]:
+    open_logprob, open_ids = 0.0, list[int]()
+    for token in tokens:
+        open_logprob += token.logprob
+        open_ids.append(token.id)
+        if token.text:
+            yield _group(token.text, open_logprob)
+            open_logprob, open_ids = 0.0, []
+    if open_ids:
+        yield _group("".join(widgets.token_text(id, "") for id in open_ids), open_logprob)
+
+
+def _group(text: str, logprob: float) -> _Group:
+    probability = math.exp(min(logprob, 0.0))
+    return _Group(text, theme.colour(probability), str(min(int(probability * 10), 9)))
+
+
+def _words(groups: Iterable[_Group]) -> Iterable[list[_Group]]:
+    """Groups of tokens without white space between them, which stay on one line if possible."""
+    word: list[_Group] = []
+    for group in groups:
+        if word and group.text[0].isspace():
+            yield word
+            word = []
+        word.append(group)
+    if word:
+        yield word
+
+
+@dataclass
+class _Page:
+    """Pairs of lines, filled from left to right."""
+
+    width: int
+    lines: list[Text] = field(default_factory=list)
+    text: Text = field(default_factory=lambda: Text(no_wrap=True))
+    marks: Text = field(default_factory=lambda: Text(no_wrap=True))
+    used: int = 0
+
+    def put(self, word: Sequence[_Group]) -> None:
+        size = cell_len(one_line("".join(group.text for group in word).split("\n")[0].rstrip()))
+        if self.used and self.used + size > self.width:
+            self._break()
+            word = [replace(word[0], text=word[0].text.lstrip(" ") or " "), *word[1:]]
+        for group in word:
+            *whole, last = group.text.split("\n")
+            mark = group.mark
+            for part in whole:
+                self._write(one_line(part) + "↵", group.style, mark)
+                self._break()
+                mark = " "
+            if last:
+                self._write(one_line(last), group.style, mark)
+
+    def finish(self) -> list[Text]:
+        if self.text.plain:
+            self._break()
+        return self.lines
+
+    def _write(self, shown: str, style: Style, mark: str) -> None:
+        while shown:
+            room = self.width - self.used
+            piece = shown if cell_len(shown) <= room else chop_cells(shown, room)[0] if room > 1 else ""
+            if not piece:
+                self._break()
+                continue
+            shown = shown[len(piece) :]
+            cells = cell_len(piece)
+            self.text.append(piece, style=style)
+            indent = 0
+            if mark != " " and piece.strip():
+                indent = cells - cell_len(piece.lstrip())
+            self.marks.append((" " * indent + mark).ljust(cells)[:cells], style=style)
+            self.used += cells
+            mark = " "
+            if shown:
+                self._break()
+
+    def _break(self) -> None:
+        self.lines.append(self.text)
+        if self.marks.plain.strip():
+            self.marks.rstrip()
+            self.lines.append(self.marks)
+        self.text, self.marks, self.used = Text(no_wrap=True), Text(no_wrap=True), 0

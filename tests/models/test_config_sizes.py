@@ -1,0 +1,79 @@
+"""Sizes that a config claims are looked at before anything is allocated, whatever they are called."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genctl.errors import ModelError
+from genctl.models import config_sizes
+from genctl.models.hub import load
+from genctl.params import Runtime
+from tests.tiny import checkpoint
+
+BIG = 10**10
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "value"),
+    [
+        ("llama", "head_dim", BIG),
+        ("llama", "head_dim", float(BIG)),
+        ("llama", "head_dim", 10**6),
+        ("mixtral", "num_local_experts", 10**6),
+        ("qwen3", "head_dim", BIG),
+        ("gemma2", "head_dim", BIG),
+        ("mamba", "state_size", BIG),
+        ("mamba", "conv_kernel", BIG),
+        ("mamba", "time_step_rank", BIG),
+        ("mamba", "expand", BIG),
+        ("mamba", "intermediate_size", BIG),
+        ("jamba", "mamba_d_state", BIG),
+        ("jamba", "mamba_d_conv", BIG),
+        ("jamba", "mamba_dt_rank", BIG),
+        ("gptj", "rotary_dim", BIG),
+        ("t5", "d_kv", BIG),
+        ("t5", "relative_attention_num_buckets", BIG),
+        ("opt", "word_embed_proj_dim", BIG),
+        ("bart", "encoder_attention_heads", BIG),
+        ("llama", "rope_parameters", {"rope_type": "default", "inner_dim": BIG}),
+        ("llama", "audio_config", {"deep": {"deeper": {"d_model": BIG}}}),
+        ("llama", "conv_dim", [8, BIG]),
+    ],
+)
+def test_an_absurd_size_is_refused_by_its_name(arch: str, name: str, value: Any, tmp_path: Path) -> None:
+    folder = checkpoint(arch, tmp_path)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, name: value}))
+    with pytest.raises(ModelError, match=rf"config\.json (says {name}|implies)"):
+        load(Runtime(model=str(folder)))
+
+
+def test_sizes_that_are_absurd_only_together_are_refused(tmp_path: Path) -> None:
+    folder = checkpoint("llama", tmp_path)
+    told = json.loads((folder / "config.json").read_text())
+    many = {"num_attention_heads": 60_000, "num_key_value_heads": 60_000, "head_dim": 60_000}
+    (folder / "config.json").write_text(json.dumps({**told, **many}))
+    with pytest.raises(ModelError, match="implies at least"):
+        load(Runtime(model=str(folder)))
+
+
+def test_no_architecture_of_transformers_is_above_the_bounds_by_its_defaults() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+
+    known = ("max_position_embeddings", "n_positions", "n_ctx", "sliding_window", "attention_chunk_size")
+    looked_at = 0
+    for name in CONFIG_MAPPING_NAMES:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                config = json.loads(CONFIG_MAPPING[name]().to_json_string())
+            except Exception:  # it needs a library that is not here, or has no defaults
+                continue
+        config_sizes.check(config, 1 << 19, known=known)
+        looked_at += 1
+    assert looked_at > 300
