@@ -1,4 +1,4 @@
-"""The root command and the error boundary: whatever happens, one clear line and the right exit status."""
+"""The root command, and the error boundary: every failure becomes one clear line and an exit status."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import typer
 import typer.main
-from typer.core import TyperGroup
 
 from genctl import __version__
+from genctl.cli.help import CommandGroup, option_hint, write_rows
 from genctl.cli.standard_streams import let_go
 from genctl.errors import Exit, GenctlError, without_secrets
 
@@ -22,27 +22,33 @@ EPILOG = (
     "4 a requested check failed; 130 interrupted (143 terminated, 129 hung up)."
 )
 
-# Commands are imported when they are asked for: name -> (where it is, what it does in a line).
+# A command is imported when it is used: name -> (where it is, what it does in a line).
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("genctl.cli.run:run", "Continue prompts with a causal or an encoder-decoder checkpoint."),
-    "beam": ("genctl.cli.beam:beam", "Search for the best continuation, and watch the beams."),
-    "score": ("genctl.cli.score:score", "Score texts: log-likelihood, perplexity, bits per byte, token by token."),
-    "compare": ("genctl.cli.compare:compare", "Continue the same prompts in several ways, and see the difference."),
+    "run": ("genctl.cli.run_options:RUN", "Continue prompts with a causal or an encoder-decoder checkpoint."),
+    "beam": ("genctl.cli.run_options:BEAM", "Search for the best continuation, and watch the beams."),
+    "score": (
+        "genctl.cli.score_options:SCORE",
+        "Score texts: log-likelihood, perplexity, bits per byte, token by token.",
+    ),
+    "compare": (
+        "genctl.cli.compare_options:COMPARE",
+        "Continue the same prompts in several ways, and see the difference.",
+    ),
     "inspect-cache": (
-        "genctl.cli.inspect_cache:inspect_cache",
+        "genctl.cli.inspect_options:INSPECT_CACHE",
         "Show what is in the KV cache, pass by pass; save a prompt's cache.",
     ),
-    "replay": ("genctl.cli.replay:replay", "Show a recorded run again, as it was seen, or step by step."),
+    "replay": ("genctl.cli.replay:REPLAY", "Show a recorded run again, as it was seen, or step by step."),
     "presets": ("genctl.cli.presets:app", "List, show and check presets: TOML files that hold any knob."),
 }
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class ClosedPipe(Exception):
-    """Nobody reads standard output any more."""
+    """Standard output has no reader any more."""
 
 
-# What writing to a stream fails with, where opening it has not. The files that we write tell their failures themselves.
+# Errors of writing to a standard stream. Files of our own report theirs as OutputError.
 _UNWRITTEN = {
     number
     for name in ("EBADF", "EDQUOT", "EFBIG", "EIO", "ENOSPC", "ENXIO", "EROFS")
@@ -52,14 +58,14 @@ _UNWRITTEN = {
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """A BrokenPipeError reaches us as it should: typer would make exit status 1 of it."""
+    """Pass a BrokenPipeError on as another error: Typer would make exit status 1 of it."""
     try:
         yield
     except BrokenPipeError:
         raise ClosedPipe from None
 
 
-class Root(TyperGroup):
+class Root(CommandGroup):
     """The root command. It knows its commands by name; only the one that is run is imported."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -71,14 +77,8 @@ class Root(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        found = getattr(import_module(module), name)
-        if not isinstance(found, typer.Typer):
-            from genctl.cli.help import GroupedCommand
-
-            alone = typer.Typer(rich_markup_mode=None, context_settings=SETTINGS, add_completion=False)
-            alone.command(cmd_name, cls=GroupedCommand, epilog=EPILOG)(found)
-            found = alone
-        command = typer.main.get_command(found)
+        target = getattr(import_module(module), name)
+        command = typer.main.get_command(target) if isinstance(target, typer.Typer) else target.build(EPILOG)
         command.name = cmd_name
         return command
 
@@ -94,8 +94,7 @@ class Root(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
+        write_rows(formatter, "Commands", [(name, about) for name, (_, about) in COMMANDS.items()])
 
 
 app = typer.Typer(
@@ -119,8 +118,8 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: bool = typer.Option(False, "--version", "-V", callback=_version, is_eager=True, help="Show the version."),
-    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+    version: bool = typer.Option(False, "--version", "-V", callback=_version, is_eager=True, help="show the version"),
+    debug: bool = typer.Option(False, "--debug", help="show the traceback of an error"),
 ) -> None:
     """Generate text with transformer checkpoints, and see how it came about."""
 
@@ -138,69 +137,59 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"] if debug else arguments
     try:
-        result = app(arguments, standalone_mode=False, prog_name="genctl")
+        result = app([word for word in arguments if word != "--debug"], standalone_mode=False, prog_name="genctl")
         return int(result) if isinstance(result, int) else 0
-    except GenctlError as error:
-        if debug:
-            return _traceback(error, int(error.exit))
-        return _say(error.message, error.hint, int(error.exit))
     except typer.Exit as error:
         return error.exit_code
+    except (BrokenPipeError, ClosedPipe):  # nobody reads: end quietly
+        let_go()
+        return int(Exit.DONE)
     except typer.TyperException as error:
-        context = getattr(error, "ctx", None)
-        # a group without a command: what it can do, and not as an error
-        if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
-            print(context.get_help(), file=sys.stderr)
-            return int(Exit.USAGE)
-        hint = "" if context is None else f"see {context.command_path} --help"
-        from genctl.cli.bad_value import plain_words
-
-        return _say(plain_words(error.format_message(), arguments), hint, int(Exit.USAGE))
-    except (KeyboardInterrupt, typer.Abort) as error:
+        return _usage(error, arguments)
+    except BaseException as error:
+        message, hint, status = _explained(error)
         if debug:
-            return _traceback(error, int(Exit.INTERRUPTED))
-        return _say("interrupted", "", int(Exit.INTERRUPTED))
-    except (BrokenPipeError, ClosedPipe):
-        return _closed_pipe()
-    except RecursionError as error:
-        if debug:
-            return _traceback(error, int(Exit.USAGE))
-        return _say("the input is nested too deeply", "", int(Exit.USAGE))
-    except MemoryError as error:
-        if debug:
-            return _traceback(error, int(Exit.MODEL))
-        return _say("not enough memory", "a smaller --batch-size or --dtype bfloat16 needs less", int(Exit.MODEL))
-    except Exception as error:
-        if debug:
-            return _traceback(error, 1)
+            return _traceback(error, status)
         if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITTEN:
             return unwritten(error)
-        return _say(f"unexpected {type(error).__name__}: {_first_line(error)}", "this is a bug; --debug shows where", 1)
-    except BaseException as error:
-        return _gave_up(error, debug)
+        return _say(message, hint, status)
 
 
-def _gave_up(error: BaseException, debug: bool) -> int:
-    """A library written in Rust failed: in Python its panic is no `Exception`. Others pass through."""
-    if type(error).__name__ != "PanicException":
-        raise error
-    if debug:
-        return _traceback(error, int(Exit.MODEL))
-    return _say(
-        f"a library gave up: {_first_line(error)}", "the checkpoint's tokenizer is the usual reason", int(Exit.MODEL)
-    )
+def _usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
+    """A command line that Typer cannot read."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+        print(context.get_help(), file=sys.stderr)
+        return int(Exit.USAGE)
+    hint = "" if context is None else f"see {context.command_path} --help"
+    if type(error).__name__ == "NoSuchOption" and context is not None:
+        return _say(error.message, option_hint(context, vars(error)["option_name"]), int(Exit.USAGE))
+    from genctl.cli.bad_value import plain_words
+
+    return _say(plain_words(error.format_message(), arguments), hint, int(Exit.USAGE))
 
 
-def _closed_pipe() -> int:
-    """Nobody reads on: end quietly."""
-    let_go()
-    return int(Exit.DONE)
+def _explained(error: BaseException) -> tuple[str, str, Exit | int]:
+    """The message, the hint and the exit status of an error. Raises SystemExit and its like again."""
+    if isinstance(error, GenctlError):
+        return error.message, error.hint, error.exit
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return "interrupted", "", Exit.INTERRUPTED
+    if isinstance(error, RecursionError):
+        return "the input is nested too deeply", "", Exit.USAGE
+    if isinstance(error, MemoryError):
+        return "not enough memory", "a smaller --batch-size or --dtype bfloat16 needs less", Exit.MODEL
+    first = next(iter(str(error).strip().splitlines()), "no message")
+    if isinstance(error, Exception):
+        return f"unexpected {type(error).__name__}: {first}", "this is a bug; --debug shows where", 1
+    if type(error).__name__ == "PanicException":  # of a library written in Rust: in Python it is no `Exception`
+        return f"a library gave up: {first}", "the checkpoint's tokenizer is the usual reason", Exit.MODEL
+    raise error
 
 
 def unwritten(error: OSError) -> int:
-    """Standard output does not take what is written: a full disk, a closed descriptor, a pipe that nobody reads."""
+    """Report that standard output cannot be written: a full disk, a closed descriptor, a pipe without a reader."""
     let_go()
     if isinstance(error, BrokenPipeError):
         return int(Exit.DONE)
@@ -218,20 +207,15 @@ def _say(message: str, hint: str, status: int) -> int:
         sys.stderr.flush()
     except BrokenPipeError:
         pass
-    return status
+    return int(status)
 
 
 def _traceback(error: BaseException, status: int) -> int:
-    """Where it happened, for `--debug`. What libraries say is no more trusted here than elsewhere."""
+    """Print the traceback, for `--debug`. Messages of libraries are made harmless for the terminal here, too."""
     from traceback import format_exception
 
     from genctl.render.widgets import visible
 
     with contextlib.suppress(BrokenPipeError):
         print(visible(without_secrets("".join(format_exception(error)))), end="", file=sys.stderr, flush=True)
-    return status
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no message"
+    return int(status)

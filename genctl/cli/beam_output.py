@@ -1,80 +1,48 @@
-"""What `genctl beam` and `--stream` add to a job: checks, the tree, and text as it becomes certain."""
+"""What `genctl beam` and `--stream` add to a job: the search tree, and text as soon as it is certain."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.batch import writers
-from genctl.config.layers import Layer, Resolved
-from genctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from genctl.cli.replay import ReplayOptions
     from genctl.cli.run_options import RunOptions
     from genctl.render.search_tree import SearchTrees
     from genctl.render.stream_view import StreamView
 
-COMMAND = "genctl beam"
-BENEATH = (Layer(COMMAND, {"num_beams": 5}, said="user"),)
-
-
-def check_search(early: Resolved) -> None:
-    """Raises UsageError where `genctl beam` is asked for something that keeps no rows in competition."""
-    generation = early.generation
-    if generation.num_beams == 1 and not generation.penalty_alpha:
-        place = early.origins["num_beams"]
-        raise UsageError(
-            f"genctl beam shows a search, but num_beams = 1 ({place})", hint="genctl run shows a single text"
-        )
-
-
-def check_asked(asked: RunOptions) -> None:
-    """What the flags of a search can get wrong. Raises UsageError."""
-    if asked.stream:
-        for wrong, why in (
-            (asked.format != "text", f"--format {asked.format} writes whole records"),
-            (asked.output not in (None, "-"), "--output keeps results until they are whole"),
-            (asked.unordered, "--unordered writes results as they finish"),
-            (asked.tree_format is not None, f"--tree-format {asked.tree_format} writes trees instead of texts"),
-        ):
-            if wrong:
-                raise UsageError(f"--stream writes text as soon as it is certain, in input order, but {why}")
-    if asked.tree_format is not None:
-        if asked.format != "text":
-            raise UsageError(
-                f"--tree-format {asked.tree_format} writes trees instead of texts, which contradicts "
-                f"--format {asked.format}"
-            )
-        if asked.echo:
-            raise UsageError("--echo begins texts with their prompt, but --tree-format writes trees instead of texts")
-
 
 class Search:
-    """Watches a run's events for what was asked beyond texts: `--stream`, `--tree`, `--tree-format`.
+    """Listens to a run for `--stream`, `--tree` and `--tree-format`.
 
-    With `live` the view on the terminal draws the tree; else it goes to `err` at the end, or in place of the texts.
+    With `live` the view on the terminal draws the tree; else it goes to `err` at the end, or replaces the texts.
     """
 
-    def __init__(self, asked: RunOptions, err: Console | None, *, live: bool) -> None:
-        self.asked = asked
+    def __init__(
+        self, options: RunOptions | ReplayOptions, err: Console | None, *, stream: bool, raw: bool, live: bool
+    ) -> None:
+        self.options = options
         self.err = err
         self.trees: SearchTrees | None = None
         self.stream: StreamView | None = None
-        if (asked.tree and not live) or asked.tree_format:
+        if (options.tree and not live) or options.tree_format:
             from genctl.render.search_tree import SearchTrees
 
             self.trees = SearchTrees()
-        if asked.stream:
+        if stream:
             from genctl.render.stream_view import StreamView
 
-            self.stream = StreamView(stream_writer(asked.raw), echo=asked.echo)
+            self.stream = StreamView(stream_writer(raw), echo=options.echo)
 
     def begin(self, encoder_decoder: bool) -> None:
-        """The checkpoint is known: a prompt that is not continued but answered is set off by a tab."""
+        """The checkpoint is loaded: an encoder-decoder answers its prompt, so a tab separates them with --echo."""
         if self.stream is not None:
             self.stream.between = "\t" if encoder_decoder else ""
 
@@ -86,17 +54,17 @@ class Search:
             self.stream.feed(event)
 
     def records(self, lane: str) -> list[dict[str, Any]]:
-        """What is written of a finished lane in place of its texts; nothing where its texts are."""
-        if self.trees is None or self.asked.tree_format is None:
+        """The records of a finished lane's tree, which replace its texts; none without --tree-format."""
+        if self.trees is None or self.options.tree_format is None:
             return []
         from genctl.render.tree_formats import tree_dot, tree_json, tree_lines
 
         tree = self.trees.take(lane)
         if tree is None:
             return []
-        if self.asked.tree_format == "json":
+        if self.options.tree_format == "json":
             return [tree_json(tree)]
-        if self.asked.tree_format == "dot":
+        if self.options.tree_format == "dot":
             return [{"text": tree_dot(tree)}]
         return [{"text": "\n".join(line.plain for line in tree_lines(tree))}]
 
@@ -110,7 +78,7 @@ class Search:
             return
         if self.stream is not None:
             self.stream.close()
-        if self.trees is not None and self.err is not None and self.asked.tree_format is None:
+        if self.trees is not None and self.err is not None and self.options.tree_format is None:
             from genctl.render.tree_formats import tree_lines
 
             for tree in self.trees.take_all():
@@ -118,26 +86,16 @@ class Search:
                     self.err.print(line)
 
 
-class StreamWriter:
-    """Pieces of text to standard output at once: to a pipe as they are, to a terminal with controls shown."""
+def stream_writer(raw: bool = False) -> Callable[[str], None]:
+    """Writes pieces of text to standard output at once. A terminal gets no control characters, unless `raw`."""
+    if raw or not sys.stdout.isatty():
+        sink = writers.open_output(None, sys.stdout, force=False)
+        return lambda text: sink.write(text.encode("utf-8", "backslashreplace"))
 
-    def __init__(self) -> None:
-        self.sink = writers.open_output(None, sys.stdout, force=False)
+    from genctl.render.widgets import visible
 
-    def __call__(self, text: str) -> None:
-        self.sink.write(text.encode("utf-8", "backslashreplace"))
-
-
-class TerminalWriter:
-    """The same for a person, whose terminal must not be given control characters by a model."""
-
-    def __call__(self, text: str) -> None:
-        from genctl.render.widgets import visible
-
+    def write(text: str) -> None:
         sys.stdout.write(visible(text))
         sys.stdout.flush()
 
-
-def stream_writer(raw: bool = False) -> StreamWriter | TerminalWriter:
-    """Where streamed text goes; `raw` gives a terminal too the text itself."""
-    return TerminalWriter() if sys.stdout.isatty() and not raw else StreamWriter()
+    return write

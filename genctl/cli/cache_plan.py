@@ -1,4 +1,4 @@
-"""`genctl inspect-cache --plan`: what a cache will take, from a config alone, as text, JSON or TSV."""
+"""`genctl inspect-cache --plan`: the memory that a cache will take, from a config alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from genctl.cli.options import check_count
+from genctl.cli.inspect_options import InspectOptions
+from genctl.cli.table import check_count
+from genctl.config.layers import Resolved
 from genctl.errors import Exit, UsageError
 from genctl.params import Generation, Runtime
 
@@ -49,6 +51,15 @@ def perform(
     )
     _write(report, format, color)
     return int(Exit.CHECK if report["plan"]["fits"] is False else Exit.DONE)
+
+
+def perform_options(options: InspectOptions, early: Resolved) -> int:
+    """The same for the options of `genctl inspect-cache` and the settings that they come to."""
+    if early.runtime.prompt_cache is not None and early.settings["prompt_cache"].kind == "command":
+        raise UsageError("--prompt-cache belongs to a measurement, and --plan decodes nothing")
+    names = ("length", "source_length", "memory", "format", "color", "allow_pickle", "trust_remote_code")
+    given = {name: getattr(options, name) for name in names}
+    return perform(early.runtime, early.generation, batch=1 if options.batch is None else options.batch, **given)
 
 
 def tsv_lines(report: Mapping[str, Any]) -> list[str]:

@@ -1,17 +1,14 @@
-"""Where a comparison goes: texts and tables for people, records for programs, Markdown for a page."""
+"""The output of a comparison: texts and tables, records, or Markdown."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from genctl.batch import writers
 from genctl.batch.rows import BadRow, InputRow
-from genctl.batch.writers import TsvWriter
 from genctl.comparing import formats, references
 from genctl.comparing.expectations import Outcome
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
     from genctl.cli.compare_job import CompareJob, Saved
     from genctl.cli.compare_options import CompareOptions
 
-# key -> heading, digits, whether it needs a place only where it is known
+# key -> heading, digits, whether the column is left out where no run has a value
 COLUMNS: dict[str, tuple[str, int, bool]] = {
     "tokens": ("tokens", 1, False),
     "mean_logprob": ("logprob/token", 3, False),
@@ -45,41 +42,21 @@ COLUMNS: dict[str, tuple[str, int, bool]] = {
 SPEED, ENDED = "tok/s", "ended by"
 
 
-@contextmanager
-def open_outputs(job: CompareJob, asked: CompareOptions, out: Console, err: Console) -> Iterator[ComparisonOutput]:
-    """The output of a comparison. One that an error cuts short is given up, so that an old file is not lost to it."""
-    to_terminal = asked.output in (None, "-") and asked.format == "text" and out.is_terminal
-    sink = (
-        None
-        if to_terminal
-        else writers.open_output(asked.output, sys.stdout, force=asked.force and asked.output is not None)
-    )
-    output = ComparisonOutput(job, asked, out, err, sink)
-    try:
-        yield output
-        output.finish()
-    except BaseException:
-        if sink is not None:
-            sink.abandon()
-        raise
-
-
 class ComparisonOutput:
-    """Takes prompts as they are done, in input order, and says at the end what they came to."""
+    """Writes each finished prompt, in input order, and at the end tables over all prompts."""
 
-    def __init__(self, job: CompareJob, asked: CompareOptions, out: Console, err: Console, sink: Any) -> None:
-        self.job, self.asked, self.out, self.err, self.sink = job, asked, out, err, sink
+    def __init__(self, job: CompareJob, options: CompareOptions, out: Console, err: Console, sink: Any) -> None:
+        self.job, self.options, self.out, self.err, self.sink = job, options, out, err, sink
         self.names = [run.name for run in job.runs]
         self.tally = RunStatistics(self.names)
         self.corpus: dict[str, tuple[list[str], list[tuple[str, ...]]]] = {name: ([], []) for name in self.names}
         self.width = out.width if sink is None else None
         self.writer: Any = None
-        if asked.format in ("json", "jsonl"):
-            self.writer = writers.open_writer(asked.format, sink, on_error=lambda record: None)  # type: ignore[arg-type]
-        elif asked.format == "tsv":
-            self.writer = TsvWriter(sink, formats.COLUMNS)
-        self.silent = asked.expect is not None and asked.format == "text"
-        self.closed = False
+        if options.format in ("json", "jsonl"):
+            self.writer = writers.open_writer(options.format, sink, on_error=lambda record: None)
+        elif options.format == "tsv":
+            self.writer = writers.TsvWriter(sink, formats.COLUMNS)
+        self.silent = options.expect is not None and options.format == "text"
         self._found: tuple[ComparedPrompt, dict[str, list[Measured]]] | None = None
         self._blocks = 0
 
@@ -87,25 +64,25 @@ class ComparisonOutput:
 
     def prompt(self, prompt: ComparedPrompt) -> int:
         """Write one prompt, every run of it. Returns how many runs failed."""
-        found = measured(prompt, self.names, self.job.base, timing=self.asked.timing)
-        self._found = prompt, found
+        by_run = measured(prompt, self.names, self.job.base, timing=self.options.timing)
+        self._found = prompt, by_run
         failed = self._failures(prompt)
         alone = RunStatistics(self.names)
         for tally in (self.tally, alone):
-            _add(tally, prompt, found, self.names)
+            _add(tally, prompt, by_run, self.names)
         if prompt.references:
             for name in self.names:
-                for one in found[name]:
+                for one in by_run[name]:
                     self.corpus[name][0].append(one.sequence.text)
                     self.corpus[name][1].append(prompt.references)
         if self.writer is not None:
-            load_s = self.job.load_s if self.asked.timing else None
-            for record in records(prompt, self.names, found, baseline=self.asked.baseline, load_s=load_s):
+            load_s = self.job.load_s if self.options.timing else None
+            for record in records(prompt, self.names, by_run, baseline=self.options.baseline, load_s=load_s):
                 self.writer.write(record)
-        elif self.asked.format == "md":
-            self._markdown(prompt, found, alone)
+        elif self.options.format == "md":
+            self._markdown(prompt, by_run, alone)
         elif self.job.texts and not self.silent and isinstance(prompt.row, InputRow):
-            self._text(prompt, found, alone)
+            self._text(prompt, by_run, alone)
         return failed
 
     def full(self, prompt: ComparedPrompt) -> list[dict[str, Any]]:
@@ -115,22 +92,22 @@ class ComparisonOutput:
         return records(prompt, self.names, self._found[1], baseline=None, tokens=True)
 
     def _failures(self, prompt: ComparedPrompt) -> int:
-        said = self.writer is None and not self.silent
+        report = self.writer is None and not self.silent
         if isinstance(prompt.row, BadRow):
-            if said:
+            if report:
                 self.job.say(f"error: prompt {prompt.row.id}: {prompt.row.message}")
             return 1
         failed = 0
         for place, name in enumerate(self.names):
             for failure in prompt.failures(place):
                 failed += 1
-                if said:
+                if report:
                     self.job.say(f"error: prompt {prompt.row.id}, run {name}: {failure.message}")
         return failed
 
-    def _text(self, prompt: ComparedPrompt, found: dict[str, list[Measured]], tally: RunStatistics) -> None:
+    def _text(self, prompt: ComparedPrompt, by_run: dict[str, list[Measured]], tally: RunStatistics) -> None:
         several = len(self.job.prompts) > 1
-        blocks, partings = self._shown(prompt, found)
+        blocks, partings = self._shown(prompt, by_run)
         if several:
             self._write([*([Text("")] if self._blocks else []), heading(prompt.row, self.width or 80)])
         self._blocks += 1
@@ -141,21 +118,21 @@ class ComparisonOutput:
         self._tables(tally)
 
     def _shown(
-        self, prompt: ComparedPrompt, found: dict[str, list[Measured]]
+        self, prompt: ComparedPrompt, by_run: dict[str, list[Measured]]
     ) -> tuple[list[shown.Block], list[shown.Parting]]:
         blocks, partings = [], []
-        models = [one.runtime.model for one in self.job.resolved]
+        models = [sequence.runtime.model for sequence in self.job.resolved]
         home = models[self.names.index(self.job.base)]
         for place, name in enumerate(self.names):
             failures = prompt.failures(place)
-            made = []
-            for one in found[name]:
-                count_of = len(one.result.sequences)
-                label = [f"seed {one.result.seed}"] if self.job.seeds > 1 else []
-                label += [f"{one.number + 1} of {count_of}"] if count_of > 1 else []
-                made.append(_passage(one, DOT.join(label)))
-            blocks.append(shown.Block(name, tuple(made), failures[0].message if failures else ""))
-            first = next((one for one in found[name] if one.leaves is not None), None)
+            passages = []
+            for sequence in by_run[name]:
+                count_of = len(sequence.result.sequences)
+                label = [f"seed {sequence.result.seed}"] if self.job.seeds > 1 else []
+                label += [f"{sequence.number + 1} of {count_of}"] if count_of > 1 else []
+                passages.append(_passage(sequence, DOT.join(label)))
+            blocks.append(shown.Block(name, tuple(passages), failures[0].message if failures else ""))
+            first = next((one for one in by_run[name] if one.leaves is not None), None)
             if first is not None and first.leaves is not None:
                 leaves = first.leaves
                 same = models[place] == home
@@ -166,16 +143,16 @@ class ComparisonOutput:
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
     def end(self, saved: Saved) -> None:
-        """Everything is decoded: tables over all prompts, and what sharing saved."""
+        """Write tables over all prompts, and say what sharing saved."""
         done = max((len(values) for values in self.tally.prompts.values()), default=0)
-        if self.asked.format == "md" and done > 1:
+        if self.options.format == "md" and done > 1:
             self._markdown_end(done)
-        elif self.asked.format == "text" and not self.silent and (done > 1 or (done and not self.job.texts)):
+        elif self.options.format == "text" and not self.silent and (done > 1 or (done and not self.job.texts)):
             if self._blocks:
                 self._write([Text("")])
             self._write([widgets.header(self.width or 80, f"over {count(done, 'prompt')}")])
             self._tables(self.tally, intervals=done > 1)
-        quiet = self.asked.quiet or not (self.err.is_terminal or self.out.is_terminal or self.asked.verbose)
+        quiet = self.options.quiet or not (self.err.is_terminal or self.out.is_terminal or self.options.verbose)
         if not quiet and saved.lanes:
             put(self.err, Text(DOT.join(self._summary(saved, done)), style="dim"))
 
@@ -198,35 +175,32 @@ class ComparisonOutput:
         return words
 
     def compared(self, outcome: Outcome, notes: Sequence[str]) -> None:
-        """What `--expect` found: to the output where it is text, else to standard error."""
-        found: list[str] = []
+        """Write what `--expect` found: to the output where it is text, else to standard error."""
+        lines: list[str] = []
         for difference in outcome.differences:
-            found += [difference.heading, *(f"  {line}" for line in difference.lines), ""]
-        found += [f"note: {note}" for note in notes]
+            lines += [difference.heading, *(f"  {line}" for line in difference.lines), ""]
+        lines += [f"note: {note}" for note in notes]
         if not outcome.differences:
-            found.append(f"{count(outcome.compared, 'output')} as recorded in {self.asked.expect}")
+            lines.append(f"{count(outcome.compared, 'output')} as recorded in {self.options.expect}")
         if self.silent:
-            self._write([Text(widgets.visible(line)) for line in found])
+            self._write([Text(widgets.visible(line)) for line in lines])
         else:
-            for line in found:
+            for line in lines:
                 self.job.say(line)
 
     def finish(self) -> None:
-        """Close what was opened. Safe to call twice."""
-        if self.closed:
-            return
-        self.closed = True
+        """Close the output."""
         if self.writer is not None:
             self.writer.close()
-        elif self.sink is not None and not self.silent:
+        elif self.sink is not None:
             self.sink.close()
 
-    def _write(self, made: Sequence[Text]) -> None:
+    def _write(self, lines: Sequence[Text]) -> None:
         if self.sink is None:
-            for line in made:
+            for line in lines:
                 self.out.print(line)
-        elif made:
-            self.sink.write("".join(f"{line.plain}\n" for line in made).encode("utf-8", "backslashreplace"))
+        elif lines:
+            self.sink.write("".join(f"{line.plain}\n" for line in lines).encode("utf-8", "backslashreplace"))
 
     # -- tables --------------------------------------------------------------------------------------------------------
 
@@ -238,7 +212,7 @@ class ComparisonOutput:
 
     def _all_tables(self, tally: RunStatistics, *, intervals: bool) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         """Titles, headings and cells: the numbers, differences to the baseline, the corpus, and who is ahead."""
-        base = self.asked.baseline
+        base = self.options.baseline
         means = {name: tally.means(name) for name in self.names}
         keys = [
             key
@@ -285,15 +259,15 @@ class ComparisonOutput:
 
     # -- Markdown ------------------------------------------------------------------------------------------------------
 
-    def _markdown(self, prompt: ComparedPrompt, found: dict[str, list[Measured]], tally: RunStatistics) -> None:
+    def _markdown(self, prompt: ComparedPrompt, by_run: dict[str, list[Measured]], tally: RunStatistics) -> None:
         row = prompt.row
         pieces = [f"## Prompt {formats.markdown_text(row.id)}"]
         if isinstance(row, BadRow):
             self._write_markdown([*pieces, formats.markdown_text(f"failed: {row.message}")])
             return
-        said = next((one.result.prompt for name in self.names for one in found[name]), row.prompt or "")
-        pieces.append(formats.markdown_block(said))
-        blocks, partings = self._shown(prompt, found)
+        text = next((one.result.prompt for name in self.names for one in by_run[name]), row.prompt or "")
+        pieces.append(formats.markdown_block(text))
+        blocks, partings = self._shown(prompt, by_run)
         for block in blocks:
             for passage in block.passages:
                 words = [f"**{formats.markdown_text(block.run)}**", passage.label, passage.state]
@@ -301,8 +275,8 @@ class ComparisonOutput:
             if block.failure:
                 pieces.append(f"**{formats.markdown_text(block.run)}** failed: {formats.markdown_text(block.failure)}")
         if partings:
-            told = [line.plain.removeprefix(f"{shown.MARK} ") for line in shown.partings_lines(partings, None)]
-            pieces.append("\n".join(f"- {formats.markdown_text(line)}" for line in told))
+            notes = [line.plain.removeprefix(f"{shown.MARK} ") for line in shown.partings_lines(partings, None)]
+            pieces.append("\n".join(f"- {formats.markdown_text(line)}" for line in notes))
         self._write_markdown([*pieces, *self._markdown_tables(tally, intervals=False)])
 
     def _markdown_end(self, done: int) -> None:
@@ -321,9 +295,9 @@ class ComparisonOutput:
 
 
 def heading(row: InputRow | BadRow, width: int) -> Text:
-    """What stands above the texts of one prompt of several."""
-    said = row.prompt or "" if isinstance(row, InputRow) else ""
-    return widgets.header(width, f"prompt {row.id}", widgets.first_words(said, max(width - 24, 16)))
+    """The heading above the texts of one prompt of several."""
+    text = row.prompt or "" if isinstance(row, InputRow) else ""
+    return widgets.header(width, f"prompt {row.id}", widgets.first_words(text, max(width - 24, 16)))
 
 
 def _passage(one: Measured, label: str) -> shown.Passage:
@@ -334,12 +308,12 @@ def _passage(one: Measured, label: str) -> shown.Passage:
     return shown.Passage(one.sequence.shown, state, label, one.leaves.character, one.leaves.token)
 
 
-def _add(tally: RunStatistics, prompt: ComparedPrompt, found: dict[str, list[Measured]], names: Sequence[str]) -> None:
+def _add(tally: RunStatistics, prompt: ComparedPrompt, by_run: dict[str, list[Measured]], names: Sequence[str]) -> None:
     if isinstance(prompt.row, BadRow):
         return
-    tally.add({name: [one.values for one in found[name]] for name in names})
+    tally.add({name: [one.values for one in by_run[name]] for name in names})
     for place, name in enumerate(names):
-        for one in found[name]:
+        for one in by_run[name]:
             tally.count(name, one.sequence.hypothesis.reason, len(one.sequence.token_ids))
         tally.seconds[name] += sum(result.decode_s for result in prompt.results(place))
 
@@ -353,11 +327,11 @@ def _cell(tally: RunStatistics, name: str, key: str, mean: float | None, *, inte
     return shown.number(mean, digits)
 
 
-def _interval(found: Interval | None, digits: int, *, intervals: bool, sign: bool = False) -> str:
-    if found is None:
+def _interval(interval: Interval | None, digits: int, *, intervals: bool, sign: bool = False) -> str:
+    if interval is None:
         return "–"
-    said = shown.signed(found.mean, digits) if sign else shown.number(found.mean, digits)
+    text = shown.signed(interval.mean, digits) if sign else shown.number(interval.mean, digits)
     if not intervals:
-        return said
-    low, high = shown.number(found.low, digits), shown.number(found.high, digits)
-    return f"{said} [{low}, {high}]"
+        return text
+    low, high = shown.number(interval.low, digits), shown.number(interval.high, digits)
+    return f"{text} [{low}, {high}]"

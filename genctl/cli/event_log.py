@@ -1,4 +1,4 @@
-"""Recorded runs: events written as they happen, and read back with every line checked before anything is shown."""
+"""Recorded runs: write events as they happen; read them back, every line checked before anything is shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_recording(name: str) -> list[events.Event]:
     from genctl.render.run_history import RunHistory, fold
 
     shown = "standard input" if name == "-" else name
-    found = []
+    recorded = []
     history = RunHistory()
     try:
         for number, line in enumerate(_lines(name), start=1):
@@ -36,12 +36,12 @@ def read_recording(name: str) -> list[events.Event]:
                 raise InputError(f"{shown}, line {number}: {error.message}", hint=error.hint) from error
             if isinstance(event, (events.Finished, events.Failed)):
                 history = history.without(event.lane)
-            found.append(event)
+            recorded.append(event)
     except OSError as error:
         raise InputError(f"cannot read {shown}: {reason_of(error)}") from error
-    if not any(isinstance(event, (events.Began, events.Stepped, events.Failed)) for event in found):
+    if not any(isinstance(event, (events.Began, events.Stepped, events.Failed)) for event in recorded):
         raise InputError(f"{shown} holds no recorded run", hint="genctl run --events FILE records one")
-    return found
+    return recorded
 
 
 def _lines(name: str) -> Iterator[bytes]:
@@ -105,5 +105,5 @@ class EventFile:
 
     def _fail(self, error: OSError) -> NoReturn:
         with contextlib.suppress(OSError):
-            self.file.close()  # what it holds back would fail again, later
+            self.file.close()  # what is buffered would fail again later
         raise OutputError(f"cannot write events to {self.path}: {reason_of(error)}") from error

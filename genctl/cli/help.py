@@ -1,32 +1,159 @@
-"""Help that is quick and fits 80 columns: options under the headings of their groups, in two plain columns."""
+"""Help that is quick and fits the terminal: a short page with examples, and a long one with every option by group."""
 
 from __future__ import annotations
 
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from typer.core import TyperCommand
+import typer
+from typer.core import TyperCommand, TyperGroup
 
-GENERAL = "Options"
+from genctl.errors import UsageError, nearest
+
+GENERAL = "General"
+WIDE = 70  # from this width on, the column of flags may be wider
 
 
-class GroupedCommand(TyperCommand):
-    """A command whose help lists its options group by group."""
+class TableCommand(TyperCommand):
+    """A command whose help lists its options by group.
+
+    `brief` says what the short help shows: headings, and the names of the options under them. Without it, the short
+    help is the long one.
+    """
+
+    examples: Sequence[str] = ()
+    brief: Mapping[str, Sequence[str]] = {}
+    whole = False  # show the long help
+
+    @property
+    def _is_brief(self) -> bool:
+        return bool(self.brief) and not self.whole
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write what the command does (in the short help its first paragraph), and examples."""
+        paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
+        for text in paragraphs[:1] if self._is_brief else paragraphs:
+            formatter.write("\n" + _wrapped(text, formatter.width, "  ", "  "))
+        if self.examples:
+            formatter.write("\nExamples:\n" + "".join(f"  {line}\n" for line in self.examples))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments, the general options, then those of each group in the order of their declaration."""
-        arguments, groups = [], {GENERAL: []}  # type: ignore[var-annotated]
+        """Write arguments and options, group by group."""
+        rows: dict[str, tuple[str, str]] = {}
+        groups: dict[str, list[str]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is None:
                 continue
-            if parameter.param_type_name == "argument":
-                arguments.append(record)
-            else:
-                groups.setdefault(getattr(parameter, "rich_help_panel", None) or GENERAL, []).append(record)
-        if arguments:
-            with formatter.section("Arguments"):
-                formatter.write_dl(arguments)
-        for name, records in groups.items():
-            if records:
-                with formatter.section(name):
-                    formatter.write_dl(records, col_max=34)
+            is_argument = parameter.param_type_name == "argument"
+            if is_argument:
+                record = (parameter.metavar or "", record[1])
+            rows[parameter.name] = record
+            group = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or GENERAL
+            groups.setdefault(group, []).append(parameter.name)
+        general = groups.pop(GENERAL)
+        if not self._is_brief:
+            only_arguments = set(groups) <= {"Arguments"}
+            for heading, names in {**groups, "Options" if only_arguments else GENERAL: general}.items():
+                write_rows(formatter, heading, [rows[name] for name in names])
+            return
+        for heading, shown in self.brief.items():
+            write_rows(formatter, heading, [_short(*rows[name]) for name in shown])
+        formatter.write(
+            "\n" + _wrapped(f"{ctx.command_path} --help-all shows all {len(rows)} options.", formatter.width)
+        )
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the exit statuses, in the long help."""
+        if self.epilog and not self._is_brief:
+            formatter.write("\n" + _wrapped(self.epilog, formatter.width))
+
+
+class CommandGroup(TyperGroup):
+    """A group that answers an unknown command with the nearest one."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, each with the first paragraph of its help."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = [(name, (command.help or "").split("\n\n")[0]) for name, command in commands.items() if command]
+        write_rows(formatter, "Commands", rows)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of a command line. Raises UsageError."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            near = meant(name, self.list_commands(ctx))
+            hint = f'did you mean "{near}"?' if near else f"see {ctx.command_path} --help"
+            shown = name if name.isprintable() else ascii(name)[1:-1]
+            raise UsageError(f'no such command "{shown}"', hint=hint)
+        return super().resolve_command(ctx, args)
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """The one of `names` that `name` abbreviates or misspells, else an empty string."""
+    names = sorted(names, key=len)
+    longer = [known for known in names if name and known.startswith(name)]
+    return longer[0] if longer else nearest(name, names, cutoff=0.7)
+
+
+def option_hint(context: Any, flag: str) -> str:
+    """What an unknown `flag` may be: a misspelled flag of the command, or a flag of another command."""
+    hint = f"see {context.command_path} --help"
+    if not flag.startswith("--"):
+        return hint
+    if near := meant(flag[2:], [known[2:] for known in _flags(context.command, context)]):
+        return f'did you mean "--{near}"?'
+    root = context.find_root().command
+    for name in root.list_commands(context):
+        if flag in _flags(root.get_command(context, name), context):
+            return f"genctl {name} has {flag}; {hint}"
+    return hint
+
+
+def _flags(command: Any, context: Any) -> list[str]:
+    """The long flags of a command."""
+    flags = [flag for option in command.get_params(context) for flag in (*option.opts, *option.secondary_opts)]
+    return [flag for flag in flags if flag.startswith("--")]
+
+
+def help_all(ctx: typer.Context, wanted: bool) -> None:
+    """Show the long help and end, as `--help-all`."""
+    if wanted:
+        command: Any = ctx.command
+        command.whole = True
+        typer.echo(command.get_help(ctx))
+        raise typer.Exit
+
+
+def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Write a section of two columns. No word is cut; flags that are too long have a line of their own."""
+    formatter.write(f"\n{heading}:\n")
+    column = min(max(len(flags) for flags, _ in rows), 30 if formatter.width > WIDE else 24) + 4
+    for flags, about in rows:
+        fits = column + max(map(len, about.split()), default=0) <= formatter.width
+        indent = " " * (column if fits else 6)
+        text = _wrapped(about, formatter.width, indent, indent)
+        if fits and len(flags) + 4 <= column:
+            formatter.write(f"  {flags}".ljust(column) + text.lstrip(" "))
+        else:
+            formatter.write(_wrapped(flags, formatter.width, "  ", "      ") + text)
+
+
+def _short(flags: str, about: str) -> tuple[str, str]:
+    """A row of the short help: without the flag that says no, and without a default that is a number."""
+    return flags.split(" / ")[0], re.sub(r" \(default: [\d.]+\)$", "", about)
+
+
+def _wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
+    lines = textwrap.wrap(
+        " ".join(text.split()),
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "".join(f"{line}\n" for line in lines)

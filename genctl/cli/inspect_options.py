@@ -1,99 +1,108 @@
-"""What `genctl inspect-cache` was asked, checked as far as that goes before anything is loaded."""
+"""`genctl inspect-cache`: its table, and what is checked before anything is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from genctl.batch.rows import BadRow, InputRow
-from genctl.cli.options import check_count
-from genctl.config.layers import Layer, Resolved
+from genctl.cli.options import IN_OUT, PresetOptions
+from genctl.cli.table import Command, Conflict, because, flag_of, given, option, switch
+from genctl.config.layers import Resolved
 from genctl.errors import UsageError
 
 STEPS = 8
+MEASURED, PLAN, FILES = "What is shown", "A plan instead", "Prompt cache on disk"
 
 
 @dataclass(frozen=True)
-class InspectOptions:
-    """The command line of `genctl inspect-cache`, parsed."""
+class InspectOptions(PresetOptions):
+    """The command line of `genctl inspect-cache`."""
 
-    arguments: tuple[str, ...] = ()
-    steps: int | None = None
-    inputs: bool = False
-    heatmap: bool = False
-    diff: str | None = None
-    save_cache: str | None = None
-    plan: bool = False
-    batch: int | None = None
-    length: int | None = None
-    source_length: int | None = None
-    memory: str | None = None
-    input: str | None = None
-    input_format: str | None = None
-    output: str | None = None
-    force: bool = False
-    format: str = "text"
-    presets: tuple[str, ...] = ()
-    flags: Sequence[Layer] = ()
-    strategy: str = ""
-    quiet: bool = False
-    verbose: bool = False
-    color: str = "auto"
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
-    allow_plugins: bool = False
-
-
-def check(asked: InspectOptions) -> None:
-    """Everything that flags alone can get wrong. Raises UsageError."""
-    check_count("steps", asked.steps, least=0)
-    _check_plan(asked)
-    if asked.force and asked.output is None and asked.save_cache is None:
-        raise UsageError("--force replaces an existing --output or --save-cache file, but there is neither")
-    if asked.save_cache == "-":
-        raise UsageError("--save-cache -: a prompt cache is a file that is read again; give it a name")
-    if asked.save_cache is not None and asked.save_cache == asked.output:
-        raise UsageError(f"--save-cache {asked.save_cache}: --output names the same file")
-    if asked.diff == "":
-        raise UsageError("--diff: the other prompt is empty")
-    if asked.format == "tsv":
-        for flag, given in (
-            ("--inputs", asked.inputs),
-            ("--heatmap", asked.heatmap),
-            ("--diff", asked.diff is not None),
-        ):
-            if given:
-                raise UsageError(f"{flag} has no place in --format tsv; --format json has it")
-
-
-def _check_plan(asked: InspectOptions) -> None:
-    """What belongs to a plan and what to a measurement. Raises UsageError, naming the option."""
-    planned = (
-        ("--batch", asked.batch),
-        ("--length", asked.length),
-        ("--source-length", asked.source_length),
-        ("--memory", asked.memory),
+    steps: int | None = option(
+        "passes after the prompt, of one token each (default: 8)", metavar="N", group=MEASURED, least=0
     )
-    if not asked.plan:
-        for flag, given in planned:
-            if given is not None:
-                raise UsageError(f"{flag} {given} belongs to --plan; here bytes are measured")
-        return
-    for name in ("batch", "length", "source_length"):
-        check_count(name.replace("_", "-"), getattr(asked, name), least=1)
-    for flag, given in (
-        ("a prompt", bool(asked.arguments)),
-        ("--input", asked.input is not None),
-        ("--input-format", asked.input_format is not None),
-        ("--steps", asked.steps is not None),
-        ("--inputs", asked.inputs),
-        ("--heatmap", asked.heatmap),
-        ("--diff", asked.diff is not None),
-        ("--save-cache", asked.save_cache is not None),
-        ("--output", asked.output is not None),
-    ):
-        if given:
-            raise UsageError(f"{flag} belongs to a measurement, and --plan decodes nothing")
+    inputs: bool = switch("show what each pass is given, with and without a cache", group=MEASURED)
+    heatmap: bool = switch("show the norms of keys and values, by layer and position", group=MEASURED)
+    diff: str | None = option(
+        "what this prompt could reuse of the first one's cache, and what that saves", metavar="PROMPT", group=MEASURED
+    )
+    save_cache: str | None = option("keep the prompt's cache, for --prompt-cache", metavar="FILE", group=FILES)
+    plan: bool = switch("predict bytes from the checkpoint's config alone; nothing is decoded", group=PLAN)
+    batch: int | None = option("with --plan: prompts at once (default: 1)", metavar="N", group=PLAN)
+    length: int | None = option("with --plan: tokens of each row (default: the context)", metavar="N", group=PLAN)
+    source_length: int | None = option("with --plan: tokens that an encoder reads", metavar="N", group=PLAN)
+    memory: str | None = option("with --plan: memory for weights and cache, such as 24GiB", metavar="SIZE", group=PLAN)
+    force: bool = switch("replace an existing --output or --save-cache file", group=IN_OUT)
+    format: Literal["text", "json", "tsv"] = option(
+        "how the result is written (default: text)", group=IN_OUT, default="text"
+    )
+
+
+def _each(*names: str, sentence: str, **values: Sequence[Any]) -> tuple[Conflict, ...]:
+    """A row for each option; FLAG stands for its flag, and VALUE for what it is given."""
+    return tuple(
+        (given(name, **values), sentence.replace("FLAG", flag_of(name)).replace("VALUE", f"{{{name}}}"))
+        for name in names
+    )
+
+
+_ONE_PROMPT = ("save_cache", "heatmap", "diff")
+_MEASURED = ("input", "input_format", "steps", "inputs", "heatmap", "diff", "save_cache", "output")
+CONFLICTS: tuple[Conflict, ...] = (
+    *because(
+        given(without=["plan"]),
+        "",
+        *_each(
+            *("batch", "length", "source_length", "memory"),
+            sentence="FLAG VALUE belongs to --plan; here bytes are measured",
+        ),
+    ),
+    (given("plan", "arguments"), "a prompt belongs to a measurement, and --plan decodes nothing"),
+    *_each(*_MEASURED, sentence="FLAG belongs to a measurement, and --plan decodes nothing", plan=[True]),
+    (
+        given("force", without=["output", "save_cache"]),
+        "--force replaces an existing --output or --save-cache file, but there is neither",
+    ),
+    (given(save_cache=["-"]), "--save-cache -: a prompt cache is a file that is read again; give it a name"),
+    (
+        lambda options: options.save_cache is not None and options.save_cache == options.output,
+        "--save-cache {save_cache}: --output names the same file",
+    ),
+    (given(diff=[""]), "--diff: the other prompt is empty"),
+    *_each(
+        "inputs", "heatmap", "diff", sentence="FLAG has no place in --format tsv; --format json has it", format=["tsv"]
+    ),
+)
+
+INSPECT_CACHE = Command(
+    "inspect-cache",
+    InspectOptions,
+    "genctl.cli.inspect_job:perform",
+    """Show what is in the KV cache, layer by layer and pass by pass, measured.
+
+    The prompt is read (step 0), then --steps passes of one token each follow, under any preset. Bytes and shapes are
+    those of the tensors in memory. Prompts given together are decoded together, in one batch.
+
+    --format json writes one object: of the last pass `layers`, `total_bytes` and what is derived from them, and in
+    `steps` every pass with what it was given. Several prompts are listed in `prompts`, and `rows` of a step says which
+    of them each row belongs to. --format tsv has a line for each layer of each pass.""",
+    (
+        'genctl inspect-cache "Once upon a time"',
+        "genctl inspect-cache --plan -m gpt2 --memory 24GiB",
+        'genctl inspect-cache --save-cache F "A long prompt"',
+    ),
+    {
+        MEASURED: ("steps", "inputs", "heatmap", "diff"),
+        PLAN: ("plan", "batch", "length", "memory"),
+        FILES: ("save_cache",),
+        "Model and settings": ("model", "cache_implementation", "presets", "set"),
+        IN_OUT: ("input", "output", "format"),
+    },
+    CONFLICTS,
+    without=frozenset({"batch_size"}),
+)
 
 
 def check_length(early: Resolved, given: int | None, steps: int) -> None:
@@ -102,22 +111,18 @@ def check_length(early: Resolved, given: int | None, steps: int) -> None:
         setting = early.settings.get(name)
         if setting is None or setting.kind != "command" or setting.value is None:
             continue
-        said = f"{name} = {setting.value} ({setting.place})"
+        setting_text = f"{name} = {setting.value} ({setting.place})"
         if name == "batch_size":
-            raise UsageError(f"{said}: prompts given together are decoded in one batch")
+            raise UsageError(f"{setting_text}: prompts given together are decoded in one batch")
         hint = f"--steps {max(setting.value - 1, 0)} writes {setting.value} tokens" if name == "max_new_tokens" else ""
         default = "" if given is not None else ", the default,"
-        raise UsageError(f"{said} contradicts --steps {steps}{default} which writes {steps + 1} tokens", hint=hint)
+        raise UsageError(
+            f"{setting_text} contradicts --steps {steps}{default} which writes {steps + 1} tokens", hint=hint
+        )
 
 
-def check_rows(asked: InspectOptions, rows: Sequence[InputRow | BadRow]) -> None:
+def check_rows(options: InspectOptions, rows: Sequence[InputRow | BadRow]) -> None:
     """Raises UsageError where an option takes exactly one prompt."""
-    if len(rows) == 1:
-        return
-    for flag, given in (
-        ("--save-cache", asked.save_cache is not None),
-        ("--heatmap", asked.heatmap),
-        ("--diff", asked.diff is not None),
-    ):
-        if given:
-            raise UsageError(f"{flag} takes exactly one prompt; there are {len(rows)}")
+    for name in _ONE_PROMPT:
+        if len(rows) != 1 and given(name)(options):
+            raise UsageError(f"{flag_of(name)} takes exactly one prompt; there are {len(rows)}")

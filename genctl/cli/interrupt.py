@@ -1,8 +1,8 @@
 """SIGINT, SIGTERM, SIGHUP: the first asks to stop, the second ends at once. SIGTSTP leaves the terminal usable.
 
-Signals reach Python code only between two of its instructions, and a step of the model, the reading of a long prompt or
-the loading of weights can take longer than anybody wants to wait. So a thread listens too (`signal.set_wakeup_fd`): if
-the main one has not ended after a quarter of a second, the thread saves what there is and ends the process.
+Python handles signals only between two of its instructions, and one step of the model, a long prefill or loading
+weights may take seconds. So a thread listens too (`signal.set_wakeup_fd`): if the main thread has not ended after a
+quarter of a second, it saves the results and ends the process.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-GRACE_S = 0.25  # for the main thread to come to an end of its own
-TURN_S = 0.1  # then: for it to finish what it is writing
+GRACE_S = 0.25  # how long the main thread may take to end by itself
+TURN_S = 0.1  # and then to finish a write
 SHOW_CURSOR = b"\x1b[?25h"
 ENDING = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
 
@@ -38,7 +38,7 @@ class Interrupt:
         self.gentle = False
         self.hide: Callable[[], object] = lambda: None
         self._rescue: Callable[[], object] | None = None
-        self._bounded = False  # whether the deadline holds to the end, because what there is has been saved
+        self._bounded = False  # the deadline holds even after decoding, since results have been saved
         self._turn = threading.RLock()  # held by whoever writes or draws
         self._depth = 0  # how often the main thread holds it
         self._pause_due = False
@@ -56,7 +56,7 @@ class Interrupt:
                 always = number in (signal.SIGINT, signal.SIGTERM)
                 if always or before is signal.SIG_DFL or (number in ENDING and before is not signal.SIG_IGN):
                     self._before[number] = signal.signal(number, handler)
-            except ValueError:  # not the main thread: somebody else looks after signals
+            except ValueError:  # not the main thread, which alone may handle signals
                 return self
         self._listen()
         return self
@@ -76,7 +76,7 @@ class Interrupt:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """While the main thread writes or draws: nobody else does, and the process is not stopped in between."""
+        """Hold while the main thread writes or draws: no other thread does, and SIGTSTP waits."""
         with self._turn:
             self._depth += 1
             try:
@@ -88,7 +88,7 @@ class Interrupt:
 
     @contextmanager
     def rescued_by(self, rescue: Callable[[], object]) -> Iterator[None]:
-        """While the model is at work: `rescue` saves what there is, from another thread, if it does not come back."""
+        """While decoding: if the model does not return after a signal, another thread calls `rescue`."""
         self._rescue, self.gentle, self._bounded = rescue, True, True
         try:
             yield
@@ -112,7 +112,7 @@ class Interrupt:
             self._stop()
 
     def _stop(self) -> None:
-        """Let the terminal be as it was, stop, and go on when we are told to."""
+        """Restore the terminal, stop the process, and continue on SIGCONT."""
         self._pause_due = False
         with contextlib.suppress(OSError):
             self.hide()
@@ -152,10 +152,10 @@ class Interrupt:
                     deadline = time.monotonic() + GRACE_S
 
     def _too_late(self) -> None:
-        """The main thread is stuck in a library: the model's, the system's, an import's."""
+        """The main thread is stuck in a library: save results and end the process."""
         status = self.status or 128 + self._number
         if self.gentle and not self._bounded:
-            return  # nobody else can save what it has: it ends with its step
+            return  # only the main thread can save results: it ends after this step
         if self.gentle and self._turn.acquire(timeout=TURN_S):
             self.status = status
             if self._rescue is None:
@@ -168,7 +168,7 @@ class Interrupt:
 
 
 def _leave(status: int) -> None:
-    """End now; what is written stays written, and the terminal has its cursor."""
+    """End the process now, with the terminal's cursor shown."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             if os.isatty(stream.fileno()):

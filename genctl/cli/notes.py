@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def cache_notes(session: Session, resolved: Resolved) -> list[str]:
-    """One sentence for each thing about the cache that was asked for and that its name does not say."""
+    """A sentence for each effect of the cache settings that their names do not say."""
     from genctl.inspecting import notes
 
     return notes.cache_notes(session, resolved)
@@ -24,7 +24,7 @@ def cache_notes(session: Session, resolved: Resolved) -> list[str]:
 
 @dataclass
 class Reuse:
-    """Counts what `--prompt-cache` was good for. Feed it a run's events; without `path` it says nothing."""
+    """Counts the prompt tokens that `--prompt-cache` saved. A listener of events; without `path` it says nothing."""
 
     path: str | None
     prompts: int = 0
@@ -43,17 +43,17 @@ class Reuse:
         self.useless += not event.reused
 
     def notes(self, session: Session | None, *, verbose: bool) -> list[str]:
-        """What there is to say afterwards: always where it was of no use, else with `verbose`.
+        """Notes for the end of a run: always where nothing was reused, with `verbose` also how much was.
 
-        With `verbose` also what was found out about the model on the way.
+        `verbose` adds what was found out about the model.
         """
-        said = list(session.forward.findings) if verbose and session is not None else []
+        lines = list(session.forward.findings) if verbose and session is not None else []
         if self.useless:
             what = "nothing" if self.prompts == 1 else f"for {self.useless} of {self.prompts} prompts nothing"
-            said.append(f"{what} of the prompt cache {self.path} could be reused{_why(session)}")
+            lines.append(f"{what} of the prompt cache {self.path} could be reused{_why(session)}")
         if verbose and self.prompts:
-            said.append(f"reused {self.reused} of {self.tokens} prompt token{'' if self.tokens == 1 else 's'}")
-        return said
+            lines.append(f"reused {self.reused} of {self.tokens} prompt token{'' if self.tokens == 1 else 's'}")
+        return lines
 
 
 def _why(session: Session | None) -> str:
@@ -64,27 +64,14 @@ def _why(session: Session | None) -> str:
     return f": {reuse_limit(session)}"
 
 
-def announce_compiling(
-    session: Session, say: Callable[[str], None], *, quiet: bool, before: Callable[[], None] = lambda: None
-) -> None:
-    """Have what compiling has to tell said as notes, or with `quiet` not at all.
-
-    It is told in the middle of a step: `before` takes away what moves on the terminal.
-    """
-    compiled = session.forward.compiled
-    if compiled is None:
-        return
-
-    def note(line: str) -> None:
-        if not quiet:
-            before()
-            say(f"note: {line}")
-
-    compiled.say = note
+def announce_compiling(session: Session, say: Callable[[str], None], *, quiet: bool) -> None:
+    """Say as notes what compiling reports in the middle of a step; with `quiet`, say nothing."""
+    if session.forward.compiled is not None:
+        session.forward.compiled.say = (lambda line: None) if quiet else (lambda line: say(f"note: {line}"))
 
 
 def cut_note(event: events.Event, prompt: str, row: InputRow | None, runtime: Runtime) -> str:
-    """What to say when a prompt begins of which tokens were taken; "" for every other event."""
+    """A note when a prompt begins that was shortened; "" for every other event."""
     taken = event.settings.get("truncated", 0) if isinstance(event, events.Began) else 0
     if not taken:
         return ""

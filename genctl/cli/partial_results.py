@@ -1,4 +1,4 @@
-"""What the lanes at work have written so far, from their events alone: for a run whose model does not come back."""
+"""The tokens of unfinished lanes, from their events alone: for a run whose model does not return."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _PartialLane:
 
 
 class Unfinished:
-    """Feed it events; `results` has each lane that began to write and is not done."""
+    """A listener of events; `results` gives each lane that has tokens and is not finished."""
 
     def __init__(self, *, texts: bool = True) -> None:
         self._texts = texts  # whether there is a tokenizer to write any
@@ -30,7 +30,7 @@ class Unfinished:
         self._returned: dict[str, int] = {}
 
     def expect(self, lane: str, returned: int) -> None:
-        """A lane will begin, of which so many sequences are returned."""
+        """Say how many sequences of a lane are returned."""
         self._returned[lane] = returned
 
     def feed(self, event: events.Event) -> None:
@@ -50,25 +50,25 @@ class Unfinished:
             self._lanes[event.lane].prefilled = event
 
     def results(self) -> list[Result]:
-        """What there is, the rows that live ended as interrupted, as the loop would have done it."""
+        """Results of all unfinished lanes; live rows end as interrupted, as in the loop."""
         return [result for lane in self._lanes.values() if (result := _result(lane, self._texts)) is not None]
 
 
 def _result(lane: _PartialLane, texts: bool) -> Result | None:
-    found = []
+    sequences = []
     for one, history in lane.ended:
-        found.append(Sequence(one.hypothesis, *recalled(history)))
+        sequences.append(Sequence(one.hypothesis, *recalled(history)))
     penalty = float(lane.began.settings.get("length_penalty", 1.0))
     for row, history in zip(lane.rows, lane.live, strict=True):
         tokens, parents = recalled(history)
         ids = tuple(token.id for token in tokens)
         score = row.total / max(len(ids), 1) ** penalty
         text = "".join(token.text for token in tokens) if texts else ""
-        made = events.Hypothesis(ids, row.logprob, row.total, REASON, score, row.slot, "", text)
-        found.append(Sequence(made, tokens, parents))
-    if not found:
+        hypothesis = events.Hypothesis(ids, row.logprob, row.total, REASON, score, row.slot, "", text)
+        sequences.append(Sequence(hypothesis, tokens, parents))
+    if not sequences:
         return None
-    found.sort(key=lambda one: (one.hypothesis.slot or 0, -one.hypothesis.score))
+    sequences.sort(key=lambda one: (one.hypothesis.slot or 0, -one.hypothesis.score))
     began, prefilled = lane.began, lane.prefilled
     return Result(
         began.lane,
@@ -76,7 +76,7 @@ def _result(lane: _PartialLane, texts: bool) -> Result | None:
         began.strategy,
         began.seed,
         began.model,
-        tuple(found[: lane.returned]),
+        tuple(sequences[: lane.returned]),
         prefilled.prompt_tokens if prefilled is not None else 0,
         prefilled.seconds if prefilled is not None else 0.0,
     )

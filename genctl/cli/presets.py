@@ -1,19 +1,20 @@
-"""`genctl presets`: which there are, what one holds, whether a file is right, and the schema for editors."""
+"""`genctl presets`: list them, show one, check files, and print the schema for editors."""
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from genctl.cli.help import CommandGroup, TableCommand
 from genctl.errors import PresetError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 app = typer.Typer(
+    cls=CommandGroup,
     help="List, show and check presets: TOML files that hold any knob.",
     no_args_is_help=True,
     add_completion=False,
@@ -21,41 +22,26 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A preset, by name or path.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="a preset, by name or path", show_default=False)]
 
 
-class ListFormat(str, Enum):
-    """How a list is written."""
-
-    TEXT = "text"
-    JSON = "json"
+Listing = Annotated[Literal["text", "json"], typer.Option("--format", help="how the list is written")]
+Color = Annotated[Literal["auto", "always", "never"], typer.Option("--color", help="auto decides for each stream")]
 
 
-class When(str, Enum):
-    """Whether colour is used."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
-
-
-Listing = Annotated[ListFormat, typer.Option("--format", help="How the list is written.")]
-Color = Annotated[When, typer.Option("--color", help="Judged for each stream.")]
-
-
-def _out(color: When) -> Console:
+def _out(color: Any) -> Console:
     from genctl.render.console import make_consoles
 
-    return make_consoles(color.value)[0]
+    return make_consoles(color)[0]
 
 
 def _print(out: Console, text: str) -> None:
-    """`text` as it is: not wrapped, not coloured, tabs kept, no markup in it."""
+    """Print `text` as it is: not wrapped, not coloured, tabs kept, without markup."""
     out.file.write(text)
 
 
 def _columns(out: Console, rows: list[tuple[str, str, str]]) -> None:
-    """Name, where it comes from, and what it is for; the last one wrapped on a terminal, whole in a pipe."""
+    """Print name, folder and purpose; on a terminal as a table that wraps, in a pipe between tabs."""
     from rich.table import Table
     from rich.text import Text
 
@@ -71,37 +57,37 @@ def _columns(out: Console, rows: list[tuple[str, str, str]]) -> None:
     out.print(table)
 
 
-@app.command("list")
-def list_presets(format: Listing = ListFormat.TEXT, color: Color = When.AUTO) -> None:
-    """Every preset that has a name, with what it is for. A broken one is listed with what is wrong."""
+@app.command("list", cls=TableCommand)
+def list_presets(format: Listing = "text", color: Color = "auto") -> None:
+    """List every preset with its purpose. A broken one is listed with its mistake."""
     import json
 
     from genctl.config import presets
     from genctl.config.toml import printable
 
-    found: list[dict[str, str]] = []
+    entries: list[dict[str, str]] = []
     for item in presets.available():
         entry = {"name": item.name, "where": item.where, "path": str(item.path)}
         try:
             entry["about"] = presets.about(item.path)
         except PresetError as error:
             entry["error"] = error.message.splitlines()[0]
-        found.append(entry)
+        entries.append(entry)
     out = _out(color)
-    if format is ListFormat.JSON:
-        _print(out, json.dumps(found, indent=2) + "\n")
+    if format == "json":
+        _print(out, json.dumps(entries, indent=2) + "\n")
         return
-    about = [printable(f"broken: {entry['error']}" if "error" in entry else entry["about"]) for entry in found]
-    _columns(out, [(entry["name"], entry["where"], line) for entry, line in zip(found, about, strict=True)])
+    about = [printable(f"broken: {entry['error']}" if "error" in entry else entry["about"]) for entry in entries]
+    _columns(out, [(entry["name"], entry["where"], line) for entry, line in zip(entries, about, strict=True)])
 
 
-@app.command()
+@app.command(cls=TableCommand)
 def show(
     name: Name,
-    raw: Annotated[bool, typer.Option("--raw", help="The file as it is, without what it extends.")] = False,
-    color: Color = When.AUTO,
+    raw: Annotated[bool, typer.Option("--raw", help="show the file as it is, without what it extends")] = False,
+    color: Color = "auto",
 ) -> None:
-    """What a preset sets, with what it extends, as TOML; the origin of each value in a comment."""
+    """Show what a preset sets, with what it extends, as TOML; comments give the origin of each value."""
     from genctl.config import presets
     from genctl.config.dry import to_toml
     from genctl.config.layers import resolve
@@ -114,19 +100,17 @@ def show(
     path = presets.find(name)
     text = decode(read_bytes(path), presets.short(path))
     out = _out(color)
-    if out.is_terminal:  # a file is data: what a terminal might obey is shown instead
+    if out.is_terminal:  # control characters in a file must not reach the terminal
         text = "".join(mark if mark in "\n\t" else printable(mark) for mark in text)
     _print(out, text)
 
 
-@app.command()
+@app.command(cls=TableCommand)
 def check(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Presets, by path or name.", show_default=False)
-    ],
-    color: Color = When.AUTO,
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="presets, by path or name", show_default=False)],
+    color: Color = "auto",
 ) -> None:
-    """Check presets, alone and with what they extend. Every mistake of every file is told; exit status 2 if any."""
+    """Check presets, with what they extend. Prints every mistake of every file; exit status 2 if there is one."""
     from genctl.config import presets
     from genctl.config.layers import resolve
     from genctl.config.toml import printable
@@ -147,9 +131,9 @@ def check(
         raise PresetError("\n".join(mistakes), hint="; ".join(hints))
 
 
-@app.command()
-def schema(color: Color = When.AUTO) -> None:
-    """The JSON Schema (draft 2020-12) of a preset, with which editors complete and check TOML."""
+@app.command(cls=TableCommand)
+def schema(color: Color = "auto") -> None:
+    """Print the JSON Schema (draft 2020-12) of a preset, for completion and checks in editors."""
     import json
 
     from genctl.config.schema import schema as preset_schema
@@ -157,12 +141,12 @@ def schema(color: Color = When.AUTO) -> None:
     _print(_out(color), json.dumps(preset_schema(), indent=2, ensure_ascii=False) + "\n")
 
 
-@app.command("path")
+@app.command("path", cls=TableCommand)
 def path_of(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A preset.", show_default=False)] = None,
-    color: Color = When.AUTO,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="a preset", show_default=False)] = None,
+    color: Color = "auto",
 ) -> None:
-    """Where presets are looked for, in order; with NAME, which file it is."""
+    """Print the folders of presets, in order; with NAME, its file."""
     from genctl.config import presets
     from genctl.config.toml import printable, read_bytes
 

@@ -1,4 +1,5 @@
-"""`genctl replay`: a recorded run, shown again."""
+"""`genctl replay`: show a recorded run again."""
+# ruff: noqa: RUF009 — `option` returns a dataclass field, which is what a dataclass default may be
 
 from __future__ import annotations
 
@@ -6,14 +7,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 from genctl import collection, events
-from genctl.cli import options
 from genctl.cli.event_log import read_recording
+from genctl.cli.inputs import is_terminal
 from genctl.cli.interrupt import Interrupt
+from genctl.cli.options import TreeFormat
+from genctl.cli.run_options import TREE_ECHO
+from genctl.cli.table import Color, Command, CommandOptions, Conflict, argument, because, given, option, switch
 from genctl.errors import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -21,103 +25,110 @@ if TYPE_CHECKING:
 
     from genctl.render.run_view import RunView
 
-STEP_S = 0.08  # between two steps; what a recording does not tell is how long they took
+STEP_S = 0.08  # between two steps; a recording does not say how long they took
 TOP = 3  # alternatives shown with --scores
 
 
-def replay(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What --events or --trace wrote; - is standard input.")],
-    step: Annotated[
-        bool, typer.Option("--step", help="Wait for a key after each step: space or enter, q ends.")
-    ] = False,
-    speed: Annotated[
-        float | None,
-        typer.Option("--speed", metavar="X", help="So many times as fast (default: 1).", show_default=False),
-    ] = None,
-    tree: Annotated[
-        bool, typer.Option("--tree", help="Draw the search tree at the end; on standard error where output is piped.")
-    ] = False,
-    tree_format: Annotated[
-        Literal["text", "dot", "json"] | None,
-        typer.Option("--tree-format", help="Write the search tree instead of the texts.", show_default=False),
-    ] = None,
-    echo: Annotated[bool, typer.Option("--echo", help="Begin the text with the prompt.")] = False,
-    scores: Annotated[bool, typer.Option("--scores", help="Show what was recorded of each token.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Show what each logits processor did.")] = False,
-    quiet: options.Quiet = False,
-    color: options.Color = "auto",
-) -> int:
+@dataclass(frozen=True)
+class ReplayOptions(CommandOptions):
+    """The command line of `genctl replay`."""
+
+    file: str = argument("a file that --events or --trace wrote; - is standard input", "FILE", required=True)
+    step: bool = switch("wait for a key after each step: space or enter, q ends")
+    speed: float | None = option("speed factor (default: 1)", metavar="X")
+    tree: bool = switch("draw the search tree at the end (on standard error where output is piped)")
+    tree_format: TreeFormat | None = option("write the search tree instead of the texts")
+    echo: bool = switch("begin the text with the prompt")
+    scores: bool = switch("show what was recorded of each token")
+    explain: bool = switch("show what each logits processor did")
+    quiet: bool = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
+    color: Color = option("colours: auto decides for each stream (default: auto)", default="auto")
+
+
+def _live(options: ReplayOptions) -> bool:
+    return options.tree_format is None and is_terminal(sys.stdout)
+
+
+def _in_pipe(options: ReplayOptions) -> bool:
+    return not _live(options)
+
+
+CONFLICTS: tuple[Conflict, ...] = (
+    (lambda options: options.speed is not None and not 0 < options.speed < inf, "--speed {speed:g}: must be above 0"),
+    (given("step", "speed"), "--step waits for a key and --speed sets a pace; leave out one of them"),
+    (given("tree_format", "step"), "--tree-format {tree_format} writes the tree and shows no steps"),
+    (given("tree_format", "speed"), "--tree-format {tree_format} writes the tree and shows no steps"),
+    TREE_ECHO,
+    *because(
+        _in_pipe,
+        "",
+        (given("step"), "--step is for a terminal, and standard output is none"),
+        (given("speed"), "--speed is for a terminal, and standard output is none"),
+    ),
+    (
+        lambda options: options.step and not is_terminal(sys.stdin),
+        "--step waits for keys, but standard input is no terminal",
+    ),
+)
+
+REPLAY = Command(
+    "replay",
+    ReplayOptions,
+    "genctl.cli.replay:perform",
     """Show a recorded run again, as it was seen, or step by step.
 
-    The pace is even, since a recording does not say how long each step took. In a pipe, the texts.
-    """
+    The pace is even, since a recording does not say how long each step took. In a pipe, the texts.""",
+    ("genctl replay run.jsonl", "genctl replay run.jsonl --step"),
+    conflicts=CONFLICTS,
+    knobs=(),
+)
+
+
+def perform(options: ReplayOptions) -> int:
+    """Show the recording. Returns the exit status."""
     from genctl.render.console import make_consoles
 
     collection.resume()  # no model is loaded here
-    live = sys.stdout is not None and sys.stdout.isatty() and tree_format is None
-    _check(step, speed, live=live, asked_tree=tree_format, echo=echo)
-    told = read_recording(file)
-    out, err = make_consoles(color)
-    searching = any(isinstance(event, events.Began) and "beam" in event.strategy for event in told)
-    if not live:
-        return _write(told, err, tree=tree, tree_format=tree_format, echo=echo, scores=scores, explain=explain)
-    if step and file == "-":
+    recorded = read_recording(options.file)
+    out, err = make_consoles(options.color)
+    if not _live(options):
+        return _write(recorded, err, options)
+    if options.step and options.file == "-":
         raise UsageError("--step waits for keys on standard input, where the recording comes from")
+    searching = any(isinstance(event, events.Began) and "beam" in event.strategy for event in recorded)
     with Interrupt(), ExitStack() as stack:
-        pause = stack.enter_context(_keys()) if step else _pace(STEP_S / (speed or 1.0))
-        if step and not quiet:
+        pause = stack.enter_context(_keys()) if options.step else _pace(STEP_S / (options.speed or 1.0))
+        if options.step and not options.quiet:
             print("space or enter: next step; q: end", file=sys.stderr)
-        view = stack.enter_context(_view(told, out, err, searching or tree, tree, echo, scores, explain, every=step))
-        for event in told:
+        view = stack.enter_context(_view(recorded, out, err, options, searching=searching or options.tree))
+        for event in recorded:
             view.feed(event)
             if isinstance(event, events.Stepped) and not pause():
                 break
-    if not quiet:
+    if not options.quiet:
         _sum_up(view, err)
-    return _status(told)
-
-
-def _check(step: bool, speed: float | None, *, live: bool, asked_tree: str | None, echo: bool) -> None:
-    if speed is not None and not 0 < speed < float("inf"):
-        raise UsageError(f"--speed {speed:g}: must be above 0")
-    if step and speed is not None:
-        raise UsageError("--step waits for a key and --speed sets a pace; leave out one of them")
-    if asked_tree is not None and (step or speed is not None):
-        raise UsageError(f"--tree-format {asked_tree} writes the tree and shows no steps")
-    if asked_tree is not None and echo:
-        raise UsageError("--echo begins texts with their prompt, but --tree-format writes trees instead of texts")
-    if not live and (step or speed is not None):
-        raise UsageError(f"{'--step' if step else '--speed'} is for a terminal, and standard output is none")
-    if step and not (sys.stdin is not None and sys.stdin.isatty()):
-        raise UsageError("--step waits for keys, but standard input is no terminal")
+    return _status(recorded)
 
 
 def _view(
-    told: list[events.Event],
-    out: Console,
-    err: Console,
-    searching: bool,
-    tree: bool,
-    echo: bool,
-    scores: bool,
-    explain: bool,
-    *,
-    every: bool,
+    recorded: list[events.Event], out: Console, err: Console, options: ReplayOptions, *, searching: bool
 ) -> RunView:
     from genctl.render.beam_view import BeamView
     from genctl.render.run_view import RunView
 
-    lanes = {event.lane for event in told if isinstance(event, (events.Began, events.Failed))}
-    several = len(lanes) > 1 or any(isinstance(event, events.Finished) and len(event.hypotheses) > 1 for event in told)
-    shared: dict[str, Any] = {"echo": echo, "scores": scores, "explain": explain, "top": TOP, "labels": several}
-    clock = _Ticks() if every else time.monotonic
+    lanes = {event.lane for event in recorded if isinstance(event, (events.Began, events.Failed))}
+    several = len(lanes) > 1 or any(
+        isinstance(event, events.Finished) and len(event.hypotheses) > 1 for event in recorded
+    )
+    shared: dict[str, Any] = {name: getattr(options, name) for name in ("echo", "scores", "explain")}
+    shared |= {"top": TOP, "labels": several, "quiet": True, "clock": _Ticks() if options.step else time.monotonic}
     if searching:
-        return BeamView(out, err, tree=tree, quiet=True, formula=True, clock=clock, **shared)
-    return RunView(out, err, live=True, quiet=True, clock=clock, **shared)
+        return BeamView(out, err, tree=options.tree, formula=True, **shared)
+    return RunView(out, err, live=True, **shared)
 
 
 class _Ticks:
-    """A clock by which every look is a second later, so that no step is left undrawn."""
+    """A clock that moves by a second each time it is read, so that every step is drawn."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -137,7 +148,7 @@ def _pace(seconds: float) -> Callable[[], bool]:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[], bool]]:
-    """Wait for single keys; the terminal is as it was afterwards. The answer is whether to go on."""
+    """Wait for single keys, and restore the terminal afterwards. Each call returns whether to continue."""
     try:
         import termios
         import tty
@@ -161,25 +172,16 @@ def _wait_for_key(read: Callable[[int], str]) -> bool:
             return True
 
 
-def _write(
-    told: list[events.Event],
-    err: Console,
-    *,
-    tree: bool,
-    tree_format: str | None,
-    echo: bool,
-    scores: bool,
-    explain: bool,
-) -> int:
+def _write(recorded: list[events.Event], err: Console, options: ReplayOptions) -> int:
     """The final texts (or trees) to standard output; what else was asked for to standard error."""
     from genctl.cli.beam_output import Search
-    from genctl.cli.run_options import RunOptions
     from genctl.render.console import discard
 
-    asked = RunOptions(echo=echo, stream=tree_format is None, tree=tree, tree_format=tree_format)  # type: ignore[arg-type]
-    view = _view(told, err if scores or explain else discard(), err, False, False, echo, scores, explain, every=False)
-    with view, Search(asked, err, live=False) as search, _trees(tree_format) as trees:
-        for event in told:
+    shown = err if options.scores or options.explain else discard()
+    search = Search(options, err, stream=options.tree_format is None, raw=False, live=False)
+    view = _view(recorded, shown, err, options, searching=False)
+    with view, search, _trees(options.tree_format) as trees:
+        for event in recorded:
             view.feed(event)
             search.feed(event)
             if isinstance(event, events.Finished):
@@ -189,7 +191,7 @@ def _write(
     if unfinished:
         print(f"error: the recording ends before {unfinished} of its prompts are done", file=sys.stderr)
         return int(Exit.ROWS_FAILED)
-    return _status(told)
+    return _status(recorded)
 
 
 @contextmanager
@@ -213,5 +215,5 @@ def _sum_up(view: RunView, err: Console) -> None:
         err.print(summary(totals, decode_s=0.0, first_s=None, unfinished=len(left)))
 
 
-def _status(told: list[events.Event]) -> int:
-    return int(Exit.ROWS_FAILED if any(isinstance(event, events.Failed) for event in told) else Exit.DONE)
+def _status(recorded: list[events.Event]) -> int:
+    return int(Exit.ROWS_FAILED if any(isinstance(event, events.Failed) for event in recorded) else Exit.DONE)

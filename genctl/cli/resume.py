@@ -1,10 +1,10 @@
-"""Whether a job that goes on is the job that began: what is asked, as the journal keeps it, and what has changed."""
+"""Whether --resume continues the same job: the job as the journal keeps it, and what has changed since."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +20,7 @@ from genctl.config.layers import Resolved
 from genctl.errors import UsageError
 from genctl.identity import brief, is_outdated
 
-APART = ("seed", "offline")  # settings that have a place of their own, or change nothing in a result
+APART = ("seed", "offline")  # settings that are kept elsewhere, or change no result
 IN_FILES = ("json_schema", "grammar", "prompt_cache")  # settings that may name a file
 _SHORT = 40  # characters of a value in a sentence
 
@@ -30,7 +30,7 @@ class OutputIdentity:
     """Everything that decides the bytes of an output."""
 
     seed: int
-    said: bool  # whether the seed was asked for; else it is whatever the job began with
+    seed_given: bool  # whether a seed is set; else it is the seed that the job began with
     settings: Mapping[str, Any]
     files: Mapping[str, str]
     checkpoints: Mapping[str, str]
@@ -42,14 +42,14 @@ class OutputIdentity:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def header(self) -> dict[str, Any]:
-        """As the journal keeps it: plain JSON, without names of places."""
-        kept = {key: value for key, value in vars(self).items() if key not in ("said", "origins")}
-        plain: dict[str, Any] = json.loads(json.dumps(kept))
+        """The header of the journal: plain JSON, without origins."""
+        header = {key: value for key, value in vars(self).items() if key not in ("seed_given", "origins")}
+        plain: dict[str, Any] = json.loads(json.dumps(header))
         return plain
 
 
 def identity(
-    asked: RunOptions,
+    options: RunOptions,
     resolved: Resolved,
     *,
     seed: int,
@@ -58,25 +58,25 @@ def identity(
     input: Mapping[str, Any] | None,
     top: int,
 ) -> OutputIdentity:
-    """What is asked now. `checkpoints` are fingerprints by name, `input` says what the input file holds."""
+    """The identity of the job as it is now. `checkpoints`: fingerprints by name. `input`: what the input file holds."""
     settings = {key: value for key, value in settings_of(resolved).items() if key not in APART}
     for key in ("processors", "stopping"):
         if (listed := getattr(resolved, key)) is not None:
             settings[key] = listed
     records = {
-        "echo": asked.echo,
-        "tokens": asked.with_tokens,
+        "echo": options.echo,
+        "tokens": options.with_tokens,
         "top": top,
-        "explain": asked.explain,
-        "fail_on": sorted(asked.fail_on),
+        "explain": options.explain,
+        "fail_on": sorted(options.fail_on),
     }
     return OutputIdentity(
         seed=seed,
-        said=resolved.runtime.seed is not None,
+        seed_given=resolved.runtime.seed is not None,
         settings=settings,
         files={key: digest for key in IN_FILES if (digest := _digest(settings.get(key)))},
         checkpoints=checkpoints,
-        format=asked.format,
+        format=options.format,
         records=records,
         batch=batch,
         input=input,
@@ -85,7 +85,7 @@ def identity(
     )
 
 
-_COUNTED = ("torch", "transformers", "tokenizers")  # libraries whose versions decide the last digits
+_COUNTED = ("torch", "transformers", "tokenizers")  # their versions decide the last digits
 
 
 def _version(name: str) -> str:
@@ -96,7 +96,7 @@ def _version(name: str) -> str:
 
 
 def _digest(value: Any) -> str:
-    """Of the file that a setting names; nothing where it names none."""
+    """The digest of the file that a setting names, or an empty string."""
     if not isinstance(value, str):
         return ""
     try:
@@ -106,8 +106,8 @@ def _digest(value: Any) -> str:
 
 
 def check_same(name: str, before: Mapping[str, Any], now: OutputIdentity) -> OutputIdentity:
-    """What is asked, with the seed that the job began with. Raises UsageError with all that has changed."""
-    if not now.said and isinstance(before.get("seed"), int):
+    """`now`, with the seed that the job began with. Raises UsageError with everything that has changed."""
+    if not now.seed_given and isinstance(before.get("seed"), int):
         now = replace(now, seed=before["seed"])
     changes = differences(before, now.header(), now.origins)
     if changes:
@@ -120,31 +120,28 @@ def check_same(name: str, before: Mapping[str, Any], now: OutputIdentity) -> Out
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
     """What differs between two headers, in words: old → new where that is short."""
+
+    def setting(key: str, old: Any, new: Any) -> str:
+        place = origins.get(key, "default")
+        return _change(key, old, new) + (f" ({place})" if place != "default" else "")
+
+    sentences: dict[str, Callable[[str, Any, Any], str]] = {
+        "versions": _change,
+        "settings": setting,
+        "seed": _change,
+        "format": lambda key, old, new: _change("--format", old, new),
+        "records": lambda key, old, new: _change(_FLAGS.get(key, key), old, new),
+        "checkpoints": _checkpoint,
+        "files": lambda key, old, new: f"the file that {key} names has changed",
+    }
     changes = []
-    old, new = _part(before, "versions"), _part(now, "versions")
-    changes += [f"{key} {_words(old.get(key))} → {_words(new.get(key))}" for key in new if old.get(key) != new[key]]
-    old, new = _part(before, "settings"), _part(now, "settings")
-    for key in dict.fromkeys([*old, *new]):
-        if old.get(key) != new.get(key):
-            place = origins.get(key, "default")
-            said = f" ({place})" if place != "default" else ""
-            changes.append(f"{key} {_words(old.get(key))} → {_words(new.get(key))}{said}")
-    if before.get("seed") != now["seed"]:
-        changes.append(f"seed {_words(before.get('seed'))} → {now['seed']}")
-    if before.get("format") != now["format"]:
-        changes.append(f"--format {_words(before.get('format'))} → {now['format']}")
-    old, new = _part(before, "records"), _part(now, "records")
-    changes += [
-        f"{_FLAGS.get(key, key)} {_words(old.get(key))} → {_words(new[key])}" for key in new if old.get(key) != new[key]
-    ]
-    changes += _checkpoints(_part(before, "checkpoints"), _part(now, "checkpoints"))
-    old, new = _part(before, "files"), _part(now, "files")
-    changes += [
-        f"the file that {key} names has changed" for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)
-    ]
-    if not changes and before.get("batch") != now["batch"]:
-        changes.append(f"rows decoded together {_words(before.get('batch'))} → {_words(now['batch'])}")
-    return changes  # the input is compared row by row (see `Resumable.consume`)
+    for part, sentence in sentences.items():
+        old, new = (value if isinstance(value := header.get(part), dict) else {part: value} for header in (before, now))
+        keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+        changes += [sentence(key, old.get(key), new.get(key)) for key in keys]
+    if not any(changes) and before.get("batch") != now["batch"]:
+        changes.append(_change("rows decoded together", before.get("batch"), now["batch"]))
+    return [change for change in changes if change]  # the input is compared row by row (see `Resumable.consume`)
 
 
 _FLAGS = {
@@ -156,9 +153,8 @@ _FLAGS = {
 }
 
 
-def _part(header: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found = header.get(key)
-    return found if isinstance(found, dict) else {}
+def _change(key: str, old: Any, new: Any) -> str:
+    return f"{key} {_words(old)} → {_words(new)}"
 
 
 def _words(value: Any) -> str:
@@ -168,23 +164,19 @@ def _words(value: Any) -> str:
     return text if len(text) <= _SHORT else text[: _SHORT - 1] + "…"
 
 
-def _checkpoints(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    changes = []
-    for name in dict.fromkeys([*before, *now]):
-        if name in before and name in now and before[name] != now[name]:
-            if is_outdated(before[name]):
-                changes.append(
-                    f"it was begun with a version of genctl that did not look at all bytes of a checkpoint, so nobody "
-                    f"can tell whether {name} is still the same"
-                )
-                continue
-            told = f"{brief(before[name])} → {brief(now[name])}"
-            changes.append(f"the checkpoint {name} has changed ({told})")
-    return changes  # another name is another setting, which has been told
+def _checkpoint(name: str, old: Any, new: Any) -> str:
+    if old is None or new is None:
+        return ""  # another name is another setting, which is listed already
+    if is_outdated(old):
+        return (
+            "it was begun with a version of genctl that did not look at all bytes of a checkpoint, so nobody can tell "
+            f"whether {name} is still the same"
+        )
+    return f"the checkpoint {name} has changed ({brief(old)} → {brief(new)})"
 
 
 class Echo:
-    """Rows that an earlier run has written and that are decoded again because their neighbours need them.
+    """Rows that an earlier run has written and that are decoded again beside the rows that follow.
 
     What a row's numbers are in their last digits depends on the rows that were computed with it; decoding the same rows
     together gives the same bytes. Whether it did is looked at here.
@@ -193,12 +185,14 @@ class Echo:
     def __init__(self, file: Resumable, format: writers.Format, start: int, end: int) -> None:
         self._file, self._start, self._end = file, start, end
         self._digest = hashlib.blake2b(digest_size=16)
-        writer = writers.open_writer(format, _Hashed(self._digest), on_error=lambda record: None, begun=start > 0)
+        writer = writers.open_writer(
+            format, Unclosed(self._digest.update), on_error=lambda record: None, begun=start > 0
+        )
         self._ordered = writers.Ordered(writer, start=start, written=self._seen)
         self.differs = False
 
     def put(self, index: int, records: Sequence[writers.Record]) -> None:
-        """What became of a row this time."""
+        """Take the records of a row of this run."""
         self._ordered.put(index, records)
 
     def _seen(self, index: int, records: Sequence[writers.Record]) -> None:
@@ -208,9 +202,14 @@ class Echo:
             self.differs = self._file.digest_of(start, marks[-1].bytes) != self._digest.hexdigest()
 
 
-class _Hashed:
-    def __init__(self, digest: Any) -> None:
-        self.write = digest.update
+class Unclosed:
+    """A sink or a writer whose `close` does nothing, because somebody else closes it."""
+
+    def __init__(self, write: Callable[[Any], object]) -> None:
+        self._write = write
+
+    def write(self, piece: Any) -> None:
+        self._write(piece)
 
     def close(self) -> None:
         pass

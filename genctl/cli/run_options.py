@@ -1,63 +1,66 @@
-"""What a generating command is asked for, and what its flags alone can get wrong."""
+"""`genctl run` and `genctl beam`: their tables, and what their flags alone can get wrong."""
+# ruff: noqa: RUF009 — `option` returns a dataclass field, which is what a dataclass default may be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Literal
 
-from genctl.cli import beam_output
-from genctl.cli.options import knob_layers
-from genctl.config.layers import Layer
+from genctl.cli.options import CHECKS, IN_OUT, SHOWN, PresetOptions, TreeFormat
+from genctl.cli.table import Command, Conflict, because, given, option, repeated, switch
+from genctl.config.layers import Layer, Resolved
 from genctl.errors import UsageError
 
-BY_SUFFIX = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".tsv": "tsv"}
+BY_SUFFIX: dict[str, Literal["json", "jsonl", "tsv"]] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".tsv": "tsv",
+}
+BEAMS = (Layer("genctl beam", {"num_beams": 5}, said="user"),)
+
+Format = Literal["text", "json", "jsonl", "tsv"]
+Ending = Literal["length", "empty", "stop", "time", "unmet"]
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """The command line of a generating command, parsed."""
+class RunOptions(PresetOptions):
+    """The command line of a generating command."""
 
-    arguments: tuple[str, ...] = ()
-    input: str | None = None
-    input_format: str | None = None
-    output: str | None = None
-    force: bool = False
-    resume: bool = False
-    strict: bool = False
-    format: str = "text"
-    raw: bool = False
-    presets: tuple[str, ...] = ()
-    flags: Sequence[Layer] = ()
-    echo: bool = False
-    scores: bool = False
-    top_logprobs: int | None = None
-    explain: bool = False
-    strategy: str = ""  # as named by --strategy
-    events: str | None = None
-    fail_on: tuple[str, ...] = ()
-    unordered: bool = False
-    timing: bool = False
-    check_batch: bool = False
-    check_runtime: bool = False
-    dry: bool = False
-    quiet: bool = False
-    verbose: bool = False
-    color: str = "auto"
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
-    allow_plugins: bool = False
+    resume: bool = switch("continue an interrupted --output (progress is kept in FILE.journal)", group=IN_OUT)
+    strict: bool = switch("stop at the first row that fails", group=IN_OUT)
+    format: Format = option("default: by the name of --output, else text", group=IN_OUT)
+    raw: bool = switch("write texts to a terminal as they are, control characters too", group=IN_OUT)
+    unordered: bool = switch("write results as they finish, not in input order", group=IN_OUT)
+    stream: bool = switch("write text as soon as it is final", group=IN_OUT)
+    echo: bool = switch("begin the text with the prompt", group=SHOWN)
+    scores: bool = switch("show token probabilities and alternatives", group=SHOWN)
+    top_logprobs: int | None = option("number of alternatives for each token", metavar="K", group=SHOWN, least=0)
+    explain: bool = switch("show what each logits processor did to each step", group=SHOWN)
+    events: str | None = option("also write every event as JSON lines", metavar="FILE", group=SHOWN)
+    timing: bool = switch("add load, prefill and decode seconds to records", group=SHOWN)
+    fail_on: tuple[Ending, ...] = repeated(
+        "exit with 4 if a sequence ended so, is empty, or lacks a forced word (unmet); repeatable",
+        metavar="length|empty|stop|time|unmet",
+        group=CHECKS,
+    )
+    check_batch: bool = switch("decode each prompt alone as well; exit with 4 if tokens differ", group=CHECKS)
+    check_runtime: bool = switch(
+        "compare logits with transformers' on the first prompt and 16 steps; exit with 4 if far apart", group=CHECKS
+    )
+    dry: bool = switch("print all settings as TOML, with their origins", group=CHECKS)
     view: Literal["run", "beam"] = "run"
-    beneath: Sequence[Layer] = ()  # what the command itself sets, below everything else
-    stream: bool = False
+    beneath: Sequence[Layer] = ()  # settings of the command itself, below everything else
     tree: bool = False
-    tree_format: Literal["text", "dot", "json"] | None = None
+    tree_format: TreeFormat | None = None
 
-    @property
-    def to_file(self) -> bool:
-        """Whether results go to a file of their own."""
-        return self.output not in (None, "-")
+    def __post_init__(self) -> None:
+        """Without --format, the name of --output decides."""
+        if self.format is None:
+            suffix = "" if self.output is None or self.tree_format is not None else PurePath(self.output).suffix.lower()
+            object.__setattr__(self, "format", BY_SUFFIX.get(suffix, "text"))
 
     @property
     def with_tokens(self) -> bool:
@@ -65,66 +68,118 @@ class RunOptions:
         return self.scores or self.top_logprobs is not None or self.explain
 
 
-def format_of(said: str | None, output: str | None, tree_format: str | None = None) -> str:
-    """The format that results are written in: as said, else by the name of the output, else text."""
-    if said is not None or output is None or tree_format is not None:
-        return said or "text"
-    return BY_SUFFIX.get(PurePath(output).suffix.lower(), "text")
+@dataclass(frozen=True)
+class BeamOptions(RunOptions):
+    """The same for a search that can be watched."""
 
-
-def asked_for(
-    prompts: Sequence[str] | None, common: Mapping[str, Any], knobs: dict[str, Any], **own: Any
-) -> RunOptions:
-    """The command line of a generating command, from the options that all share (`options.GENERATING`) and its own.
-
-    Raises UsageError or PresetError for values that cannot be read.
-    """
-    given = dict(common)
-    sets, strategy = given.pop("set"), given.pop("strategy")
-    said = given.pop("format")
-    return RunOptions(
-        arguments=tuple(prompts or ()),
-        presets=tuple(given.pop("preset") or ()),
-        flags=knob_layers(knobs, sets, strategy),
-        strategy=strategy or "",
-        format=format_of(said, given["output"], own.get("tree_format")),
-        fail_on=tuple(end.value for end in given.pop("fail_on") or ()),
-        **given,
-        **own,
+    events: str | None = option(
+        "also write all events, for genctl replay", "--trace", "--events", metavar="FILE", group=SHOWN
     )
+    tree: bool = switch("draw the search tree at the end", group=SHOWN)
+    tree_format: TreeFormat | None = option("write the search tree instead of the texts", group=SHOWN)
+    view: Literal["run", "beam"] = "beam"
+    beneath: Sequence[Layer] = BEAMS
 
 
-def check(asked: RunOptions) -> None:
-    """Everything that flags alone can get wrong. Raises UsageError."""
-    if asked.top_logprobs is not None and asked.top_logprobs < 0:
-        raise UsageError(f"--top-logprobs {asked.top_logprobs}: must be at least 0")
-    if asked.force and asked.output is None:
-        raise UsageError("--force replaces an existing --output file, but there is no --output")
-    if asked.timing and asked.format in ("text", "tsv"):
-        raise UsageError(f"--timing adds seconds to records, but --format {asked.format} has no place for them")
-    if asked.raw and asked.format != "text":
-        raise UsageError(f"--raw writes texts as they are to a terminal, but --format {asked.format} writes records")
-    if asked.raw and asked.tree_format is not None:
-        raise UsageError(f"--raw writes texts as they are, but --tree-format {asked.tree_format} writes trees")
-    if asked.raw and asked.tree:
-        raise UsageError("--raw writes only texts as they are, but --tree draws them on the terminal")
-    if asked.resume:
-        _check_resume(asked)
-    beam_output.check_asked(asked)
+def check_search(early: Resolved) -> None:
+    """Raises UsageError where `genctl beam` is asked for something that keeps no rows in competition."""
+    if early.generation.num_beams == 1 and not early.generation.penalty_alpha:
+        raise UsageError(
+            f"genctl beam shows a search, but num_beams = 1 ({early.origins['num_beams']})",
+            hint="genctl run shows a single text",
+        )
 
 
-def _check_resume(asked: RunOptions) -> None:
-    for wrong, why in (
-        (asked.output is None, "there is no --output FILE to go on with"),
-        (asked.output == "-", "--output - is standard output, which cannot be gone on with"),
-        (asked.force, "--force replaces it"),
-        (asked.format == "json", "--format json is an array, which is whole only at its end: use jsonl"),
-        (asked.unordered, "--unordered writes rows as they finish, so that none of them marks how far it has come"),
-        (asked.events is not None, "--events records one run from its beginning"),
-        (asked.timing, "--timing writes seconds, which are others each time"),
-        (asked.check_batch, "--check-batch compares the batches of one run"),
-        (asked.tree, "--tree draws the searches of one run"),
-        (asked.tree_format is not None, f"--tree-format {asked.tree_format} writes trees instead of texts"),
-    ):
-        if wrong:
-            raise UsageError(f"--resume goes on with an output where it was cut off, but {why}")
+RECORDS = ("json", "jsonl", "tsv")
+NO_OUTPUT: Conflict = (
+    given("force", without=["output"]),
+    "--force replaces an existing --output file, but there is no --output",
+)
+TREE_ECHO: Conflict = (
+    given("tree_format", "echo"),
+    "--echo begins texts with their prompt, but --tree-format writes trees instead of texts",
+)
+TREES = "--tree-format {tree_format} writes trees instead of texts"
+CONFLICTS: tuple[Conflict, ...] = (
+    NO_OUTPUT,
+    (
+        given("timing", format=("text", "tsv")),
+        "--timing adds seconds to records, but --format {format} has no place for them",
+    ),
+    (
+        given("raw", format=RECORDS),
+        "--raw writes texts as they are to a terminal, but --format {format} writes records",
+    ),
+    (given("raw", "tree_format"), "--raw writes texts as they are, but --tree-format {tree_format} writes trees"),
+    (given("raw", "tree"), "--raw writes only texts as they are, but --tree draws them on the terminal"),
+    *because(
+        given("resume"),
+        "--resume goes on with an output where it was cut off, but ",
+        (given(without=["output"]), "there is no --output FILE to go on with"),
+        (given(output=["-"]), "--output - is standard output, which cannot be gone on with"),
+        (given("force"), "--force replaces it"),
+        (given(format=["json"]), "--format json is an array, which is whole only at its end: use jsonl"),
+        (given("unordered"), "--unordered writes rows as they finish, so that none of them marks how far it has come"),
+        (given("events"), "--events records one run from its beginning"),
+        (given("timing"), "--timing writes seconds, which are others each time"),
+        (given("check_batch"), "--check-batch compares the batches of one run"),
+        (given("tree"), "--tree draws the searches of one run"),
+        (given("tree_format"), TREES),
+    ),
+    *because(
+        given("stream"),
+        "--stream writes text as soon as it is certain, in input order, but ",
+        (given(format=RECORDS), "--format {format} writes whole records"),
+        (given(to_file=[True]), "--output keeps results until they are whole"),
+        (given("unordered"), "--unordered writes results as they finish"),
+        (given("tree_format"), TREES),
+    ),
+    (given("tree_format", format=RECORDS), f"{TREES}, which contradicts --format {{format}}"),
+    TREE_ECHO,
+)
+
+BRIEF: dict[str, tuple[str, ...]] = {
+    "Model and text": ("model", "max_new_tokens", "num_return_sequences", "chat", "stop_strings"),
+    "How tokens are chosen": ("strategy", "do_sample", "temperature", "top_p", "seed"),
+    "Input and output": ("input", "output", "format", "scores"),
+    "Settings": ("presets", "set", "dry"),
+}
+RUN = Command(
+    "run",
+    RunOptions,
+    "genctl.cli.run_job:perform",
+    """Continue prompts with a causal or an encoder-decoder checkpoint.
+
+    Prompts are arguments, else --input, else standard input, one per line. On a terminal the text streams as it is
+    written; in a pipe it is plain.""",
+    (
+        'genctl run -m Qwen/Qwen3-0.6B --chat "What is a prime?"',
+        'genctl run --do-sample --temperature 0.8 -n 40 "The sea"',
+        "genctl run -i prompts.txt -o results.jsonl --resume",
+    ),
+    BRIEF,
+    CONFLICTS,
+)
+BEAM = Command(
+    "beam",
+    BeamOptions,
+    "genctl.cli.run_job:perform",
+    """Search for the best continuation, and watch the beams.
+
+    As genctl run, with num_beams = 5 where nothing else sets it. On a terminal the beams evolve, and a table of all
+    finished hypotheses follows, with the formula of the score. In a pipe comes the best text, or with
+    --num-return-sequences N and --format tsv or jsonl the N best with their scores (and, in jsonl, `parents`: the row
+    that each token continued).""",
+    (
+        'genctl beam "Once upon a time"',
+        'genctl beam --num-beams 8 --tree "The sea"',
+        'genctl beam --trace run.jsonl "The sea"',
+    ),
+    {
+        "Model and text": ("model", "max_new_tokens", "num_return_sequences"),
+        "Search": ("num_beams", "length_penalty", "early_stopping", "seed"),
+        "Input and output": ("input", "output", "format", "scores", "tree", "tree_format", "events"),
+        "Settings": ("presets", "set", "dry"),
+    },
+    CONFLICTS,
+)

@@ -1,4 +1,4 @@
-"""`genctl score`, from what was asked to what is written."""
+"""`genctl score` at work: texts are read, scored, shown and written."""
 
 from __future__ import annotations
 
@@ -6,212 +6,147 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from genctl.batch import scored, writers
+from genctl.batch.readers import format_of
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.inputs import is_terminal, prompts_of
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.job import WIDTH, Nowhere
-from genctl.cli.options import check_count
+from genctl.cli.job import WIDTH, Job
+from genctl.cli.output import nowhere
+from genctl.cli.score_options import ScoreOptions, check_encoding
 from genctl.config import settings
-from genctl.config.layers import Layer, Resolved, resolve
-from genctl.errors import Exit, GenctlError, InputError, UsageError
+from genctl.config.layers import Resolved, resolve
+from genctl.errors import GenctlError, InputError
 
 if TYPE_CHECKING:
     from genctl.render.token_heat import Figures
     from genctl.scoring.scorer import Scored, Scorer
     from genctl.scoring.texts import TextToScore
+    from genctl.session import Session
+
+Rows = Iterator[InputRow | BadRow]
 
 SORTED = 4  # batches that are sorted by length together
 SHOWN_TOP = 3  # alternatives shown with --scores on a terminal unless --top-logprobs says otherwise
 BY = {"mean": "mean log-probability", "total": "total log-probability", "bits-per-byte": "bits per byte"}
 
 
-@dataclass(frozen=True)
-class ScoreOptions:
-    """The command line of `genctl score`, parsed."""
-
-    arguments: tuple[str, ...] = ()
-    input: str | None = None
-    input_format: str | None = None
-    output: str | None = None
-    force: bool = False
-    format: str = "text"
-    context: str | None = None
-    target: str | None = None
-    rank: bool = False
-    by: str | None = None
-    add_eos: bool = False
-    stride: int | None = None
-    window: int | None = None
-    scores: bool = False
-    top_logprobs: int | None = None
-    flags: Sequence[Layer] = ()
-    quiet: bool = False
-    verbose: bool = False
-    color: str = "auto"
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
-
-
-def perform(asked: ScoreOptions) -> int | None:
-    """Do what was asked. Returns the exit status, or None if there is no text to be had."""
-    _check(asked)
-    early = resolve([*settings.standing_layers(), *asked.flags], tentative=True)
-    rows = prompts_of(asked, fields=scored.fields)
+def perform(options: ScoreOptions) -> int | None:
+    """Do what the options say. Returns the exit status, or None if there is no text."""
+    check_encoding(options)
+    early = resolve([*settings.standing_layers(), *options.flags], tentative=True)
+    rows = prompts_of(options, fields=scored.fields)
     if rows is None:
         return None
     with Interrupt() as interrupt, rows:
-        return ScoreJob(asked, early, interrupt).run(iter(rows))
+        return ScoreJob(options, early, iter(rows), interrupt).run()
 
 
-def _check(asked: ScoreOptions) -> None:
-    """Everything that flags alone can get wrong. Raises UsageError."""
-    for name in ("stride", "window"):
-        check_count(name, getattr(asked, name), least=1)
-    check_count("top-logprobs", asked.top_logprobs, least=0)
-    if asked.force and asked.output is None:
-        raise UsageError("--force replaces an existing --output file, but there is no --output")
-    if asked.window is not None and asked.stride is None:
-        raise UsageError(f"--window {asked.window} is for long texts read with --stride, but there is no --stride")
-    if asked.format == "tsv" and (asked.scores or asked.top_logprobs is not None):
-        flag = "--scores" if asked.scores else "--top-logprobs"
-        raise UsageError(f"{flag} tells of each token, which --format tsv has no place for; --format jsonl has")
-    if asked.rank and asked.stride is not None:
-        raise UsageError("--stride slides over one text; candidates share a context and must fit with it")
-    if asked.rank and asked.target is not None:
-        raise UsageError("--rank and --target exclude each other: the candidates are the targets")
-    if asked.by is not None and not asked.rank:
-        raise UsageError(f"--by {asked.by} says how --rank sorts, but there is no --rank")
-    for name in ("context", "target"):
-        text = getattr(asked, name)
-        if text == "":
-            raise UsageError(f"--{name} is empty")
-        try:
-            (text or "").encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"--{name}: not UTF-8 at character {error.start + 1}") from None
-
-
-class ScoreJob:
+class ScoreJob(Job[ScoreOptions]):
     """One run of `genctl score`."""
 
-    def __init__(self, asked: ScoreOptions, early: Resolved, interrupt: Interrupt) -> None:
-        from genctl.render.console import make_consoles
-
-        self.asked, self.early, self.interrupt = asked, early, interrupt
-        self.out, self.err = make_consoles(asked.color)  # type: ignore[arg-type]
-        self.live = asked.output is None and asked.format == "text" and is_terminal(sys.stdout)
-        self.details = asked.scores or asked.top_logprobs is not None
-        shown = SHOWN_TOP if asked.scores and asked.format == "text" else 0
-        self.top = shown if asked.top_logprobs is None else asked.top_logprobs
-        self.labels = not asked.rank and len(asked.arguments) != 1
-        self.texts = self.failed = self.tokens = self.bytes = 0
+    def __init__(self, options: ScoreOptions, early: Resolved, rows: Rows, interrupt: Interrupt) -> None:
+        super().__init__(options, interrupt)
+        self.early, self.rows = early, rows
+        self.open_consoles()
+        self.live = options.output is None and options.format == "text" and is_terminal(sys.stdout)
+        self.details = options.scores or options.top_logprobs is not None
+        shown = SHOWN_TOP if options.scores and options.format == "text" else 0
+        self.top = shown if options.top_logprobs is None else options.top_logprobs
+        self.labels = not options.rank and len(options.arguments) != 1
+        self.texts = self.tokens = self.bytes = 0
         self.nll = 0.0
-        self.mapped = False  # whether a heat map was shown
+        self.mapped = False  # a heat map was shown
 
-    def run(self, rows: Iterator[InputRow | BadRow]) -> int:
-        """Load, score, write. Returns the exit status."""
-        with self._output() as ordered:
-            scorer = self._load()
-            self.interrupt.gentle = True
-            for row, outcome in scorer.score(self._wanted(rows, ordered), self.interrupt):
-                if isinstance(outcome, GenctlError):
-                    self._failure(row.id, row.index, outcome.code, outcome.message, ordered)
-                    continue
-                self._show(row, outcome)
-                ordered.put(row.index, [self._record(row, one, scorer.loaded.name) for one in outcome])
-            for note in scorer.findings if self.asked.verbose else ():
-                self._say(f"note: {note}")
-        self._sum_up()
-        return self.interrupt.status or int(Exit.ROWS_FAILED if self.failed else Exit.DONE)
+    def open(self, stack: ExitStack) -> None:
+        """Open the output."""
+        options = self.options
+        writer: writers.Writer = nowhere()
+        if not self.live:
+            sink = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
+            writer = scored.open_writer(options.format, sink, on_error=self._say_failed)
+        self.ordered = writers.Ordered(writer)
 
-    @contextmanager
-    def _output(self) -> Iterator[writers.Ordered]:
-        if self.live:
-            yield writers.Ordered(Nowhere())
-            return
-        asked = self.asked
-        sink = writers.open_output(asked.output, sys.stdout, force=asked.force)
-        writer = scored.open_writer(asked.format, sink, on_error=self._say_failed)  # type: ignore[arg-type]
-        ordered = writers.Ordered(writer)
-        try:
-            yield ordered
-        except BaseException:
-            sink.abandon()
-            raise
-        ordered.close(partial=bool(self.interrupt.status))
-
-    def _load(self) -> Scorer:
+    def load(self) -> None:
+        """Load the checkpoint."""
         from genctl.render.loading_bar import LoadingBar
+
+        options, runtime = self.options, self.early.runtime
+        for name, unset in (("prompt_cache", None), ("compile", False)):
+            if getattr(runtime, name) != unset:  # a settings file says so
+                place = self.early.origins[name]
+                self.note(f"{name} ({place}) is not used: genctl score reads every text as a whole")
+                runtime = replace(runtime, **{name: unset})  # type: ignore[arg-type]  # each has its own type
+        bar = LoadingBar(self.err, time.monotonic)
+        with closing(bar):
+            on_event = None if options.quiet else bar.show
+            session = self.load_session(runtime, on_event=on_event, need_tokenizer=False)
+        self.detail(*session.loaded.notes)
+        self.scorer = self._scorer(session)
+
+    def deliver(self, stack: ExitStack) -> None:
+        """Score the texts and write their records."""
+        self.interrupt.gentle = True
+        for row, outcome in self.scorer.score(self._wanted(), self.interrupt):
+            if isinstance(outcome, GenctlError):
+                self._failure(row.id, row.index, outcome.code, outcome.message)
+                continue
+            self._show(row, outcome)
+            self.ordered.put(row.index, [self._record(row, one, self.scorer.loaded.name) for one in outcome])
+        self.detail(*self.scorer.findings)
+        self.ordered.close(partial=bool(self.interrupt.status))
+
+    def status(self) -> int:
+        """The exit status. Prints the summary."""
+        self._sum_up()
+        return super().status()
+
+    def _scorer(self, session: Session) -> Scorer:
         from genctl.scoring.passes import Detail
         from genctl.scoring.scorer import Options, Scorer
-        from genctl.session import Session
 
-        asked, runtime = self.asked, self.early.runtime
-        if runtime.prompt_cache is not None:  # a settings file says so
-            if not asked.quiet:
-                place = self.early.origins["prompt_cache"]
-                self._say(f"note: prompt_cache ({place}) is not used: genctl score reads every text as a whole")
-            runtime = replace(runtime, prompt_cache=None)
-        if runtime.compile:  # so does this
-            if not asked.quiet:
-                place = self.early.origins["compile"]
-                self._say(f"note: compile ({place}) is not used: genctl score reads every text as a whole")
-            runtime = replace(runtime, compile=False)
-        bar = LoadingBar(self.err, time.monotonic)
-        with ExitStack() as stack:
-            stack.callback(bar.close)
-            session = Session.load(
-                runtime,
-                allow_pickle=asked.allow_pickle,
-                trust_remote_code=asked.trust_remote_code,
-                on_event=None if asked.quiet else bar.show,
-            )
-        if asked.verbose:
-            for note in session.loaded.notes:
-                self._say(f"note: {note}")
+        options = self.options
         width = session.width(self.early, 1 if self.live else WIDTH)
-        options = Options(
-            add_eos=asked.add_eos,
-            stride=asked.stride,
-            window=asked.window,
-            by=asked.by or "mean",  # type: ignore[arg-type]
+        scoring = Options(
+            add_eos=options.add_eos,
+            stride=options.stride,
+            window=options.window,
+            by=options.by or "mean",
             batch_size=width,
             chunk=width if self.live else SORTED * width,
             detail=Detail(self.details, self.top),
             captions=self.live or self.details,
         )
-        scorer = Scorer(session, options)
-        scorer.check(context=asked.context, target=asked.target, rank=asked.rank)
+        scorer = Scorer(session, scoring)
+        scorer.check(context=options.context, target=options.target, rank=options.rank)
         return scorer
 
     # -- before scoring ------------------------------------------------------------------------------------------------
 
-    def _wanted(
-        self, rows: Iterator[InputRow | BadRow], ordered: writers.Ordered
-    ) -> Iterator[tuple[InputRow, TextToScore]]:
-        for row in self._gathered(rows) if self.asked.rank and not self._jsonl else rows:
+    def _wanted(self) -> Iterator[tuple[InputRow, TextToScore]]:
+        one_row = self.options.rank and not self._jsonl
+        for row in self._gathered(self.rows) if one_row else self.rows:
             if isinstance(row, BadRow):
-                self._failure(row.id, row.index, row.code, row.message, ordered)
+                self._failure(row.id, row.index, row.code, row.message)
                 continue
             try:
-                yield row, self._asked_of(row)
+                yield row, self._texts_of(row)
             except InputError as error:
-                self._failure(row.id, row.index, error.code, error.message, ordered)
+                self._failure(row.id, row.index, error.code, error.message)
 
-    def _asked_of(self, row: InputRow) -> TextToScore:
-        """What a row says, and the flags where it says nothing. Raises InputError where they contradict each other."""
+    def _texts_of(self, row: InputRow) -> TextToScore:
+        """What is scored of a row: its own fields, else the flags. Raises InputError where they contradict."""
         from genctl.scoring.texts import TextToScore
 
         candidates = row.extra.get("candidates", ())
-        context = row.extra.get("context", self.asked.context)
-        target = row.extra.get("target", self.asked.target)
-        if self.asked.rank and not candidates:
+        context = row.extra.get("context", self.options.context)
+        target = row.extra.get("target", self.options.target)
+        if self.options.rank and not candidates:
             raise InputError(f"{row.where}: --rank sorts candidates, and the row has none")
         if candidates and target is not None:
             raise InputError(f"{row.where}: the row has candidates, and --target is something else to score")
@@ -219,13 +154,10 @@ class ScoreJob:
 
     @property
     def _jsonl(self) -> bool:
-        name = (self.asked.input or "").lower()
-        return self.asked.input_format == "jsonl" or (
-            self.asked.input_format is None and name.endswith((".jsonl", ".ndjson"))
-        )
+        return format_of(self.options.input_format, self.options.input or "") == "jsonl"
 
-    def _gathered(self, rows: Iterator[InputRow | BadRow]) -> Iterator[InputRow]:
-        """All texts of the input as candidates of one row. Raises InputError for the first that is none."""
+    def _gathered(self, rows: Rows) -> Iterator[InputRow]:
+        """All texts of the input as candidates of one row. Raises InputError for the first that cannot be read."""
         candidates: list[str] = []
         for row in rows:
             if isinstance(row, BadRow):
@@ -237,32 +169,23 @@ class ScoreJob:
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
     def _record(self, row: InputRow, one: Scored, model: str) -> dict[str, Any]:
-        given: dict[str, Any] = {}
-        context = row.extra.get("context", self.asked.context)
-        target = row.extra.get("target", self.asked.target)
-        if context is not None:
-            given["context"] = context
-        if target is not None:
-            given["target"] = target
+        named = {name: row.extra.get(name, getattr(self.options, name)) for name in ("context", "target")}
+        given: dict[str, Any] = {name: text for name, text in named.items() if text is not None}
         if one.rank is not None:
             given |= {"rank": one.rank, "candidate": one.candidate}
         return scored.score_record(
             row.id,
-            one.text if target is None else row.prompt or "",
+            row.prompt or "" if "target" in given else one.text,
             one.token_ids,
-            nll=one.nll,
             tokens=one.count,
-            ppl=one.ppl,
-            bpb=one.bpb,
-            bits=one.bits,
-            bytes=one.bytes,
             model=model,
             given=given,
             scores=one.tokens if self.details else None,
+            **{name: getattr(one, name) for name in ("nll", "ppl", "bpb", "bits", "bytes")},
         )
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
-        """Count it, and on a terminal (or, with --scores, beside the results in a pipe) show it."""
+        """Count a row. Show it on a terminal, and with --scores on standard error beside results in a pipe."""
         from genctl.render import token_heat, widgets
 
         for one in outcome:
@@ -271,7 +194,7 @@ class ScoreJob:
             self.tokens += one.count
             self.bytes += one.bytes
         console = self.out if self.live else self.err
-        if not self.live and not (self.details and self.asked.format == "text"):
+        if not self.live and not (self.details and self.options.format == "text"):
             return
         width = console.width
         lines = []
@@ -280,12 +203,12 @@ class ScoreJob:
         ranked = outcome[0].rank is not None
         if ranked and self.live:
             entries = [token_heat.RankedToken(one.text, _figures(one)) for one in outcome]
-            lines += token_heat.ranking(entries, BY[self.asked.by or "mean"], width)
+            lines += token_heat.ranking(entries, BY[self.options.by or "mean"], width)
         for one in outcome:
             if ranked and self.details:
                 lines.append(widgets.header(width, f"rank {one.rank}", one.text))
             if not ranked and self.live:
-                context = row.prompt if one.text != row.prompt else row.extra.get("context", self.asked.context)
+                context = row.prompt if one.text != row.prompt else row.extra.get("context", self.options.context)
                 lines += token_heat.heat(context or "", one.lead, one.tokens, width)
                 self.mapped = True
             if self.details:
@@ -295,37 +218,32 @@ class ScoreJob:
         if self.live and not ranked:
             console.print(token_heat.figures(_figures(outcome[0])))
 
-    def _failure(self, id: str, index: int, code: str, message: str, ordered: writers.Ordered) -> None:
+    def _failure(self, id: str, index: int, code: str, message: str) -> None:
         self.failed += 1
-        made = error_record(id, code, message)
+        record = error_record(id, code, message)
         if self.live:
-            self._say_failed(made)
-        ordered.put(index, [made])
+            self._say_failed(record)
+        self.ordered.put(index, [record])
 
     def _sum_up(self) -> None:
         from genctl.render import token_heat
 
-        if self.asked.quiet:
+        if self.options.quiet:
             return
         if self.mapped:
             self.out.print(token_heat.legend())
-        wanted = self.asked.verbose or self.live or is_terminal(sys.stderr)
-        if not wanted or self.asked.rank or self.texts + self.failed < (1 if self.asked.verbose else 2):
+        wanted = self.options.verbose or self.live or is_terminal(sys.stderr)
+        if not wanted or self.options.rank or self.texts + self.failed < (1 if self.options.verbose else 2):
             return
         words = [f"{self.texts} text{'' if self.texts == 1 else 's'}"]
         if self.tokens:
             words.append(token_heat.figures(_sums(self.nll, self.tokens, self.bytes)))
         if self.failed:
             words.append(f"{self.failed} failed")
-        self._say(" · ".join(words))
+        self.say(" · ".join(words))
 
-    def _say(self, line: str) -> None:
-        from genctl.render.widgets import visible
-
-        print(visible(line), file=sys.stderr, flush=True)
-
-    def _say_failed(self, made: Mapping[str, Any]) -> None:
-        self._say(f"error: text {made['id']}: {made['error']['message']}")
+    def _say_failed(self, record: Mapping[str, Any]) -> None:
+        self.say(f"error: text {record['id']}: {record['error']['message']}")
 
 
 def _figures(one: Scored) -> Figures:

@@ -1,4 +1,4 @@
-"""What a result lacks, in one line each: sequences without candidates, forced words, the end of a structured text."""
+"""Warnings about what a result lacks: sequences, forced words, the end of a structured text."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from genctl.results import Result
 
 
 def shortfalls(result: Result, what: str) -> list[str]:
-    """What standard error is told about a finished prompt, whoever reads it. `what` names the prompt."""
-    found = []
+    """The warnings about a finished prompt, for standard error. `what` names the prompt."""
+    warnings = []
     if result.fewer:
         returned, wanted = len(result.sequences), result.num_return_sequences
-        found.append(f"{what}: {returned} of {wanted} sequences: the search found no others (num_return_sequences)")
+        warnings.append(f"{what}: {returned} of {wanted} sequences: the search found no others (num_return_sequences)")
     for number, sequence in enumerate(result.sequences):
         which = f", sequence {number}" if len(result.sequences) > 1 else ""
         if sequence.hypothesis.incomplete:
             cut = f"cut by {sequence.finish_reason} after {len(sequence.token_ids)} tokens"
-            found.append(f"{what}{which}: {sequence.hypothesis.incomplete}: the text is incomplete, {cut}")
+            warnings.append(f"{what}{which}: {sequence.hypothesis.incomplete}: the text is incomplete, {cut}")
         if sequence.unmet:
-            found.append(f"{what}{which} lacks {listed(sequence.unmet)} (force_words)")
-    return found
+            warnings.append(f"{what}{which} lacks {listed(sequence.unmet)} (force_words)")
+    return warnings
 
 
 def listed(names: tuple[str, ...]) -> str:

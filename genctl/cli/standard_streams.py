@@ -1,4 +1,4 @@
-"""Standard streams that the caller closed or broke: results fail with a sentence, diagnostics with nothing at all.
+"""Standard streams that are closed or broken: writing results fails with a message, diagnostics are dropped.
 
 A descriptor 0, 1 or 2 that is closed is what the next file that is opened becomes: an output file would then receive
 what is printed. So each is given a stand-in before anything is opened. Reading from a stand-in for standard input, or
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def mend() -> None:
-    """Fill closed standard descriptors, and let nothing that is printed on standard error fail."""
-    # the wrong way round on purpose: reading 0 and writing 1 must fail, as they do on a closed descriptor
+    """Fill closed standard descriptors, and make standard error a stream on which no write fails."""
+    # modes are swapped on purpose: reading 0 and writing 1 must fail, as on a closed descriptor
     for descriptor, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
         _fill(descriptor, mode)
     if sys.stdout is None:
@@ -29,7 +29,7 @@ def mend() -> None:
 
 
 def let_go() -> None:
-    """Nobody takes what is printed any more: keep the interpreter from complaining about the rest at its end."""
+    """Drop what is still buffered for a broken stream, so that the interpreter does not complain at its end."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -52,27 +52,27 @@ def _fill(descriptor: int, mode: int) -> None:
 
 
 def _diagnostics(before: TextIO | None) -> TextIO:
-    """Standard error on which a write never fails: who closed it, or has no room for it, wants results all the same."""
+    """Standard error on which no write fails: results matter even where it is closed or full."""
     encoding = "utf-8" if before is None else before.encoding
     raw = io.FileIO(2, "w", closefd=False)
     return _Diagnostics(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True)
 
 
 class _Diagnostics(io.TextIOWrapper):
-    """Where one write fails, this one and those that follow go nowhere.
+    """After a write that fails, this one and all later ones are dropped.
 
-    Failures are caught up here and not in the raw stream: a signal that is answered between its write and its return
-    would have the buffer write the same once more.
+    Failures are caught here and not in the raw stream: a signal handled between its write and its return would make
+    the buffer write the same bytes again.
     """
 
     def write(self, text: str, /) -> int:
-        """Write, or do not."""
+        """Write; ignore a failure."""
         with _unheard():
             super().write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or do not."""
+        """Flush; ignore a failure."""
         with _unheard():
             super().flush()
 
@@ -81,7 +81,7 @@ class _Diagnostics(io.TextIOWrapper):
 def _unheard() -> Iterator[None]:
     try:
         yield
-    except BlockingIOError:  # a full pipe that must not be waited for: what fits into the buffer is written later
+    except BlockingIOError:  # a full pipe that does not block: what fits into the buffer is written later
         pass
     except OSError:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""`--strategy NAME`: a decoding mode by name, with the knobs that it takes; what else is set refines it."""
+"""`--strategy NAME`: a decoding mode by name, as the knobs that make it; other settings refine it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from genctl.config.layers import Layer
 from genctl.errors import UsageError, nearest
 
-# name -> the knobs that make it so, where nothing on the command line says otherwise
+# name -> its knobs; flags and --set go above them
 NAMED: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False, "num_beams": 1},
     "sample": {"do_sample": True, "num_beams": 1},
@@ -27,7 +27,7 @@ NAMED: dict[str, dict[str, Any]] = {
     "mbr": {"mbr_samples": 8, "do_sample": True, "num_beams": 1},
 }
 
-# What a name cannot do without, and has no default.
+# Knobs that a strategy needs and that have no default.
 NEEDS: dict[str, tuple[str, ...]] = {
     "constrained-beam": ("force_words", "force_words_ids"),
     "assisted": ("assistant_model",),
@@ -37,21 +37,21 @@ NEEDS: dict[str, tuple[str, ...]] = {
 
 
 def layer(name: str, flags: Sequence[Layer]) -> Layer:
-    """The knobs of a strategy, as high as flags; those that flags or `--set` say themselves are left to them.
+    """The layer of a strategy, at the level of flags, without the knobs that flags or `--set` set themselves.
 
-    Raises UsageError for an unknown name, with the names that there are.
+    Raises UsageError for an unknown name, listing all names.
     """
     if name not in NAMED:
         near = nearest(name.lower().replace("_", "-"), NAMED)
         meant = f"; did you mean {near}?" if near else ""
         raise UsageError(f"--strategy {name}: there is no such strategy{meant}", hint=f"there are: {', '.join(NAMED)}")
-    said: set[str] = {key for flag in flags for key in flag.values}
-    values: Mapping[str, Any] = {key: value for key, value in NAMED[name].items() if key not in said}
+    own: set[str] = {key for flag in flags for key in flag.values}
+    values: Mapping[str, Any] = {key: value for key, value in NAMED[name].items() if key not in own}
     return Layer("flag", values, {key: f"--strategy {name}" for key in values}, "command")
 
 
 def check(name: str, kind: str) -> None:
-    """Whether the resolved job is the named strategy. Raises UsageError if other settings made it another."""
+    """Raises UsageError where other settings have made the job another strategy than the named one."""
     if kind == name:
         return
     needs = NEEDS.get(name)

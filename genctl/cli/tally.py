@@ -1,4 +1,4 @@
-"""What a run counts in the rows that it writes, and what that makes of its exit status."""
+"""Counts of the rows that a run writes, and the exit status that follows."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from genctl.errors import CheckError, Exit
 
 @dataclass
 class RowTally:
-    """Rows count once their records are out, so that a job that goes on counts each of them once."""
+    """A row counts when its records are written, so that a resumed job counts each row once."""
 
     rows: int = 0
     failed: int = 0
-    missed: int = 0  # sequences that --fail-on looked for
-    first: str = ""  # of them, in words
-    _waiting: dict[int, list[str]] = field(default_factory=dict)  # by row, what --fail-on will say once it is written
+    missed: int = 0  # sequences that --fail-on found
+    first: str = ""  # the sentence for the first of them
+    _waiting: dict[int, list[str]] = field(default_factory=dict)  # sentences of --fail-on, by row, until it is written
 
     def expect(self, index: int, sentences: list[str]) -> None:
-        """A row is on its way to the output, and --fail-on has this to say of it."""
+        """Keep what --fail-on says of a row until the row is written."""
         if sentences:
             self._waiting[index] = sentences
 
     def written(self, index: int, records: Sequence[Mapping[str, Any]]) -> bool:
-        """The records of a row are out. Says whether it failed."""
+        """Count a row whose records are written. Returns whether it failed."""
         failed = any("error" in record for record in records)
         self.rows += 1
         self.failed += int(failed)
@@ -35,12 +35,12 @@ class RowTally:
         return failed
 
     def kept(self) -> dict[str, Any]:
-        """For the journal: what the run that comes to the end must know of those before it."""
+        """The counts for the journal, for the run that continues."""
         missed = {"missed": self.missed, "first": self.first} if self.missed else {}
         return {"failed": self.failed, **missed}
 
     def go_on(self, rows: int, kept: Mapping[str, Any]) -> None:
-        """Take over from an earlier run."""
+        """Take over the counts of an earlier run."""
         self.rows = rows
         self.failed, self.missed = int(kept.get("failed", 0)), int(kept.get("missed", 0))
         self.first = str(kept.get("first", ""))

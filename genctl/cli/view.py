@@ -1,9 +1,9 @@
-"""What a generating command shows while it runs: a view of the text or the tree, and a progress bar."""
+"""The view of a generating command: live text or beams, and whether there is a progress bar."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from genctl.cli.inputs import is_terminal
 from genctl.cli.run_options import RunOptions
@@ -11,66 +11,37 @@ from genctl.cli.run_options import RunOptions
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.render.rows_bar import RowsBar
     from genctl.render.run_view import RunView
 
 
-def shows(asked: RunOptions, *, live: bool) -> bool:
-    """Whether anything is shown beside what is written: text as it comes, bars, details, trees, a summary."""
-    details = asked.scores or asked.explain or asked.tree
-    return live or details or not _is_quiet(asked, live=live)
+def shows(options: RunOptions, *, live: bool) -> bool:
+    """Whether anything is shown beside the output: live text, bars, details, trees, a summary."""
+    details = options.scores or options.explain or options.tree
+    return live or details or not _is_quiet(options, live=live)
 
 
-def _is_quiet(asked: RunOptions, *, live: bool) -> bool:
-    return asked.quiet or not (live or is_terminal(sys.stderr) or asked.verbose)
+def _is_quiet(options: RunOptions, *, live: bool) -> bool:
+    return options.quiet or not (live or is_terminal(sys.stderr) or options.verbose)
 
 
-def make_view(asked: RunOptions, out: Console, err: Console, *, live: bool, top: int, several: bool) -> RunView:
-    """What is shown. Where records are written instead, only the summary is, and what --scores asks for."""
+def make_view(options: RunOptions, out: Console, err: Console, *, live: bool, top: int, several: bool) -> RunView:
+    """The view of a run. Where records are written, it shows only the summary and what --scores asks for."""
     from genctl.render.console import discard
     from genctl.render.run_view import RunView
 
-    details = asked.scores or asked.explain
-    scores = asked.scores or (asked.top_logprobs or 0) > 0
-    if live and asked.view == "beam":
+    details = options.scores or options.explain
+    shared: dict[str, Any] = {name: getattr(options, name) for name in ("echo", "explain", "verbose")}
+    shared |= {"scores": options.scores or (options.top_logprobs or 0) > 0, "top": top, "labels": several}
+    if live and options.view == "beam":
         from genctl.render.beam_view import BeamView
 
-        return BeamView(
-            out,
-            err,
-            echo=asked.echo,
-            scores=scores,
-            top=top,
-            explain=asked.explain,
-            labels=several,
-            quiet=asked.quiet,
-            verbose=asked.verbose,
-            tree=asked.tree,
-            formula=not asked.quiet,
-        )
-    return RunView(
-        out if live else err if details and asked.format == "text" else discard(),
-        err,
-        live=live,
-        echo=asked.echo,
-        scores=scores,
-        top=top,
-        explain=asked.explain,
-        labels=several,
-        quiet=_is_quiet(asked, live=live),
-        verbose=asked.verbose,
-    )
+        return BeamView(out, err, quiet=options.quiet, tree=options.tree, formula=not options.quiet, **shared)
+    shown = out if live else err if details and options.format == "text" else discard()
+    return RunView(shown, err, live=live, quiet=_is_quiet(options, live=live), **shared)
 
 
-def wants_bar(asked: RunOptions, err: Console | None, *, live: bool) -> bool:
-    """Whether a progress bar has a place of its own: nothing else is written to the terminal it would be on."""
-    alone = asked.to_file or not is_terminal(sys.stdout)
-    details = asked.format == "text" and (asked.scores or asked.explain)
-    return err is not None and err.is_interactive and alone and not (live or asked.quiet or details)
-
-
-def make_bar(err: Console, total: int | None, done: int) -> RowsBar:
-    """The bar for so many rows, of which some are done."""
-    from genctl.render.rows_bar import RowsBar
-
-    return RowsBar(err, total, done=done)
+def wants_bar(options: RunOptions, err: Console | None, *, live: bool) -> bool:
+    """Whether to show a progress bar: only where nothing else is written to its terminal."""
+    alone = options.to_file or not is_terminal(sys.stdout)
+    details = options.format == "text" and (options.scores or options.explain)
+    return err is not None and err.is_interactive and alone and not (live or options.quiet or details)

@@ -48,6 +48,16 @@ def test_an_unchanged_checkpoint_passes(folder: Path, tmp_path: Path) -> None:
     assert "16 outputs as recorded" in again.err
 
 
+def test_the_report_replaces_an_old_file(folder: Path, tmp_path: Path) -> None:
+    """The sink of a text report was never closed, so --force left the old file."""
+    file, report = tmp_path / "expected.json", tmp_path / "report.txt"
+    save(folder, file)
+    report.write_text("old\n")
+    done = genctl("compare", "--expect", str(file), "-o", str(report), "--force")
+    assert (done.status, done.out) == (0, "")
+    assert report.read_text() == f"8 outputs as recorded in {file}\n"
+
+
 def test_a_recording_says_what_it_was_made_on(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "expected.json"
     save(folder, file, "--seed", "9")

@@ -1,0 +1,293 @@
+"""The table of a command: each option is declared once, as a field of a frozen dataclass.
+
+The Typer parameter, the help and the value that the command reads all come from that field. Flags of knobs come from
+`genctl.params` in the same way. A conflict between options is a row `(when, sentence)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+import typer.main
+
+from genctl import params
+from genctl.cli.help import GENERAL, TableCommand, help_all
+from genctl.cli.strategy import layer as strategy_layer
+from genctl.config.layers import Layer, flags_layer
+from genctl.errors import Exit, UsageError
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+SHORT = {"model": "-m", "max_new_tokens": "-n"}
+METAVARS = {int: "N", float: "X"}
+
+Conflict = tuple[Callable[[Any], object], str]
+Color = Literal["auto", "always", "never"]
+
+
+@dataclass(frozen=True)
+class CommandOptions:
+    """A subclass is the table of a command: fields made by `option` and its like are options, others are not."""
+
+    def with_knobs(self, knobs: Mapping[str, Any]) -> CommandOptions:
+        """The same options, with the flags of knobs that the command line gives."""
+        return self
+
+
+# -- rows of the table -------------------------------------------------------------------------------------------------
+
+
+def option(
+    help: str,
+    *flags: str,
+    metavar: str | None = None,
+    group: str = GENERAL,
+    default: Any = None,
+    least: int | None = None,
+) -> Any:
+    """A field that is an option. Without `flags`, its flag is its name. `least` is the lowest value it takes."""
+    row = {"help": help, "flags": flags, "metavar": metavar, "group": group, "least": least}
+    return dataclasses.field(default=default, metadata=row)
+
+
+def switch(help: str, *flags: str, group: str = GENERAL) -> Any:
+    """A field that is an option without a value."""
+    return option(help, *flags, group=group, default=False)
+
+
+def repeated(help: str, *flags: str, metavar: str, group: str = GENERAL) -> Any:
+    """A field `tuple[T, ...]` that is an option and may be given several times."""
+    return option(help, *flags, metavar=metavar, group=group, default=())
+
+
+def argument(help: str, metavar: str, *, required: bool = False) -> Any:
+    """A field that takes positional arguments."""
+    row = {"help": help, "flags": (), "metavar": metavar, "argument": True, "required": required, "least": None}
+    return dataclasses.field(default="" if required else (), metadata=row)
+
+
+def _rows(options: type[CommandOptions]) -> Iterator[dataclasses.Field[Any]]:
+    return (item for item in dataclasses.fields(options) if "flags" in item.metadata)
+
+
+def _flags(item: dataclasses.Field[Any]) -> tuple[str, ...]:
+    return item.metadata["flags"] or (flag_of(item.name),)
+
+
+def _parameter(name: str, hint: Any, typer_info: Any, default: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, typer_info]
+    )
+
+
+def _parameters(options: type[CommandOptions]) -> Iterator[inspect.Parameter]:
+    """The Typer parameters of a table, positional ones first."""
+    hints = get_type_hints(options)
+    for item in sorted(_rows(options), key=lambda item: "argument" not in item.metadata):
+        row, hint, default = item.metadata, hints[item.name], item.default
+        if get_origin(hint) is tuple:
+            hint, default = list[_choices(get_args(hint)[0])], None  # type: ignore[misc]  # a type at run time
+        if default is None:
+            hint = hint | None
+        shared: dict[str, Any] = {"help": row["help"], "metavar": row["metavar"], "show_default": False}
+        if "argument" in row:
+            default = inspect.Parameter.empty if row["required"] else default
+            yield _parameter(item.name, hint, typer.Argument(**shared), default)
+        else:
+            info = typer.Option(*_flags(item), rich_help_panel=row["group"], **shared)
+            yield _parameter(item.name, hint, info, default)
+
+
+def _choices(hint: Any) -> Any:
+    """An Enum in place of a Literal: Typer takes no list of Literals."""
+    return Enum("Choice", {value: value for value in get_args(hint)}) if get_origin(hint) is Literal else hint
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
+
+
+def check(options: CommandOptions, conflicts: Iterable[Conflict]) -> None:
+    """Check everything that flags alone can get wrong. Raises UsageError for the first that is.
+
+    A sentence is formatted with the values of the options: `--format {format} has no place for it`.
+    """
+    for item in _rows(type(options)):
+        least, value = item.metadata["least"], getattr(options, item.name)
+        if least is not None and value is not None:
+            check_count(_flags(item)[0].lstrip("-"), value, least=least)
+    for when, sentence in conflicts:
+        if when(options):
+            raise UsageError(sentence.format_map(vars(options)))
+
+
+def check_count(name: str, value: float | None, *, least: int) -> None:
+    """Raises UsageError if a numeric option is below its bound."""
+    if value is not None and not value >= least:
+        raise UsageError(f"--{name} {value if isinstance(value, int) else f'{value:g}'}: must be at least {least}")
+
+
+def given(*names: str, without: Sequence[str] = (), **values: Sequence[Any]) -> Callable[[Any], bool]:
+    """Whether all of `names` are on the command line, none of `without`, and other options have one of `values`."""
+
+    def holds(options: Any) -> bool:
+        present = {name: getattr(options, name) for name in (*names, *without)}
+        there = {name for name, value in present.items() if value is not None and value is not False and value != ()}
+        return there == set(names) and all(getattr(options, name) in choices for name, choices in values.items())
+
+    return holds
+
+
+def because(when: Callable[[Any], object], start: str, *rows: Conflict) -> tuple[Conflict, ...]:
+    """Conflicts of one option with others: `start` begins every sentence, and no row holds unless `when` does."""
+
+    def both(other: Callable[[Any], object]) -> Callable[[Any], object]:
+        return lambda options: when(options) and other(options)
+
+    return tuple((both(other), f"{start}{sentence}") for other, sentence in rows)
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field that has no other."""
+    return f"--{name.replace('_', '-')}"
+
+
+# -- flags of knobs ----------------------------------------------------------------------------------------------------
+
+
+class Mixed(str):
+    """The value of a flag as it is typed: TOML (`true`, 3, `["a"]`), or bare text."""
+
+
+def _mixed(text: str) -> Mixed:
+    return Mixed(text)
+
+
+def _plain_type(hint: Any) -> Any:
+    """The type of a knob as a flag takes it. Bounds are checked later, with all layers; so are mixed types, as TOML."""
+    if get_origin(hint) is Annotated:
+        return _plain_type(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType):
+        choices = [choice for choice in get_args(hint) if choice is not type(None)]
+        lists = [choice for choice in choices if get_origin(choice) is list]
+        if lists and (len(choices) == 1 or lists[0] == list[str]):
+            return _plain_type(lists[0])
+        return _plain_type(choices[0]) if len(choices) == 1 else Mixed
+    return list[str] if get_origin(hint) is list else hint
+
+
+def _knob_parameters(kinds: Sequence[type], without: frozenset[str]) -> Iterator[inspect.Parameter]:
+    """A parameter for every knob of `kinds` that has a flag."""
+    for kind in kinds:
+        for name, item in params.knobs(kind).items():
+            if name in without or not item.metadata["flag"]:
+                continue
+            hint, spelled, default = _plain_type(params.hints(kind)[name]), params.spelled(name), item.default
+            flags = [f"--{spelled}/--no-{spelled}" if hint is bool else f"--{spelled}"]
+            flags += [SHORT[name]] if name in SHORT else []
+            extra: dict[str, Any] = {"metavar": "TEXT"} if hint in (str, list[str]) else {}
+            if hint is not bool and not extra:
+                # read and checked with all other layers, so that every mistake is reported at once, in the same words
+                choices = "|".join(map(str, get_args(hint)))
+                extra = {"metavar": f"<{choices}>" if choices else METAVARS.get(hint, "VALUE"), "parser": _mixed}
+                hint = Mixed
+            about = item.metadata["about"]
+            if isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != "":
+                about = f"{about} (default: {default})"
+            info = typer.Option(*flags, help=about, rich_help_panel=item.metadata["group"], show_default=False, **extra)
+            yield _parameter(name, hint | None, info)
+
+
+def knob_layers(knobs: Mapping[str, Any], sets: Sequence[str] = (), strategy: str | None = None) -> list[Layer]:
+    """The layers of flags, `--set` and `--strategy`."""
+    from genctl.config.presets import parse_sets, parse_value
+
+    values: dict[str, Any] = {}
+    for key, value in knobs.items():
+        if isinstance(value, Mixed):
+            values[key] = parse_value(key, value)
+        elif value is not None and value != []:
+            values[key] = list(value) if isinstance(value, (list, tuple)) else value
+    layers = [flags_layer(values)] if values else []
+    layers += parse_sets(list(sets)) if sets else []
+    return [*layers, strategy_layer(strategy, layers)] if strategy is not None else layers
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+_HELP_ALL = _parameter(
+    "help_all",
+    bool,
+    typer.Option(
+        "--help-all", is_eager=True, callback=help_all, help="show every option, by group", show_default=False
+    ),
+    default=False,
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its table, what it checks, and the function that does it.
+
+    `perform` is `module:function`, imported when the command runs, not for its help. The function takes the options and
+    returns the exit status, or None where there is no input. `brief` is the short help: headings and names of options.
+    """
+
+    name: str
+    options: type[CommandOptions]
+    perform: str
+    about: str
+    examples: tuple[str, ...] = ()
+    brief: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    conflicts: tuple[Conflict, ...] = ()
+    knobs: tuple[type, ...] = (params.Generation, params.Runtime)
+    without: frozenset[str] = frozenset()
+    input: str = "prompt"  # what a command without input lacks
+
+    def build(self, epilog: str) -> Any:
+        """The command as Typer runs it."""
+
+        def callback(ctx: typer.Context, help_all: bool = False, **given: Any) -> int:
+            return self._run(ctx, given)
+
+        parameters = [
+            inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
+            *_parameters(self.options),
+            *_knob_parameters(self.knobs, self.without),
+            *([_HELP_ALL] if self.brief else []),
+        ]
+        callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        app = typer.Typer(rich_markup_mode=None, context_settings=SETTINGS, add_completion=False)
+        app.command(self.name, cls=TableCommand, help=self.about, epilog=epilog)(callback)
+        command = typer.main.get_command(app)
+        assert isinstance(command, TableCommand)
+        command.examples, command.brief = self.examples, self.brief
+        return command
+
+    def parsed(self, given: Mapping[str, Any]) -> CommandOptions:
+        """The options object. Raises UsageError or PresetError for values that cannot be read."""
+        names = {item.name for item in _rows(self.options)}
+        several = {item.name for item in _rows(self.options) if item.default == ()}
+        own = {name: tuple(map(_plain, given[name] or ())) if name in several else given[name] for name in names}
+        return self.options(**own).with_knobs({name: value for name, value in given.items() if name not in names})
+
+    def _run(self, context: typer.Context, given: Mapping[str, Any]) -> int:
+        options = self.parsed(given)
+        check(options, self.conflicts)
+        module, _, name = self.perform.partition(":")
+        status: int | None = getattr(import_module(module), name)(options)
+        if status is not None:
+            return status
+        print(context.get_usage(), file=sys.stderr)
+        wanted = f"No {self.input}: give one as an argument, with --input FILE, or on standard input."
+        print(f"{wanted}\nTry {context.command_path} --help.", file=sys.stderr)
+        return int(Exit.USAGE)

@@ -1,0 +1,78 @@
+"""Help: a short page, a long page with every option, no word cut; and an unknown name is answered with the nearest."""
+
+from __future__ import annotations
+
+import pytest
+
+from genctl import params
+from genctl.cli.app import COMMANDS
+from tests.cli.tool import genctl
+
+TABLES = [name for name in COMMANDS if name not in ("presets", "replay")]
+
+
+@pytest.fixture(params=[60, 80, 200])
+def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    columns: int = request.param
+    monkeypatch.setenv("COLUMNS", str(columns))
+    return columns
+
+
+@pytest.mark.parametrize("command", TABLES)
+def test_the_short_help_is_a_screen_and_a_half(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = genctl(command, "--help")
+    lines = done.out.splitlines()
+    assert (done.status, done.err) == (0, "")
+    assert len(lines) <= 41, len(lines)
+    assert sum(line.startswith(f"  genctl {command} ") for line in lines) in (2, 3)
+    assert lines[-1].startswith(f"genctl {command} --help-all shows all ")
+
+
+@pytest.mark.parametrize("command", ["run", "beam", "compare"])
+def test_the_long_help_has_every_flag_and_every_knob(command: str) -> None:
+    words = genctl(command, "--help-all").out.replace(",", " ").split()
+    wanted = ["--input", "--quiet", "--trust-remote-code", "--help-all", "-m"]
+    for kind in (params.Generation, params.Runtime):
+        wanted += [f"--{params.spelled(name)}" for name, knob in params.knobs(kind).items() if knob.metadata["flag"]]
+    assert len(wanted) > 80
+    assert set(wanted) <= set(words), set(wanted) - set(words)
+
+
+@pytest.mark.parametrize("command", [*TABLES, "replay", "presets", "presets list", "presets check", ""])
+def test_no_line_is_too_long_and_no_word_is_cut(command: str, width: int) -> None:
+    for flag in ("--help", "--help-all") if command in TABLES else ("--help",):
+        done = genctl(*command.split(), flag)
+        assert done.status == 0
+        for line in done.out.splitlines():
+            assert len(line) <= min(width, 100) - 2, line
+        assert "..." not in done.out.replace("]...", "").replace("}...", "")
+        assert not any(word.endswith("-") and word.strip("-") for word in done.out.split()), "a word is cut"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["runn"], 'no such command "runn"', 'did you mean "run"?'),
+        (["presets", "lst"], 'no such command "lst"', 'did you mean "list"?'),
+        (["a\nb\x1b[31m"], 'no such command "a\\nb\\x1b[31m"', "see genctl --help"),
+        ([""], 'no such command ""', "see genctl --help"),
+        (["zzz"], 'no such command "zzz"', "see genctl --help"),
+        (["run", "--temprature", "1"], "No such option: --temprature", 'did you mean "--temperature"?'),
+        (["run", "--temperatur=1"], "No such option: --temperatur", 'did you mean "--temperature"?'),
+        (["beam", "--temp", "1"], "No such option: --temp", 'did you mean "--temperature"?'),
+        (["compare", "--strategi", "x"], "No such option: --strategi", 'did you mean "--strategy"?'),
+        (["inspect-cache", "--no-use-cach"], "No such option: --no-use-cach", 'did you mean "--no-use-cache"?'),
+        (["score", "--contxt", "x"], "No such option: --contxt", 'did you mean "--context"?'),
+        (["replay", "--sped", "2"], "No such option: --sped", 'did you mean "--speed"?'),
+        (["presets", "list", "--fromat", "json"], "No such option: --fromat", 'did you mean "--format"?'),
+        (["--verison"], "No such option: --verison", 'did you mean "--version"?'),
+        (["run", "--zzz"], "No such option: --zzz", "see genctl run --help"),
+        (["run", "--tree"], "No such option: --tree", "genctl beam has --tree; see genctl run --help"),
+        (["score", "--seed", "1"], "No such option: --seed", "genctl run has --seed; see genctl score --help"),
+        (["run", "-Z"], "No such option: -Z", "see genctl run --help"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(arguments: list[str], error: str, hint: str) -> None:
+    done = genctl(*arguments)
+    assert (done.status, done.out, done.err) == (2, "", f"error: {error}\nhint: {hint}\n")
