@@ -64,7 +64,8 @@ class Seq2SeqModel(NativeModel):
 
 def _tensors(name: str, part: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(part, Tensor):
-        yield name, part
+        if part.ndim:  # a constant of a formula is no weight
+            yield name, part
         return
     if hasattr(part, "tensors"):
         part = part.tensors()
