@@ -1,6 +1,6 @@
-"""How fast a step could be with the products that torch has: all matrices of a step with one token, nothing between.
+"""How fast a step could be with the products that torch has: all matrices of a step, nothing between.
 
-    python scripts/bench_products.py [--size gpt2 qwen2] [--threads N] [--tokens N]
+    python scripts/bench_products.py [--size gpt2 qwen2] [--threads N] [--rows N]
 
 For each dtype, each way in which torch can compute its products (the one that the native runtime chooses is marked):
 milliseconds for all products of a step, GB of weights read a second, and that as a share of what a plain sum reads,
@@ -38,7 +38,7 @@ def shapes(size: Size) -> list[tuple[int, int]]:
 
 
 def ways(dtype: str, *, transposed: bool) -> dict[str, Callable[[Any], Callable[[Any], Any]]]:
-    """Ways to multiply with a weight [O, I] in a dtype: name -> (weight -> (x -> y)). The first is the runtime's."""
+    """Ways to multiply with a weight [O, I] in a dtype: name -> (weight -> (x -> y)). One row takes the first."""
     import torch
 
     from genctl.native import kernels, linear, quantized
@@ -48,7 +48,7 @@ def ways(dtype: str, *, transposed: bool) -> dict[str, Callable[[Any], Callable[
     if dtype == "int4":
         return {"torch int4 weights": quantized.Int4}
     if dtype == "bfloat16":
-        return {"FBGEMM float16": linear.Float16, "oneDNN": linear.Mapped, "plain": linear.Plain}
+        return {"FBGEMM float16": linear.Float16, "oneDNN packed": linear.Packed, "plain": linear.Plain}
 
     def columns(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
         across = weight.t().contiguous().t()
@@ -60,7 +60,7 @@ def ways(dtype: str, *, transposed: bool) -> dict[str, Callable[[Any], Callable[
     return {**one, **other, **rest} if transposed else {**other, **one, **rest}
 
 
-def measured(size: Size, tokens: int) -> Iterator[str]:
+def measured(size: Size, rows: int) -> Iterator[str]:
     """Lines of the table."""
     import torch
 
@@ -68,17 +68,21 @@ def measured(size: Size, tokens: int) -> Iterator[str]:
     for dtype in ("float32", "bfloat16", "int8", "int4"):
         held = torch.bfloat16 if dtype == "bfloat16" else torch.float32
         number = limit.BYTES[dtype]
-        for place, (name, way) in enumerate(ways(dtype, transposed=size.model_type == "gpt2").items()):
+        known = ways(dtype, transposed=size.model_type == "gpt2")
+        ours = "oneDNN packed" if rows > 1 and "oneDNN packed" in known else next(iter(known))
+        for name, way in known.items():
+            if rows > 1 and name.startswith("MKL"):  # of one token
+                continue
             *layers, head = shapes(size)
             products = [(way(torch.randn(shape, dtype=held)), shape) for shape in layers]
             last = ways("int8", transposed=False)["FBGEMM int8"] if dtype == "int4" else way
             products.append((last(torch.randn(head, dtype=held)), head))
-            inputs = {width: torch.randn(1, tokens, width, dtype=held) for _, (_, width) in products}
+            inputs = {width: torch.randn(rows, 1, width, dtype=held) for _, (_, width) in products}
             seconds, reading = (
                 min(turns) for turns in zip(*(_turn(products, inputs, much) for _ in range(ROUNDS)), strict=True)
             )
             read = sum(o * i for o, i in layers) * number + head[0] * head[1] * limit.HEAD[dtype]
-            mark = " (ours)" if place == 0 else ""
+            mark = " (ours)" if name == ours else ""
             yield (
                 f"| {size.name} | {dtype} | {name}{mark} | {seconds * 1e3:.1f} | {read / seconds / 1e9:.1f} "
                 f"| {much.nbytes / reading / 1e9:.1f} | {read / seconds / (much.nbytes / reading):.0%} |"
@@ -102,17 +106,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--size", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--threads", type=int, default=len(host.cores()))
-    parser.add_argument("--tokens", type=int, default=1, help="of one row (default: 1)")
+    parser.add_argument("--rows", type=int, default=1, help="that share a step (default: 1)")
     asked = parser.parse_args()
     os.environ.update(host.environment(asked.threads))
-    print(f"{host.cpu_model()}, {asked.threads} threads, {asked.tokens} token(s)\n")
+    print(f"{host.cpu_model()}, {asked.threads} threads, {asked.rows} row(s)\n")
     print("| checkpoint | dtype | products | ms | GB/s | a sum reads GB/s | share |\n|---|---|---|--:|--:|--:|--:|")
     import torch
 
     torch.set_num_threads(asked.threads)
     with torch.no_grad():
         for name in asked.size:
-            for line in measured(SIZES[name](), asked.tokens):
+            for line in measured(SIZES[name](), asked.rows):
                 print(line, flush=True)
 
 
