@@ -1,33 +1,55 @@
-"""What holds for every test: one thread (tiny models gain nothing from more), and hypothesis without the clock.
+"""What every test has: one thread, hypothesis without the clock, a clean environment, tiny checkpoints; and the tiers.
 
-The zoo is a tier of its own: `-m zoo` runs it, `--everything` runs it besides all else.
+Everyday (`--everyday`): what tests/tiers.py names. All (the default): everything but the zoo. Everything
+(`--everything`): the zoo too, which `-m zoo` runs alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 
-torch.set_num_threads(1)
+from tests import tiers
+from tests.tiny import checkpoint
+
+torch.set_num_threads(1)  # tiny models gain nothing from more
 hypothesis.settings.register_profile("genctl", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("genctl")
 
+ROOT = Path(__file__).resolve().parent
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--everyday", action="store_true", help="run the everyday tier alone: minutes, not a quarter hour")
     parser.addoption("--everything", action="store_true", help="run the zoo too: every text architecture")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files without an everyday test are not even imported."""
+    is_test = collection_path.match("test_*.py")
+    left_out = config.getoption("--everyday") and is_test and tiers.patterns(collection_path.relative_to(ROOT)) is None
+    return True if left_out else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--everything") or "zoo" in config.getoption("-m"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("zoo") is not None]
+    zoo = config.getoption("--everything") or "zoo" in config.getoption("-m")
+    kept, left_out = [], []
+    for item in items:
+        everyday = tiers.is_everyday(item.path.relative_to(ROOT), item.name)
+        if everyday:
+            item.add_marker("everyday")
+        wanted = everyday if config.getoption("--everyday") else zoo or item.get_closest_marker("zoo") is None
+        (kept if wanted else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item.get_closest_marker("zoo") is None]
+        items[:] = kept
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -37,3 +59,62 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("empty")
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> Iterator[None]:
+    """No settings and no secrets of the person who runs the tests; the current folder is empty, as the settings are."""
+    for name in list(os.environ):
+        ours = name.startswith("GENCTL_") and not name.startswith("GENCTL_TEST_")
+        if ours or name.startswith(("HF_", "HUGGING_FACE_")) or name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(empty_folder))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(empty_folder)
+    yield
+    for path in empty_folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+@pytest.fixture(autouse=True)
+def program_environment(request: pytest.FixtureRequest) -> None:
+    """Tests of the whole program run in the clean environment without asking for it."""
+    if request.path.parent.name in ("cli", "compare", "hostile", "inspect", "score"):
+        request.getfixturevalue("clean_environment")
+
+
+@pytest.fixture(scope="session")
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a sound tiny checkpoint, made once for each architecture: to be copied, never changed."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    @cache
+    def folder_of(arch: str) -> Path:
+        return checkpoint(arch, root / arch)
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def gpt2(checkpoint_of: Callable[[str], Path]) -> Path:
+    return checkpoint_of("gpt2")
+
+
+@pytest.fixture(scope="session")
+def llama(checkpoint_of: Callable[[str], Path]) -> Path:
+    return checkpoint_of("llama")
+
+
+@pytest.fixture(scope="session")
+def t5(checkpoint_of: Callable[[str], Path]) -> Path:
+    return checkpoint_of("t5")

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -270,8 +270,9 @@ REFUSED: dict[str, tuple[Damage, str]] = {
 
 
 @pytest.fixture
-def gpt2(sound: dict[str, Path], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(sound["gpt2"], tmp_path / "gpt2"))
+def gpt2(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(checkpoint_of("gpt2"), tmp_path / "gpt2"))
 
 
 @pytest.fixture

@@ -35,8 +35,8 @@ PANICS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", PANICS)
-def test_one_line_and_no_report(name: str, sound: dict[str, Path], tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(sound["gpt2"], tmp_path / "gpt2"))
+def test_one_line_and_no_report(name: str, gpt2: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(gpt2, tmp_path / "gpt2"))
     told = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     (folder / "tokenizer.json").write_text(json.dumps({**told, **PANICS[name]}), encoding="utf-8")
     done = subprocess.run(

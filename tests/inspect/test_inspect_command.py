@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,14 @@ def report(*arguments: str, status: int = 0, **options: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="session")
-def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint("mamba", tmp_path_factory.mktemp("checkpoints") / "mamba")
+@pytest.fixture
+def mamba(checkpoint_of: Callable[[str], Path]) -> Path:
+    return checkpoint_of("mamba")
 
 
-@pytest.fixture(scope="session")
-def mistral(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint("mistral", tmp_path_factory.mktemp("checkpoints") / "mistral")
+@pytest.fixture
+def mistral(checkpoint_of: Callable[[str], Path]) -> Path:
+    return checkpoint_of("mistral")
 
 
 def test_a_prompt_that_is_cut_is_said(gpt2: Path) -> None:

@@ -15,7 +15,6 @@ import genctl
 from genctl.errors import ModelError
 from genctl.models.hub import load
 from genctl.params import Runtime
-from tests.tiny import checkpoint
 
 _TEXT = {
     "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -107,8 +106,3 @@ def test_the_others_are_refused_with_a_sentence_that_is_true(
         load(Runtime(model=str(folder)))
     assert said in caught.value.message
     assert name in caught.value.message
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint("llama", tmp_path_factory.mktemp("llama"))

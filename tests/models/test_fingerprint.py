@@ -23,11 +23,6 @@ WEIGHTS = "model.safetensors"
 LARGE = digests.SMALLEST + 3
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint("llama", tmp_path_factory.mktemp("llama"))
-
-
 @pytest.fixture
 def copy(llama: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(llama, tmp_path / "copy"))

@@ -10,19 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.tiny import checkpoint, tiny
+from tests.tiny import tiny
 
 from .hub_standin import COMMIT, lay_out, serve
 
 PROBE = Path(__file__).with_name("hub_probe.py")
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint("gpt2", tmp_path_factory.mktemp("gpt2"))
 
 
 def probe(home: Path, requests: list[dict[str, Any]], **environment: str) -> list[dict[str, Any]]:

@@ -17,12 +17,7 @@ from genctl.models import resolve
 from genctl.models.hub import LoadedModel, load, max_memory
 from genctl.models.text import decode, encode_prompt
 from genctl.params import Runtime
-from tests.tiny import ARCHITECTURES, EOS, SEQ2SEQ, checkpoint, tiny
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint("llama", tmp_path_factory.mktemp("llama"))
+from tests.tiny import ARCHITECTURES, EOS, SEQ2SEQ, tiny
 
 
 def loaded(folder: Path, **options: object) -> LoadedModel:

@@ -33,11 +33,6 @@ def auto(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GENCTL_RUNTIME", "auto")
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint("llama", tmp_path_factory.mktemp("llama"))
-
-
 def test_auto_takes_what_is_known_and_equal(llama: Path, tmp_path: Path) -> None:
     assert native(llama)
     assert native(llama, pack=False)

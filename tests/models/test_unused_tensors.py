@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,17 +20,11 @@ from tests.cli.tool import genctl
 from tests.tiny import checkpoint, save, tiny
 
 WEIGHTS = "model.safetensors"
+FolderOf = Callable[[str], Path]
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("sound")
-    archs = ("llama", "gpt2", "t5", "marian", "bart", "mixtral", "encoder_decoder")
-    return {arch: checkpoint(arch, root / arch) for arch in archs}
-
-
-def copy(sound: dict[str, Path], arch: str, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(sound[arch], tmp_path / arch))
+def copy(checkpoint_of: FolderOf, arch: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoint_of(arch), tmp_path / arch))
 
 
 def config(folder: Path, **changes: Any) -> None:
@@ -75,26 +70,26 @@ def refused(folder: Path, **options: Any) -> str:
     ],
 )
 def test_fewer_layers_than_the_files_hold(
-    arch: str, changes: dict[str, Any], held: str, said: str, sound: dict[str, Path], tmp_path: Path
+    arch: str, changes: dict[str, Any], held: str, said: str, checkpoint_of: FolderOf, tmp_path: Path
 ) -> None:
     """Each of these wrote other text and ended with 0."""
-    folder = copy(sound, arch, tmp_path)
+    folder = copy(checkpoint_of, arch, tmp_path)
     config(folder, **changes)
     message = refused(folder)
     assert message.startswith(f"the weight files hold {held}, but config.json says ")
     assert message.endswith(said)
 
 
-def test_the_command_line_refuses_it(sound: dict[str, Path], tmp_path: Path) -> None:
-    folder = copy(sound, "llama", tmp_path)
+def test_the_command_line_refuses_it(checkpoint_of: FolderOf, tmp_path: Path) -> None:
+    folder = copy(checkpoint_of, "llama", tmp_path)
     config(folder, num_hidden_layers=1)
     done = genctl("run", "the cat", "-m", str(folder), "-n", "3")
     assert (done.status, done.out) == (3, "")
     assert done.err == "error: the weight files hold model.layers.1, but config.json says num_hidden_layers = 1\n"
 
 
-def test_shards_and_pickles_are_no_different(sound: dict[str, Path], tmp_path: Path) -> None:
-    sharded, pickled = tmp_path / "sharded", copy(sound, "gpt2", tmp_path)
+def test_shards_and_pickles_are_no_different(checkpoint_of: FolderOf, tmp_path: Path) -> None:
+    sharded, pickled = tmp_path / "sharded", copy(checkpoint_of, "gpt2", tmp_path)
     tiny("llama").save_pretrained(sharded, max_shard_size="60KB")
     config(sharded, num_hidden_layers=1)
     assert "hold model.layers.1, but config.json says num_hidden_layers = 1" in refused(sharded, need_tokenizer=False)
@@ -105,9 +100,9 @@ def test_shards_and_pickles_are_no_different(sound: dict[str, Path], tmp_path: P
     assert "hold transformer.h.1, but config.json says n_layer = 1" in refused(pickled, allow_pickle=True)
 
 
-def test_names_without_the_models_prefix_are_the_same_names(sound: dict[str, Path], tmp_path: Path) -> None:
+def test_names_without_the_models_prefix_are_the_same_names(checkpoint_of: FolderOf, tmp_path: Path) -> None:
     """GPT-2's own checkpoint has them so."""
-    folder = copy(sound, "gpt2", tmp_path)
+    folder = copy(checkpoint_of, "gpt2", tmp_path)
     held = {name.removeprefix("transformer."): one for name, one in load_file(folder / WEIGHTS).items()}
     save_file(held, folder / WEIGHTS, metadata={"format": "pt"})
     assert read(folder).notes == ()
@@ -155,9 +150,9 @@ def multimodal() -> Any:
     ],
 )
 def test_a_part_of_the_model_that_its_config_leaves_out(
-    arch: str, name: str, sound: dict[str, Path], tmp_path: Path
+    arch: str, name: str, checkpoint_of: FolderOf, tmp_path: Path
 ) -> None:
-    folder = copy(sound, arch, tmp_path)
+    folder = copy(checkpoint_of, arch, tmp_path)
     add(folder, **{name: torch.ones(32)})
     message = refused(folder)
     assert "the weight files hold 1 tensor that belongs to the model, but config.json makes one without it" in message
@@ -196,19 +191,19 @@ def test_a_bias_that_the_config_switches_off(tmp_path: Path) -> None:
     ],
 )
 def test_what_nobody_misses(
-    arch: str, name: str, shape: tuple[int, ...], sound: dict[str, Path], tmp_path: Path
+    arch: str, name: str, shape: tuple[int, ...], checkpoint_of: FolderOf, tmp_path: Path
 ) -> None:
-    folder = copy(sound, arch, tmp_path)
-    plain = read(sound[arch], runtime="transformers").model.state_dict()
+    folder = copy(checkpoint_of, arch, tmp_path)
+    plain = read(checkpoint_of(arch), runtime="transformers").model.state_dict()
     add(folder, **{name: torch.ones(shape)})
     found = read(folder, runtime="transformers")
     assert all(torch.equal(one, plain[key]) for key, one in found.model.state_dict().items())
     assert all("tensors in the weight files are not used" in note for note in found.notes)
 
 
-def test_a_whole_layer_that_predicts_further_tokens_is_not_missed(sound: dict[str, Path], tmp_path: Path) -> None:
+def test_a_whole_layer_that_predicts_further_tokens_is_not_missed(checkpoint_of: FolderOf, tmp_path: Path) -> None:
     """DeepSeek-V3 and GLM-4.5 keep it behind the last layer of the model, under the next number."""
-    folder = copy(sound, "llama", tmp_path)
+    folder = copy(checkpoint_of, "llama", tmp_path)
     layer = {name: one for name, one in load_file(folder / WEIGHTS).items() if name.startswith("model.layers.1.")}
     further = {name.replace("layers.1", "layers.2"): one.clone() for name, one in layer.items()}
     add(folder, **further, **{"model.layers.2.eh_proj.weight": torch.ones(32, 64)})
@@ -230,7 +225,7 @@ def test_a_layer_whose_number_transformers_takes_for_the_one_that_predicts_furth
     assert "hold model.layers.46, but config.json says num_hidden_layers = 46" in refused(tmp_path)
 
 
-def test_more_experts_than_the_config_has(sound: dict[str, Path], tmp_path: Path) -> None:
-    folder = copy(sound, "mixtral", tmp_path)
+def test_more_experts_than_the_config_has(checkpoint_of: FolderOf, tmp_path: Path) -> None:
+    folder = copy(checkpoint_of, "mixtral", tmp_path)
     config(folder, num_local_experts=2)
     refused(folder)

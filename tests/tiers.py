@@ -1,0 +1,82 @@
+"""The everyday tier: one architecture for each kind of cache, each command once, and the rules of the house.
+
+A file stands here with parts of the names of its everyday tests (after the file, with the parameters); without parts
+all of its tests are meant. Caches: growing (llama, gpt2), sliding window (mistral, gemma2), recurrent (mamba),
+encoder-decoder (t5), 8-bit, static.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+_CACHES = ("*[[]llama*", "*[[]mistral*", "*[[]mamba*", "*[[]t5*", "*-llama*", "*-mistral*", "*-mamba*", "*-t5*")
+
+EVERYDAY: dict[str, tuple[str, ...]] = {
+    # the house
+    "test_house.py": ("test_a_room_*", "test_importing_*", "*[[]arguments0*"),
+    "test_structure.py": (),
+    "test_docs.py": (),
+    "test_compat.py": (),
+    # every kind of cache against generate()
+    "decode/test_parity.py": _CACHES,
+    "decode/test_loop.py": (),
+    "decode/test_choose.py": (),
+    "native/test_parity.py": ("*[[]llama[]-]*", "*[[]gpt2[]-]*", "*[[]mistral[]-]*", "*[[]gemma2[]-]*"),
+    "native/test_generate.py": ("*[[]llama[]]", "*[[]mistral[]]"),
+    "native/test_seq2seq_parity.py": ("*[[]t5[]-]*",),
+    "native/test_seq2seq_generate.py": ("*[[]t5[]]", "*[[]t5-*"),
+    "native/test_linear.py": ("test_*int8*", "test_rows_*"),
+    "native/test_spec.py": (),
+    "inspect/test_static.py": ("*[[]llama[]]", "test_rows_*"),
+    "inspect/test_layers.py": (),
+    "models/test_packed_layers.py": ("*int8[[]llama[]]", "test_int8_weights_*", "test_rows_do_not_depend_*"),
+    "test_independence.py": ("*llama*", "*t5*"),
+    # searches, processors, stops, grammars
+    "strategies/test_brute_force.py": (),
+    "strategies/test_beam_parity.py": _CACHES,
+    "strategies/test_choose.py": (),
+    "strategies_assisted/test_assisted_greedy.py": _CACHES,
+    "processors/test_build.py": (),
+    "processors/test_filters.py": (),
+    "stopping/test_stop_strings.py": (),
+    "stopping/test_stop_build.py": (),
+    "grammar/test_grammar_decoding.py": (),
+    "grammar/test_grammar_sources.py": (),
+    "prefix/test_prefix.py": (),
+    # settings, checkpoints, rows
+    "config/test_precedence.py": (),
+    "config/test_all_at_once.py": (),
+    "config/test_presets_command.py": (),
+    "models/test_load.py": _CACHES,
+    "batch/test_batch_records.py": (),
+    "batch/test_batch_readers.py": (),
+    "batch/test_batch_writers.py": (),
+    "hostile/test_checkpoints.py": ("test_the_same_folder_*", "test_nothing_in_a_folder_*"),
+    # each command
+    "cli/test_run.py": (),
+    "cli/test_beam.py": ("test_a_pipe_*", "test_the_n_best_*"),
+    "cli/test_replay.py": ("test_a_pipe_*",),
+    "cli/test_help.py": (),
+    "cli/test_table.py": (),
+    "compare/test_compare.py": ("test_five_strategies_*", "test_records_are_*"),
+    "inspect/test_inspect_command.py": (
+        "test_json_is_*",
+        "test_a_saved_prompt_serves_the_commands*",
+        "test_every_form_*",
+    ),
+    "score/test_score_command.py": ("test_a_record_*", "test_a_target_*"),
+    "render/test_run_view.py": (),
+    "render/test_beam.py": (),
+}
+
+
+def patterns(path: Path) -> tuple[str, ...] | None:
+    """Which tests of a file (relative to tests/) are everyday ones; none where the file has none."""
+    return EVERYDAY.get(path.as_posix())
+
+
+def is_everyday(path: Path, name: str) -> bool:
+    """Whether the test `name`, with its parameters, of the file `path` runs every day."""
+    found = patterns(path)
+    return found is not None and (not found or any(fnmatchcase(name, pattern) for pattern in found))
