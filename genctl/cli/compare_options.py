@@ -112,11 +112,11 @@ def runs_of(options: CompareOptions, recording: expectations.Recording | None) -
         check_names(runs)
         return runs
     runs = read_runs(options.presets, options.strategies, models, options.flags)
-    if len(runs) < 2:
+    if not runs or len(runs) * (options.seeds or 1) < 2:
         have = f"there is only {runs[0].name}" if runs else "there is none"
         raise UsageError(
             f"genctl compare needs at least two runs, but {have}",
-            hint='give several -p PRESET, --strategy "NAME:knob=value" or --models A,B',
+            hint='give several -p PRESET, --strategy "NAME:knob=value" or --models A,B, or repeat one with --seeds N',
         )
     return runs
 

@@ -254,7 +254,7 @@ class ComparisonOutput:
             ended = ", ".join(reason if alone else f"{number} {reason}" for reason, number in reasons.items())
             rows.append([name, *cells, shown.number(tally.speed(name), 0), ended or "–"])
         yield "", headings, rows
-        if base is not None:
+        if base is not None and len(self.names) > 1:
             differing = [
                 [
                     name,
@@ -278,10 +278,11 @@ class ComparisonOutput:
                     [[name, *(shown.number(one[key], 1) for key in wanted)] for name, one in scores.items()],
                 )
             rows = []
-            for name in self.names:
+            for name in self.names if len(self.names) > 1 else ():
                 others = [None if name == other else tally.wins(name, other) for other in self.names]
                 rows.append([name, *("·" if one is None else f"{one.won}/{one.tied}/{one.lost}" for one in others)])
-            yield "prompts won/tied/lost by mean log-probability, line against column", ["run", *self.names], rows
+            if rows:
+                yield "prompts won/tied/lost by mean log-probability, line against column", ["run", *self.names], rows
 
     # -- Markdown ------------------------------------------------------------------------------------------------------
 
