@@ -19,6 +19,7 @@ from genctl.errors import InputError, nearest
 
 S = TypeVar("S")
 Alternative: TypeAlias = tuple[int, str, float]  # id, text, log-probability
+Watched: TypeAlias = tuple[int, str, float, int]  # id, text, log-probability, rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Token:
     entropy: float | None = None  # of the model's distribution, in nats
     top: tuple[Alternative, ...] = ()
     trace: tuple[Trace, ...] = ()
+    watched: tuple[Watched, ...] = ()  # tokens that --watch asks after, each as it stood where this one was chosen
 
 
 @dataclass(frozen=True, slots=True)

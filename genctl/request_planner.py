@@ -166,6 +166,7 @@ class Planner:
             top=report.top,
             scores=report.scores,
             trace=report.trace,
+            watch=report.watch,
             returned=generation.num_return_sequences if ranking is None else ranking.samples,
             limit=limit,
         )

@@ -26,3 +26,4 @@ class Report:
     top: int = 0  # alternatives
     scores: bool = False  # rank and entropy
     trace: bool = False  # what each processor did
+    watch: tuple[int, ...] = ()  # ids whose log-probability and rank are reported at each token

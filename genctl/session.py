@@ -141,6 +141,12 @@ class Session:
             chat.check_template(self.loaded.tokenizer, self.loaded.name)
         return self._trial(resolved).kind
 
+    def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
+        """The ids of the tokens that --watch names. Raises UsageError."""
+        from genctl.models.watched import watched_ids
+
+        return watched_ids(self.loaded, tokens) if tokens else ()
+
     def _trial(self, resolved: Resolved) -> PlannedLane:
         """A prompt of one token, planned once for a job. Raises the errors of planning."""
         if self.tried is None or self.tried[0] is not resolved:

@@ -76,7 +76,10 @@ def error_record(id: str, code: str, message: str) -> dict[str, Any]:
 
 
 def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
-    """One entry of `tokens`; `top` as [id, text, logprob], `trace` only if there is one, its seconds with `timing`."""
+    """One entry of `tokens`; `top` as [id, text, logprob], `watched` and `trace` only if there are any.
+
+    An entry of `watched` is [id, text, logprob, rank]. A trace has its seconds with `timing`.
+    """
     entry: dict[str, Any] = {
         "id": token.id,
         "text": token.text,
@@ -85,6 +88,8 @@ def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
         "entropy": token.entropy,
         "top": [list(alternative) for alternative in token.top],
     }
+    if token.watched:
+        entry["watched"] = [list(one) for one in token.watched]
     if token.trace:
         entry["trace"] = [dataclasses.asdict(item) for item in token.trace]
         if not timing:

@@ -190,6 +190,7 @@ class CompareJob(Job[CompareOptions]):
         if options.save is not None or options.expect is not None:
             self.checkpoints[session.loaded.name] = session.loaded.fingerprint()
         self.detail(*session.loaded.verbose_notes)
+        session.watched(options.watch)  # what is no token of this checkpoint is refused before anything is decoded
         for place in members:
             name = self.runs[place].name
             with naming(self.runs[place]):
@@ -218,7 +219,8 @@ class CompareJob(Job[CompareOptions]):
         requests = [request for prompt in chunk for request in self._requests(session, members, prompt)]
         self._show(chunk)
         collector = Collector()
-        report = Report(TOP if self.recording is not None else 0, True)
+        watched = session.watched(self.options.watch)
+        report = Report(TOP if self.recording is not None else 0, True, watch=watched)
         began = time.perf_counter()
         width = max(len(requests), 1)
 

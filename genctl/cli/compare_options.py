@@ -12,7 +12,7 @@ from genctl.batch import jsonl
 from genctl.batch.printable import RefusedRow
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.inputs import prompts_of
-from genctl.cli.options import CHECKS, IN_OUT, SHOWN, TRUST, ModelOptions
+from genctl.cli.options import CHECKS, IN_OUT, SHOWN, TRUST, WATCH, WATCH_TSV, ModelOptions
 from genctl.cli.table import Command, given, option, repeated, switch
 from genctl.comparing import expectations
 from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, read_runs, recorded_layer, split_models
@@ -53,6 +53,7 @@ class CompareOptions(ModelOptions):
         "how far --expect lets log-probabilities be, in nats (default: 0.001)", metavar="X", group=CHECKS, least=0
     )
     dry: bool = switch("print each run as TOML, with origins of values", group=CHECKS)
+    watch: tuple[str, ...] = WATCH
     events: str | None = option("also write every event as JSON lines", metavar="FILE", group=SHOWN)
     timing: bool = switch("add seconds and tokens per second to records", group=SHOWN)
     allow_plugins: bool = switch("let presets name processors by dotted path", group=TRUST)
@@ -79,6 +80,7 @@ COMPARE = Command(
         CHECKS: ("save", "expect"),
     },
     (
+        WATCH_TSV,
         (
             given("tolerance", without=["expect"]),
             "--tolerance says how far scores may be from --expect FILE, but there is none",
@@ -110,11 +112,11 @@ def runs_of(options: CompareOptions, recording: expectations.Recording | None) -
         check_names(runs)
         return runs
     runs = read_runs(options.presets, options.strategies, models, options.flags)
-    if len(runs) < 2:
+    if not runs or len(runs) * (options.seeds or 1) < 2:
         have = f"there is only {runs[0].name}" if runs else "there is none"
         raise UsageError(
             f"genctl compare needs at least two runs, but {have}",
-            hint='give several -p PRESET, --strategy "NAME:knob=value" or --models A,B',
+            hint='give several -p PRESET, --strategy "NAME:knob=value" or --models A,B, or repeat one with --seeds N',
         )
     return runs
 

@@ -77,7 +77,8 @@ class ComparisonOutput:
                     self.corpus[name][1].append(prompt.references)
         if self.writer is not None:
             load_s = self.job.load_s if self.options.timing else None
-            for record in records(prompt, self.names, by_run, baseline=self.options.baseline, load_s=load_s):
+            told: dict[str, Any] = {"baseline": self.options.baseline, "tokens": bool(self.options.watch)}
+            for record in records(prompt, self.names, by_run, load_s=load_s, **told):
                 self.writer.write(record)
         elif self.options.format == "md":
             self._markdown(prompt, by_run, alone)
@@ -115,6 +116,8 @@ class ComparisonOutput:
         if partings:
             self._write([Text(""), *shown.partings_lines(partings, self.width)])
         self._write([Text("")])
+        for title, headings, rows in self._watched(by_run):
+            self._write([Text(title, style="dim"), *shown.table_lines(headings, rows, self.width), Text("")])
         self._tables(tally)
 
     def _shown(
@@ -125,12 +128,7 @@ class ComparisonOutput:
         home = models[self.names.index(self.job.base)]
         for place, name in enumerate(self.names):
             failures = prompt.failures(place)
-            passages = []
-            for sequence in by_run[name]:
-                count_of = len(sequence.result.sequences)
-                label = [f"seed {sequence.result.seed}"] if self.job.seeds > 1 else []
-                label += [f"{sequence.number + 1} of {count_of}"] if count_of > 1 else []
-                passages.append(_passage(sequence, DOT.join(label)))
+            passages = [_passage(one, self._label(one)) for one in by_run[name]]
             blocks.append(shown.Block(name, tuple(passages), failures[0].message if failures else ""))
             first = next((one for one in by_run[name] if one.leaves is not None), None)
             if first is not None and first.leaves is not None:
@@ -139,6 +137,34 @@ class ComparisonOutput:
                 parting = shown.Parting(name, leaves.against, leaves.position, leaves.token, leaves.other, same)
                 partings.append(parting)
         return blocks, partings
+
+    def _watched(self, by_run: dict[str, list[Measured]]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+        """Title, headings and cells of the watched tokens of each text, step by step."""
+        for name in self.names if self.options.watch else ():
+            for one in by_run[name]:
+                tokens = one.sequence.tokens
+                if not tokens:
+                    continue
+                label = self._label(one)
+                title = f"watched in {name}{f' ({label})' if label else ''}: log-probability and rank at each step"
+                heads = [widgets.token_text(id, text) for id, text, _, _ in tokens[0].watched]
+                headings = ["step", "token", *(cell for head in heads for cell in (head, "rank"))]
+                rows = [
+                    [
+                        str(step),
+                        widgets.token_text(token.id, token.text),
+                        *(cell for _, _, value, rank in token.watched for cell in (shown.number(value, 3), str(rank))),
+                    ]
+                    for step, token in enumerate(tokens, 1)
+                ]
+                yield title, headings, rows
+
+    def _label(self, one: Measured) -> str:
+        """Which of several texts of a run this is."""
+        count_of = len(one.result.sequences)
+        label = [f"seed {one.result.seed}"] if self.job.seeds > 1 else []
+        label += [f"{one.number + 1} of {count_of}"] if count_of > 1 else []
+        return DOT.join(label)
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
@@ -228,7 +254,7 @@ class ComparisonOutput:
             ended = ", ".join(reason if alone else f"{number} {reason}" for reason, number in reasons.items())
             rows.append([name, *cells, shown.number(tally.speed(name), 0), ended or "–"])
         yield "", headings, rows
-        if base is not None:
+        if base is not None and len(self.names) > 1:
             differing = [
                 [
                     name,
@@ -252,10 +278,11 @@ class ComparisonOutput:
                     [[name, *(shown.number(one[key], 1) for key in wanted)] for name, one in scores.items()],
                 )
             rows = []
-            for name in self.names:
+            for name in self.names if len(self.names) > 1 else ():
                 others = [None if name == other else tally.wins(name, other) for other in self.names]
                 rows.append([name, *("·" if one is None else f"{one.won}/{one.tied}/{one.lost}" for one in others)])
-            yield "prompts won/tied/lost by mean log-probability, line against column", ["run", *self.names], rows
+            if rows:
+                yield "prompts won/tied/lost by mean log-probability, line against column", ["run", *self.names], rows
 
     # -- Markdown ------------------------------------------------------------------------------------------------------
 
@@ -277,6 +304,8 @@ class ComparisonOutput:
         if partings:
             notes = [line.plain.removeprefix(f"{shown.MARK} ") for line in shown.partings_lines(partings, None)]
             pieces.append("\n".join(f"- {formats.markdown_text(line)}" for line in notes))
+        for title, headings, rows in self._watched(by_run):
+            pieces += [formats.markdown_text(title[:1].upper() + title[1:]), formats.markdown_table(headings, rows)]
         self._write_markdown([*pieces, *self._markdown_tables(tally, intervals=False)])
 
     def _markdown_end(self, done: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from genctl.cli.table import Color, CommandOptions, argument, knob_layers, option, repeated, switch
+from genctl.cli.table import Color, CommandOptions, Conflict, argument, given, knob_layers, option, repeated, switch
 from genctl.config.layers import Layer
 
 IN_OUT, SETTINGS, SHOWN, CHECKS, TRUST = "Input and output", "Settings", "What is shown", "Checks", "Trust"
@@ -15,6 +15,17 @@ PROMPTS = "prompts; without them --input, else standard input"
 
 InputFormat = Literal["lines", "text", "jsonl", "nul"]
 TreeFormat = Literal["text", "dot", "json"]
+
+WATCH: Any = repeated(
+    "show this token's log-probability and rank at each step: its text, or id:N; repeatable",
+    "--watch",
+    metavar="TOKEN",
+    group=SHOWN,
+)
+WATCH_TSV: Conflict = (
+    given("watch", without=["events"], format=["tsv"]),
+    "--watch tells of each step, which --format tsv has no place for; --format jsonl and --events have",
+)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ def identity(
     batch: Mapping[str, int],
     input: Mapping[str, Any] | None,
     top: int,
+    watch: Sequence[int] = (),
 ) -> OutputIdentity:
     """The identity of the job as it is now. `checkpoints`: fingerprints by name. `input`: what the input file holds."""
     settings = {key: value for key, value in settings_of(resolved).items() if key not in APART}
@@ -69,6 +70,7 @@ def identity(
         "top": top,
         "explain": options.explain,
         "fail_on": sorted(options.fail_on),
+        **({"watch": list(watch)} if watch else {}),
     }
     return OutputIdentity(
         seed=seed,
@@ -149,6 +151,7 @@ _FLAGS = {
     "tokens": "--scores",
     "top": "--top-logprobs",
     "explain": "--explain",
+    "watch": "--watch",
     "fail_on": "--fail-on",
 }
 

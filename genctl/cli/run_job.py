@@ -79,6 +79,7 @@ class RunJob(job.Job[RunOptions]):
         super().__init__(options, interrupt)
         self.layers, self.early, self.input = layers, early, rows
         self.tally = RowTally()
+        self.watched: tuple[int, ...] = ()  # ids, known once there is a tokenizer
         self.rows: dict[str, InputRow] = {}  # those that are being decoded
         self.stop_at: int | None = None  # with --strict, the first row that failed
         self.stopper: Sequence[Mapping[str, Any]] = ()  # and its record
@@ -114,6 +115,7 @@ class RunJob(job.Job[RunOptions]):
         options = self.options
         self.session = session = self.load_session(self.early.runtime, self.layers, on_event=self._loading)
         self.base = self.settle(session, self.layers, options.strategy)
+        self.watched = session.watched(options.watch)
         self.detail(*self.base.notes, *session.loaded.verbose_notes)
         self.note(*notes.cache_notes(session, self.base))
         self.width = session.width(self.base, 1 if self.live else job.WIDTH)
@@ -189,6 +191,7 @@ class RunJob(job.Job[RunOptions]):
             batch={"width": self.width},
             input=None if looked is None else {**looked.identity(), "format": self._input_format},
             top=self._report().top,
+            watch=self.watched,
         )
         self.seed = self.output.begin(identity, self.span).seed
         self.tally.go_on(self.output.done, self.output.tally)
@@ -288,7 +291,7 @@ class RunJob(job.Job[RunOptions]):
         top = options.top_logprobs
         if top is None:
             top = SHOWN_TOP if options.scores and options.format == "text" else 0
-        return Report(top, options.scores or top > 0, options.explain)
+        return Report(top, options.scores or top > 0, options.explain, self.watched)
 
     def _show(self, event: events.Event) -> None:
         if self.live or not isinstance(event, events.Failed):

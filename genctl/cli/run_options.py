@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
-from genctl.cli.options import CHECKS, IN_OUT, SHOWN, PresetOptions, TreeFormat
+from genctl.cli.options import CHECKS, IN_OUT, SHOWN, WATCH, WATCH_TSV, PresetOptions, TreeFormat
 from genctl.cli.table import Command, Conflict, because, given, option, repeated, switch
 from genctl.config.layers import Layer, Resolved
 from genctl.errors import UsageError
@@ -38,6 +38,7 @@ class RunOptions(PresetOptions):
     echo: bool = switch("begin the text with the prompt", group=SHOWN)
     scores: bool = switch("show token probabilities and alternatives", group=SHOWN)
     top_logprobs: int | None = option("number of alternatives for each token", metavar="K", group=SHOWN, least=0)
+    watch: tuple[str, ...] = WATCH
     explain: bool = switch("show what each logits processor did to each step", group=SHOWN)
     events: str | None = option("also write every event as JSON lines", metavar="FILE", group=SHOWN)
     timing: bool = switch("add load, prefill and decode seconds to records", group=SHOWN)
@@ -65,7 +66,7 @@ class RunOptions(PresetOptions):
     @property
     def with_tokens(self) -> bool:
         """Whether records say something of each token."""
-        return self.scores or self.top_logprobs is not None or self.explain
+        return self.scores or self.top_logprobs is not None or self.explain or bool(self.watch)
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,8 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     (given("tree_format", format=RECORDS), f"{TREES}, which contradicts --format {{format}}"),
     TREE_ECHO,
+    WATCH_TSV,
+    (given("watch", "tree_format", without=["events"]), f"{TREES}, which have no place for --watch; --events has"),
 )
 
 BRIEF: dict[str, tuple[str, ...]] = {

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
 def shows(options: RunOptions, *, live: bool) -> bool:
     """Whether anything is shown beside the output: live text, bars, details, trees, a summary."""
-    details = options.scores or options.explain or options.tree
-    return live or details or not _is_quiet(options, live=live)
+    return live or _has_details(options) or options.tree or not _is_quiet(options, live=live)
 
 
 def _is_quiet(options: RunOptions, *, live: bool) -> bool:
     return options.quiet or not (live or is_terminal(sys.stderr) or options.verbose)
+
+
+def _has_details(options: RunOptions) -> bool:
+    return options.scores or options.explain or bool(options.watch)
 
 
 def make_view(options: RunOptions, out: Console, err: Console, *, live: bool, top: int, several: bool) -> RunView:
@@ -29,9 +32,10 @@ def make_view(options: RunOptions, out: Console, err: Console, *, live: bool, to
     from genctl.render.console import discard
     from genctl.render.run_view import RunView
 
-    details = options.scores or options.explain
+    details = _has_details(options)
     shared: dict[str, Any] = {name: getattr(options, name) for name in ("echo", "explain", "verbose")}
-    shared |= {"scores": options.scores or (options.top_logprobs or 0) > 0, "top": top, "labels": several}
+    scores = options.scores or bool(options.watch) or (options.top_logprobs or 0) > 0
+    shared |= {"scores": scores, "top": top, "labels": several}
     if live and options.view == "beam":
         from genctl.render.beam_view import BeamView
 
@@ -43,5 +47,5 @@ def make_view(options: RunOptions, out: Console, err: Console, *, live: bool, to
 def wants_bar(options: RunOptions, err: Console | None, *, live: bool) -> bool:
     """Whether to show a progress bar: only where nothing else is written to its terminal."""
     alone = options.to_file or not is_terminal(sys.stdout)
-    details = options.format == "text" and (options.scores or options.explain)
+    details = options.format == "text" and _has_details(options)
     return err is not None and err.is_interactive and alone and not (live or options.quiet or details)

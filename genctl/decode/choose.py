@@ -210,12 +210,20 @@ def _chosen(
         questions.append(choice.totals)
     if choice.pruning is not None and choice.pruning.may_finish is not None:
         questions.append(choice.pruning.may_finish)
-    if lane.scores or lane.top or lane.trace:
+    if lane.scores or lane.top or lane.trace or lane.watch:
         here = logprobs[rows, places]  # [C, m, V]
         chosen = here.gather(2, written[..., None])
         best = here.topk(min(lane.top, here.shape[2]), -1)
         questions += [(here > chosen).sum(-1) + 1, torch.special.entr(here.exp()).sum(-1), best.values, best.indices]
+        questions += _watched(here, lane.watch) if lane.watch else []
     return Chosen(states, counts, choice, written, questions, scored.stages, scored.best is not None)
+
+
+def _watched(logprobs: Tensor, ids: Sequence[int]) -> list[Tensor]:
+    """The log-probabilities and ranks of W ids, f32 and int64 [C, m, W], in logprobs f32 [C, m, V]."""
+    own = logprobs[..., list(ids)]
+    ranks = [(logprobs > one[..., None]).sum(-1) + 1 for one in own.unbind(-1)]  # one by one: W times less memory
+    return [own, torch.stack(ranks, -1)]
 
 
 def _refuse(state: LaneState) -> None:

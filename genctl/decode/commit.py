@@ -46,7 +46,7 @@ class Facts:
         logprobs: list[list[float]],  # the model's own, nats
         totals: list[float] | None = None,  # C, where the search ranks by its own
         may_finish: list[bool] | None = None,
-        figures: Sequence[Any] = (),  # of each token: rank, entropy, log-probabilities and ids of the best
+        figures: Sequence[Any] = (),  # of each token: rank, entropy, those of the best and of the watched ids
     ) -> None:
         self.rows, self.tokens, self.logprobs, self.totals = rows, tokens, logprobs, totals
         self.may_finish, self.figures = may_finish, figures
@@ -63,17 +63,20 @@ class Facts:
                 list(range(count)), self.tokens[part], self.logprobs[part], figures=[one[part] for one in self.figures]
             )
 
-    def words(self, candidate: int, traces: Any = None) -> tuple[events.Token, ...]:
-        """The tokens of one candidate, with what is known of them. `traces`: [m][C]."""
+    def words(self, candidate: int, traces: Any = None, watch: Sequence[int] = ()) -> tuple[events.Token, ...]:
+        """The tokens of one candidate, with what is known of them. `traces`: [m][C]. `watch`: the watched ids."""
         tokens, logprobs = self.tokens[candidate], self.logprobs[candidate]
         if not self.figures:
             return tuple(map(events.Token, tokens, logprobs))
         made = []
-        ranks, entropies, values, ids = (figure[candidate] for figure in self.figures)
+        ranks, entropies, values, ids, *asides = (figure[candidate] for figure in self.figures)
         for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
             top = tuple((best, "", value) for best, value in zip(ids[place], values[place], strict=True))
             trace = traces[place][candidate] if traces else ()
-            made.append(events.Token(token, logprob, rank=ranks[place], entropy=entropies[place], top=top, trace=trace))
+            own = zip(watch, *(aside[place] for aside in asides), strict=True) if asides else ()
+            watched = tuple((id, "", value, rank) for id, value, rank in own)
+            figures = {"rank": ranks[place], "entropy": entropies[place], "top": top, "trace": trace}
+            made.append(events.Token(token, logprob, **figures, watched=watched))
         return tuple(made)
 
 

@@ -67,7 +67,7 @@ class LaneState:
         keys = tuple(processor.key for processor in named)
         if lane.trace or self.independent is None or len(keys) < len(lane.processors) or None in keys:
             return None
-        return lane.strategy, keys, lane.top, lane.scores
+        return lane.strategy, keys, lane.top, lane.scores, lane.watch
 
     def _process(self, scores: Tensor) -> Tensor:
         """The lane's processors on a search's own scores, f32 [N, V]."""

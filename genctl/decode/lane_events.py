@@ -28,7 +28,7 @@ def stepped(
         events.Row(
             lane.name,
             facts.rows[candidate] // branches,
-            facts.words(candidate, traces),
+            facts.words(candidate, traces, lane.watch),
             rows.logprobs[place],
             rows.totals[place],
             live.indices[place],
@@ -40,7 +40,7 @@ def stepped(
         events.Ended(
             lane.name,
             facts.rows[end.candidate] // branches,
-            facts.words(end.candidate, traces)[: end.count],
+            facts.words(end.candidate, traces, lane.watch)[: end.count],
             hypothesis(lane, row),
         )
         for end, row in zip(decision.ended, finished, strict=True)

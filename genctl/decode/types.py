@@ -252,6 +252,7 @@ class Lane:
     cache: str = "dynamic"  # how keys and values are kept: dynamic, static, quantized, offloaded
     top: int = 0  # alternatives reported for each token
     scores: bool = False  # whether rank and entropy are reported for each token
+    watch: tuple[int, ...] = ()  # ids whose log-probability and rank are reported at each token
     trace: bool = False  # whether each processor's effect is reported
     returned: int = 1  # hypotheses handed back
     limit: str = ""  # what bounds the length, where it is not what was asked for ("context of 512 tokens")

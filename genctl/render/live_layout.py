@@ -162,6 +162,8 @@ def step_lines(path: Path, look: Look, width: int, *, last: int | None = None) -
         lines.append(widgets.score_line(step, token))
         if look.scores and look.top:
             lines += widgets.alternative_lines(token, width, look.top)
+        if look.scores:
+            lines += widgets.watched_lines(token, width)
         if look.explain:
             lines += explain_lines(token, width)
     return lines

@@ -134,6 +134,18 @@ def alternative_lines(token: Token, width: int, top: int) -> list[Text]:
     return lines
 
 
+def watched_lines(token: Token, width: int) -> list[Text]:
+    """The watched tokens, in the order in which they were named: probability, log-probability and rank of each."""
+    lines: list[Text] = []
+    for token_id, text, logprob, rank in token.watched:
+        line = Text("      ◦ ", style=theme.DIM, no_wrap=True)
+        line.append(f"{first_words(token_text(token_id, text), max(width - 48, 8))} ", style=theme.PLAIN)
+        probability = math.exp(min(logprob, 0.0))
+        line.append(percent(probability).strip(), style=theme.colour(probability))
+        lines.append(line.append(f"  logprob {logprob:.3f}  rank {rank}", style=theme.DIM))
+    return [fit(line, width) for line in lines]
+
+
 def cells(text: str, width: int) -> str:
     """The text in exactly `width` cells, padded or cut with …."""
     if cell_len(text) > width:

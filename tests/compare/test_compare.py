@@ -448,3 +448,28 @@ def test_a_shortage_of_memory_is_said_and_changes_nothing_else(gpt2: Path, monke
 def test_a_persons_terminal_shows_no_control_characters(gpt2: Path) -> None:
     done = genctl("compare", "-m", str(gpt2), "a\x1b[31mb", *PAIR, "-n", "3", "--format", "md")
     assert "\x1b" not in done.out
+
+
+def test_one_preset_with_several_seeds_is_a_comparison(gpt2: Path) -> None:
+    arguments = ("compare", "-m", str(gpt2), "-p", "nucleus", "-n", "6", "--seed", "5")
+    done = genctl(*arguments, "--seeds", "3", "--format", "jsonl", "the cat")
+    assert done.status == 0, done.err
+    assert [record["run"] for record in done.records] == ["nucleus"] * 3
+    assert len({record["seed"] for record in done.records}) == 3
+    for record in done.records:
+        alone = genctl(*("run", *arguments[1:-1]), str(record["seed"]), "--format", "jsonl", "the cat").records[0]
+        assert alone["token_ids"] == record["token_ids"]
+    text = genctl(*arguments, "--seeds", "3", "--baseline", "nucleus", "the cat", "the dog", "-v")
+    assert text.status == 0, text.err
+    for record in done.records:
+        assert f"seed {record['seed']}" in text.out
+    assert "less nucleus" not in text.out  # there is nothing to compare it with
+    assert "won/tied/lost" not in text.out
+
+
+@pytest.mark.parametrize("seeds", [(), ("--seeds", "1")])
+def test_one_run_alone_is_no_comparison(gpt2: Path, seeds: tuple[str, ...]) -> None:
+    done = genctl("compare", "-m", str(gpt2), "-p", "nucleus", *seeds, "the cat")
+    assert (done.status, done.out) == (2, "")
+    assert "at least two runs, but there is only nucleus" in done.err
+    assert "--seeds" in done.err

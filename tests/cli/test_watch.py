@@ -1,0 +1,195 @@
+"""`--watch`: the log-probability and rank of named tokens at each step, as the model's logits have them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from genctl.cli.event_log import read_recording
+from genctl.events import Stepped
+from tests.cli.tool import genctl
+from tests.tiny import tiny, tokenizer
+
+WATCHED = (" the", "id:7", " the", "<eos>")  # the second " the" changes nothing
+PROMPT = "the cat sat on"
+WAYS: dict[str, tuple[str, ...]] = {
+    "greedy": (),
+    "penalty": ("--repetition-penalty", "1.5"),  # watched numbers are those before processors
+    "sample": ("--do-sample", "--seed", "3", "--num-return-sequences", "3", "--temperature", "0.7"),
+    "beam": ("--num-beams", "4", "--num-return-sequences", "2"),
+    "lookup": ("--prompt-lookup-num-tokens", "3"),
+    "contrastive": ("--penalty-alpha", "0.6", "--top-k", "4"),
+}
+
+
+def flags(*tokens: str) -> list[str]:
+    return [word for token in tokens for word in ("--watch", token)]
+
+
+def ids() -> list[int]:
+    known = tokenizer()
+    return [known(" the")["input_ids"][0], 7, 2]
+
+
+def oracle(arch: str, prompt: str, written: list[int]) -> torch.Tensor:
+    """log_softmax of transformers' logits before each written token, f32 [T, V]."""
+    model, given = tiny(arch), tokenizer()(prompt)["input_ids"]
+    with torch.no_grad():
+        if arch == "t5":
+            start = [model.config.decoder_start_token_id]
+            logits = model(torch.tensor([given]), decoder_input_ids=torch.tensor([start + written[:-1]])).logits[0]
+        else:
+            logits = model(torch.tensor([given + written[:-1]])).logits[0, len(given) - 1 :]
+    scores: torch.Tensor = logits.log_softmax(-1)
+    return scores
+
+
+def check(arch: str, record: dict[str, Any]) -> None:
+    """Compare a record's watched numbers with transformers'."""
+    scores = oracle(arch, record["prompt"], record["token_ids"])
+    assert len(record["tokens"]) == len(scores) > 1
+    for entry, row in zip(record["tokens"], scores, strict=True):
+        assert [one[0] for one in entry["watched"]] == ids()
+        for id, _, logprob, rank in entry["watched"]:
+            assert logprob == pytest.approx(row[id].item(), abs=1e-4)
+            near = (row - row[id]).abs() < 1e-4  # tokens whose order rounding decides
+            assert abs(rank - 1 - int((row > row[id]).sum())) <= int(near.sum()) - 1
+            if id == entry["id"]:
+                assert (logprob, rank) == (entry["logprob"], entry["rank"])
+
+
+@pytest.mark.parametrize("runtime", ["native", "transformers"])
+@pytest.mark.parametrize("way", WAYS)
+def test_watched_numbers_are_those_of_transformers_logits(gpt2: Path, way: str, runtime: str) -> None:
+    arguments = ("run", "-m", str(gpt2), "--runtime", runtime, "-n", "12", "--format", "jsonl", *WAYS[way])
+    plain, watched = (
+        genctl(*arguments, PROMPT, "a little girl"),
+        genctl(*arguments, *flags(*WATCHED), "--batch-size", "2", PROMPT, "a little girl"),
+    )
+    assert watched.status == 0, watched.err
+    assert [one["token_ids"] for one in watched.records] == [one["token_ids"] for one in plain.records]
+    for record in watched.records:
+        check("gpt2", record)
+    assert [one[1] for one in watched.records[0]["tokens"][0]["watched"]][::2] == [" the", "<eos>"]
+
+
+def test_watched_numbers_of_an_encoder_decoder(t5: Path) -> None:
+    done = genctl("run", "-m", str(t5), "-n", "8", "--format", "jsonl", *flags(*WATCHED), PROMPT)
+    check("t5", done.records[0])
+
+
+def test_an_assistant_changes_no_watched_number(gpt2: Path) -> None:
+    arguments = ("run", "-m", str(gpt2), "-n", "12", "--format", "jsonl", *flags(*WATCHED), PROMPT)
+    done = genctl(*arguments, "--assistant-model", str(gpt2))
+    assert done.status == 0, done.err
+    assert done.records[0]["accepted"]
+    check("gpt2", done.records[0])
+
+
+def test_a_key_is_added_and_no_other_changes(gpt2: Path) -> None:
+    arguments = ("run", "-m", str(gpt2), "-n", "4", "--format", "jsonl", "--scores", "--seed", "1", PROMPT)
+    plain, watched = genctl(*arguments).records[0], genctl(*arguments, *flags(" the")).records[0]
+    assert [list(entry)[-1] for entry in watched["tokens"]] == ["watched"] * 4
+    for entry in watched["tokens"]:
+        del entry["watched"]
+    assert watched == plain
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_each_step_shows_the_watched_tokens(gpt2: Path, terminal: bool) -> None:
+    done = genctl("run", "-m", str(gpt2), "-n", "3", *flags(" the", "id:7"), PROMPT, terminal=terminal, color="never")
+    shown = done.out if terminal else done.err
+    lines = [line for line in shown.splitlines() if "◦" in line]
+    assert len(lines) >= 6  # a live region may have drawn them before
+    record = genctl("run", "-m", str(gpt2), "-n", "3", "--format", "jsonl", *flags(" the", "id:7"), PROMPT).records[0]
+    wanted = [f"logprob {logprob:.3f}  rank {rank}" for e in record["tokens"] for _, _, logprob, rank in e["watched"]]
+    for line, words in zip(lines[-6:], wanted, strict=True):
+        assert line.endswith(words)
+    assert "·the" in lines[-6]
+
+
+def test_beam_takes_it_too_and_a_replay_shows_it(gpt2: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    done = genctl("beam", "-m", str(gpt2), "-n", "4", "--trace", str(trace), *flags(*WATCHED), PROMPT)
+    assert done.status == 0, done.err
+    steps = [event for event in read_recording(str(trace)) if isinstance(event, Stepped)]
+    for step in steps:
+        for child in step.children:
+            for token in child.written:
+                assert [one[0] for one in token.watched] == ids()
+    again = genctl("replay", str(trace), "--scores", color="never")
+    assert (
+        [line for line in again.err.splitlines() if "◦" in line]
+        == [line for line in done.err.splitlines() if "◦" in line]
+        != []
+    )
+
+
+def test_compare_shows_and_records_them(gpt2: Path) -> None:
+    runs = ("--strategy", "plain:num_beams=1", "--strategy", "wide:num_beams=3")
+    arguments = ("compare", "-m", str(gpt2), *runs, "-n", "5", *flags(*WATCHED), PROMPT)
+    records = genctl(*arguments, "--format", "jsonl").records
+    assert [record["run"] for record in records] == ["plain", "wide"]
+    for record in records:
+        check("gpt2", record)
+    text, markdown = genctl(*arguments), genctl(*arguments, "--format", "md")
+    for record in records:
+        assert f"watched in {record['run']}" in text.out
+        assert f"atched in {record['run']}" in markdown.out
+        value = f"{record['tokens'][0]['watched'][0][2]:.3f}"
+        assert value in text.out
+        assert value.lstrip("-") in markdown.out
+
+
+@pytest.mark.parametrize("command", ["run", "beam", "compare"])
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [
+        (" cat on", "is not one token of"),
+        ("id:300", "the ids of"),
+        ("id:" + "9" * 5000, "the ids of"),
+        ("", "is not one token of"),
+    ],
+)
+def test_what_is_no_token_is_refused(gpt2: Path, command: str, token: str, words: str) -> None:
+    runs = ("--strategy", "a:num_beams=1", "--strategy", "b:num_beams=2") if command == "compare" else ()
+    done = genctl(command, "-m", str(gpt2), *runs, "-n", "2", "--watch", token, PROMPT)
+    assert (done.status, done.out) == (2, "")
+    assert words in done.err
+    assert "--watch" in done.err
+    if token == " cat on":
+        for id in tokenizer()(token)["input_ids"]:
+            assert f"(id:{id})" in done.err
+
+
+def test_a_checkpoint_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
+    tiny("gpt2").save_pretrained(tmp_path)
+    given = ("--input-format", "jsonl", "--format", "jsonl", "-n", "2")
+    rows = json.dumps({"prompt_ids": [5, 6, 7]})
+    done = genctl("run", "-m", str(tmp_path), *given, *flags("id:7"), stdin=rows)
+    assert [entry["watched"][0][:2] for entry in done.records[0]["tokens"]] == [[7, "<7>"]] * 2
+    refused = genctl("run", "-m", str(tmp_path), *given, *flags(" the"), stdin=rows)
+    assert refused.status == 2
+    assert "has no tokenizer" in refused.err
+
+
+def test_a_format_without_a_place_for_it_is_refused(gpt2: Path) -> None:
+    for arguments in (("run", "--format", "tsv"), ("beam", "--tree-format", "json")):
+        done = genctl(*arguments, "-m", str(gpt2), "--watch", " the", PROMPT)
+        assert (done.status, done.out) == (2, "")
+        assert "--watch" in done.err
+
+
+def test_an_output_begun_with_other_tokens_is_not_gone_on_with(gpt2: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.txt"
+    rows.write_text("the cat\nthe dog\n")
+    out = tmp_path / "out.jsonl"
+    arguments = ("run", "-m", str(gpt2), "-n", "2", "-i", str(rows), "-o", str(out), "--seed", "1")
+    assert genctl(*arguments, "--resume", *flags(" the")).status == 0
+    done = genctl(*arguments, "--resume", *flags("id:7"))
+    assert done.status == 2
+    assert "--watch" in done.err
