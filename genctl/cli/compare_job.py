@@ -196,7 +196,8 @@ class CompareJob(Job[CompareOptions]):
                 self.resolved[place] = resolved = self.settle(session, self.runs[place].layers)
                 self.hidden[place] = session.reads_hidden(resolved)
             self.detail(*(f"run {name}: {line}" for line in resolved.notes))
-            self.note(*(f"run {name}: {line}" for line in notes.cache_notes(session, resolved)))
+            about = (*resolved.notices, *notes.cache_notes(session, resolved))
+            self.note(*(f"run {name}: {line}" for line in about))
         return session
 
     def _check_saved(self, members: Sequence[int]) -> None:

@@ -115,7 +115,7 @@ class RunJob(job.Job[RunOptions]):
         self.session = session = self.load_session(self.early.runtime, self.layers, on_event=self._loading)
         self.base = self.settle(session, self.layers, options.strategy)
         self.detail(*self.base.notes, *session.loaded.verbose_notes)
-        self.note(*notes.cache_notes(session, self.base))
+        self.note(*self.base.notices, *notes.cache_notes(session, self.base))
         self.width = session.width(self.base, 1 if self.live else job.WIDTH)
         self.span = job.SPAN * self.width if self.width > 1 else 1
         self._begin()
