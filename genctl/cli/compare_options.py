@@ -181,6 +181,8 @@ def rows_of(options: CompareOptions, recording: expectations.Recording | None) -
     if recording is not None and not options.arguments and options.input is None:
         if options.input_format is not None:
             raise UsageError(f"--input-format {options.input_format}: the prompts come from {options.expect}")
+        if options.template is not None:
+            raise UsageError(f"--template: the prompts come from {options.expect}, where they are made already")
         return list(_recorded_rows(recording, options.expect or ""))
     prompts = prompts_of(options)
     if prompts is None:

@@ -47,13 +47,14 @@ Rows = Iterator[InputRow | BadRow]
 def perform(options: RunOptions) -> int | None:
     """Do what the options say. Returns the exit status, or None if there is no prompt."""
     with Interrupt() as interrupt, ExitStack() as stack:
+        _ = options.prompt_template  # a mistake in it is said at once, with --dry as well
         layers = [*options.beneath, *settings.standing_layers(options.presets), *options.flags]
         early = resolve(layers, tentative=True)
         if options.view == "beam":
             check_search(early)
         if options.dry:
             return _dry(options, early, layers)
-        rows = prompts_of(options)
+        rows = prompts_of(options, lambda: interrupt.hide())
         if rows is None:
             return None
         stack.enter_context(rows)

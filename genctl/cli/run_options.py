@@ -141,7 +141,7 @@ CONFLICTS: tuple[Conflict, ...] = (
 BRIEF: dict[str, tuple[str, ...]] = {
     "Model and text": ("model", "max_new_tokens", "num_return_sequences", "chat", "stop_strings"),
     "How tokens are chosen": ("strategy", "do_sample", "temperature", "top_p", "seed"),
-    "Input and output": ("input", "output", "format", "scores"),
+    "Input and output": ("input", "template", "output", "format", "scores"),
     "Settings": ("presets", "set", "dry"),
 }
 RUN = Command(
