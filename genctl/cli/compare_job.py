@@ -116,7 +116,7 @@ class CompareJob(Job[CompareOptions]):
             saved = self.sink(stack, options.save, force=options.force)
         self.output, self.saved_to = ComparisonOutput(self, options, self.out, self.err, sink), saved
         self.listeners.append(self._note_cut)
-        self.open_event_log(stack, options.events)
+        self.open_event_log(stack, options.events, force=options.force)
         view = CompareView(self.out, self.err, live=self.live, quiet=options.quiet, total=total)
         self.view = stack.enter_context(view)
 

@@ -104,7 +104,7 @@ class RunJob(job.Job[RunOptions]):
             shown = self.live or options.stream
             output = RecordOutput(options, self._written, self._say_failed, shown=shown)
         self.output = stack.enter_context(opened(output, lambda: self._cut_short))
-        self.open_event_log(stack, options.events)
+        self.open_event_log(stack, options.events, force=options.force)
         self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
         self.search = stack.enter_context(search)
         self.interrupt.hide = self.hide
