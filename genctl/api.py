@@ -106,7 +106,7 @@ def load(
     from genctl.config import presets
 
     names = [preset] if isinstance(preset, str) else list(preset)
-    layers = [*presets.load(names), Layer("load", {"model": model, **settings}, {}, "user")]
+    layers = [*presets.load(names), Layer("load", {"model": model, **settings}, {}, "user", typed=True)]
     runtime: Runtime = resolve(layers, tentative=True).runtime
     session = Session.load(
         runtime, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, allow_plugins=allow_plugins

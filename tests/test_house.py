@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
         "events",
         "results",
         "models.hub",
+        "models.listing",
         "identity",
         "collection",
     },

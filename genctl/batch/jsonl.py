@@ -13,6 +13,7 @@ import re
 from typing import Any, NoReturn
 
 from genctl.batch.printable import RefusedRow, quote
+from genctl.batch.template import Template
 from genctl.errors import nearest, reason_of
 
 DEEPEST = 64  # levels of nesting; far below what recursive code downstream can take
@@ -57,8 +58,13 @@ def row_id(data: dict[str, Any]) -> str | None:
         raise RefusedRow("id: an integer has too many digits") from None
 
 
-def fields(data: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `InputRow` besides id, index and where. Raises RefusedRow with all errors."""
+def fields(data: dict[str, Any], template: Template | None = None) -> dict[str, Any]:
+    """The keyword arguments of `InputRow` besides id, index and where. Raises RefusedRow with all errors.
+
+    With a `template` the prompt is made of the row's fields, which may then have any name.
+    """
+    if template is not None:
+        data = template.apply(data, ("id", "params", *EXTRA), ("prompt_ids", "messages"))
     mistakes = unknown_keys(data, KNOWN)
     given = [key for key in PROMPTS if key in data]
     if not given:

@@ -15,14 +15,18 @@ from genctl.batch import jsonl
 from genctl.batch.ids import UsedIds
 from genctl.batch.printable import RefusedRow, printable, quote
 from genctl.batch.rows import BadRow, InputRow
+from genctl.batch.template import Template
 from genctl.errors import InputError, UsageError, reason_of
 
 Format: TypeAlias = Literal["lines", "text", "jsonl", "nul"]
 Rows: TypeAlias = Iterator[InputRow | BadRow]
-Fields: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]  # a JSON object -> keyword arguments of InputRow
+# a JSON object, and the template of the prompt -> keyword arguments of InputRow
+Fields: TypeAlias = Callable[[dict[str, Any], Template | None], dict[str, Any]]
+Say: TypeAlias = Callable[[str], object]
 
 LIMIT = 16 * 2**20  # bytes in one line (or in a whole input that is one prompt)
 _CHUNK = 2**16
+_LOOKED_AT = 3  # lines that look like JSON before that is said
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -59,11 +63,15 @@ def open_prompts(
     stdin_is_terminal: bool,
     format: Format | None = None,
     fields: Fields = jsonl.fields,
+    template: Template | None = None,
+    say: Say = lambda line: None,
 ) -> Prompts | None:
     """The prompts: arguments; else `input_path` ("-" is stdin); else piped stdin.
 
     With arguments stdin is not read. None if there is no prompt at all (stdin is a terminal). The file is opened here
-    and read later. Raises InputError for a file that cannot be opened and UsageError for arguments together with
+    and read later. `template` makes each prompt. `say` receives remarks on the input while it is read.
+
+    Raises InputError for a file that cannot be opened and UsageError for arguments together with
     `input_path` or `format`; while reading, InputError for errors of the system.
     """
     if arguments:
@@ -76,7 +84,7 @@ def open_prompts(
             raise UsageError(
                 f"--input-format {format} says how --input or stdin is read, but prompts are given as arguments"
             )
-        return Prompts(from_arguments(arguments))
+        return Prompts(from_arguments(arguments, template))
     if input_path is None and stdin_is_terminal:
         return None
     if input_path is None or str(input_path) == "-":
@@ -85,7 +93,7 @@ def open_prompts(
                 return None
             raise InputError("the prompts could not be read: standard input is closed")
         binary: IO[bytes] = getattr(stdin, "buffer", stdin)  # type: ignore[arg-type]
-        return Prompts(read(binary, format=format, name="stdin", fields=fields))
+        return Prompts(read(binary, format=format, name="stdin", fields=fields, template=template, say=say))
     name = str(input_path)
     try:
         file = Path(name).open("rb")  # noqa: SIM115 (closed by Prompts)
@@ -97,7 +105,8 @@ def open_prompts(
         raise InputError(f"the prompts could not be read: {reason_of(error)}: {printable(name)}") from None
     except ValueError:  # a NUL in the name
         raise InputError(f"the prompts could not be read: not a file name: {printable(name)}") from None
-    return Prompts(read(file, format=format, name=name, fields=fields), file.close)
+    rows = read(file, format=format, name=name, fields=fields, template=template, say=say)
+    return Prompts(rows, file.close)
 
 
 def format_of(format: str | None, name: str) -> str:
@@ -105,7 +114,7 @@ def format_of(format: str | None, name: str) -> str:
     return format or ("jsonl" if name.lower().endswith((".jsonl", ".ndjson")) else "lines")
 
 
-def from_arguments(arguments: Sequence[str]) -> Rows:
+def from_arguments(arguments: Sequence[str], template: Template | None = None) -> Rows:
     """One row for each command-line argument."""
     for index, prompt in enumerate(arguments):
         place = f"argument {index + 1}"
@@ -114,10 +123,17 @@ def from_arguments(arguments: Sequence[str]) -> Rows:
         except UnicodeEncodeError as error:  # the interpreter's stand-in for a byte that is not UTF-8
             yield BadRow(str(index), index, place, "input", f"{place}: not UTF-8 at character {error.start + 1}")
             continue
-        if prompt:
-            yield InputRow(str(index), index, prompt=prompt, where=place)
-        else:
-            yield BadRow(str(index), index, place, "input", f"{place}: empty prompt")
+        try:
+            yield InputRow(str(index), index, prompt=_prompt(prompt, template), where=place)
+        except RefusedRow as error:
+            yield BadRow(str(index), index, place, "input", f"{place}: {error}")
+
+
+def _prompt(text: str, template: Template | None) -> str:
+    """The prompt that a text is or becomes. Raises RefusedRow."""
+    if not text:
+        raise RefusedRow("empty prompt")
+    return text if template is None else template.fill({"prompt": text})
 
 
 def read(
@@ -127,10 +143,13 @@ def read(
     name: str,
     limit: int = LIMIT,
     fields: Fields = jsonl.fields,
+    template: Template | None = None,
+    say: Say = lambda line: None,
 ) -> Rows:
     """The rows of an open binary stream. `name` is what messages call it; `limit` is in bytes.
 
-    `fields` says what a JSONL row may hold and raises RefusedRow for what it may not.
+    `fields` says what a JSONL row may hold and raises RefusedRow for what it may not. `say` is told of an input without
+    rows, and of lines that look like rows of JSONL where nobody said what they are.
 
     - `lines`: one prompt per line, `\\n` or `\\r\\n`; only these end a line.
     - `text`: the whole input is one prompt, its last newline included.
@@ -144,11 +163,46 @@ def read(
     kind = format_of(format, name)
     if kind not in get_args(Format):
         raise UsageError(f"unknown input format {quote(kind)}: expected one of {', '.join(get_args(Format))}")
-    return _read(source, kind, printable(name), limit, fields)
+    looks = _Looks(say, printable(name), watch=format is None and kind == "lines")
+    return _read(source, kind, printable(name), limit, fields, template, looks)
 
 
-def _read(source: IO[bytes], kind: str, name: str, limit: int, fields: Fields) -> Rows:
+class _Looks:
+    """What there is to say of an input as a whole."""
+
+    def __init__(self, say: Say, name: str, *, watch: bool) -> None:
+        self._say, self._name, self._watch = say, name, watch
+        self._lines = 0
+
+    def line(self, text: str) -> None:
+        """Look at a line. Three are enough to say that they look like JSON; one must be where there is no more."""
+        if not self._watch:
+            return
+        try:
+            self._watch = text.lstrip().startswith("{") and not set(jsonl.PROMPTS).isdisjoint(jsonl.parse(text))
+        except RefusedRow:
+            self._watch = False
+        self._lines += self._watch
+        if self._lines == _LOOKED_AT:
+            self._hint()
+
+    def end(self, pieces: int) -> None:
+        """The input had so many rows."""
+        if not pieces:
+            self._say(f"note: no prompts: {self._name} is empty")
+        elif self._watch and self._lines:
+            self._hint()
+
+    def _hint(self) -> None:
+        self._watch = False
+        self._say("hint: each line looks like a JSON row but is read as a prompt; --input-format jsonl reads rows")
+
+
+def _read(
+    source: IO[bytes], kind: str, name: str, limit: int, fields: Fields, template: Template | None, looks: _Looks
+) -> Rows:
     ids = UsedIds()
+    index = -1
     for piece in _pieces(source, kind, name, limit):
         index = piece.number - 1
         place = f"{'record' if kind == 'nul' else 'line'} {piece.number}"
@@ -156,21 +210,23 @@ def _read(source: IO[bytes], kind: str, name: str, limit: int, fields: Fields) -
         own_id: str | None = None
         try:
             text = _text(piece, limit)
-            if not text:
-                raise RefusedRow("empty prompt")
+            looks.line(text)
             if kind == "jsonl":
+                if not text:
+                    raise RefusedRow("empty prompt")
                 data = jsonl.parse(text)
                 own_id = jsonl.row_id(data)
                 ids.claim(own_id, index)
-                row = InputRow(str(index) if own_id is None else own_id, index, where=where, **fields(data))
+                row = InputRow(str(index) if own_id is None else own_id, index, where=where, **fields(data, template))
             else:
-                row = InputRow(str(index), index, prompt=text, where=where)
+                row = InputRow(str(index), index, prompt=_prompt(text, template), where=where)
         except RefusedRow as error:
             ids.not_by_index(index)
             message = str(error) if kind == "text" else f"{place}: {error}"
             yield BadRow(str(index) if own_id is None else own_id, index, where, "input", message)
         else:
             yield row
+    looks.end(index + 1)
 
 
 class _Piece(NamedTuple):

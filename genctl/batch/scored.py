@@ -9,17 +9,22 @@ from genctl import events
 from genctl.batch import jsonl, writers
 from genctl.batch.printable import RefusedRow
 from genctl.batch.records import SCHEMA, finite, token_entry
+from genctl.batch.template import Template
 
 KNOWN = ("id", "text", "prompt", "context", "target", "candidates")
 COLUMNS = ("id", "rank", "ppl", "nll", "tokens", "bits", "bpb", "text", "context", "target", "error")
 
 
-def fields(data: dict[str, Any]) -> dict[str, Any]:
+def fields(data: dict[str, Any], template: Template | None = None) -> dict[str, Any]:
     """The keyword arguments of `InputRow` besides id, index and where, for a row to be scored.
 
     A row has a `text` (or, equivalently, a `prompt`) with `context` or `target`, or a list of `candidates` with
-    `context`; the latter three are in `extra`. Raises RefusedRow with all errors in one line.
+    `context`; the latter three are in `extra`. With a `template` the text is made of the row's fields.
+
+    Raises RefusedRow with all errors in one line.
     """
+    if template is not None:
+        data = template.apply(data, ("id", "context", "target"), ("candidates",))
     mistakes = jsonl.unknown_keys(data, KNOWN)
     given = [key for key in ("text", "prompt", "candidates") if key in data]
     if not given:

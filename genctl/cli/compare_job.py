@@ -116,7 +116,7 @@ class CompareJob(Job[CompareOptions]):
             saved = self.sink(stack, options.save, force=options.force)
         self.output, self.saved_to = ComparisonOutput(self, options, self.out, self.err, sink), saved
         self.listeners.append(self._note_cut)
-        self.open_event_log(stack, options.events)
+        self.open_event_log(stack, options.events, force=options.force)
         view = CompareView(self.out, self.err, live=self.live, quiet=options.quiet, total=total)
         self.view = stack.enter_context(view)
 
@@ -197,7 +197,8 @@ class CompareJob(Job[CompareOptions]):
                 self.resolved[place] = resolved = self.settle(session, self.runs[place].layers)
                 self.hidden[place] = session.reads_hidden(resolved)
             self.detail(*(f"run {name}: {line}" for line in resolved.notes))
-            self.note(*(f"run {name}: {line}" for line in notes.cache_notes(session, resolved)))
+            about = (*resolved.notices, *notes.cache_notes(session, resolved))
+            self.note(*(f"run {name}: {line}" for line in about))
         return session
 
     def _check_saved(self, members: Sequence[int]) -> None:

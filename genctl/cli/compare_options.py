@@ -13,6 +13,7 @@ from genctl.batch.printable import RefusedRow
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.inputs import prompts_of
 from genctl.cli.options import CHECKS, IN_OUT, SHOWN, TRUST, WATCH, WATCH_TSV, ModelOptions
+from genctl.cli.run_options import SAME_EVENTS
 from genctl.cli.table import Command, given, option, repeated, switch
 from genctl.comparing import expectations
 from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, read_runs, recorded_layer, split_models
@@ -41,7 +42,7 @@ class CompareOptions(ModelOptions):
     baseline: str | None = option("show differences against this run", metavar="RUN", group=RUNS)
     set: tuple[str, ...] = repeated("any preset key, as a TOML value, for every run", metavar="KEY=VALUE", group=RUNS)
     references: str | None = option("expected texts, a line for each prompt", metavar="FILE", group=IN_OUT)
-    force: bool = switch("replace an existing --output or --save file", group=IN_OUT)
+    force: bool = switch("replace existing --output, --save and --events files", group=IN_OUT)
     format: Literal["text", "json", "jsonl", "tsv", "md"] = option(
         "how results are written (default: text)", group=IN_OUT, default="text"
     )
@@ -86,8 +87,13 @@ COMPARE = Command(
             "--tolerance says how far scores may be from --expect FILE, but there is none",
         ),
         (
-            given("force", without=["output", "save"]),
-            "--force replaces an existing --output or --save file, but there is neither",
+            given("force", without=["output", "save", "events"]),
+            "--force replaces an existing --output, --save or --events file, but there is neither",
+        ),
+        SAME_EVENTS,
+        (
+            lambda options: options.save is not None and options.save == options.events,
+            "--save {save}: --events names the same file",
         ),
         (
             given("timing", format=("text", "md", "tsv")),
@@ -183,6 +189,8 @@ def rows_of(options: CompareOptions, recording: expectations.Recording | None) -
     if recording is not None and not options.arguments and options.input is None:
         if options.input_format is not None:
             raise UsageError(f"--input-format {options.input_format}: the prompts come from {options.expect}")
+        if options.template is not None:
+            raise UsageError(f"--template: the prompts come from {options.expect}, where they are made already")
         return list(_recorded_rows(recording, options.expect or ""))
     prompts = prompts_of(options)
     if prompts is None:

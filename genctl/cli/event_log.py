@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NoReturn
 
 from genctl import events
-from genctl.batch.writers import escaped
+from genctl.batch.writers import escaped, open_output
 from genctl.errors import InputError, OutputError, reason_of
 
 
@@ -73,37 +70,29 @@ def _event(line: bytes, place: str) -> events.Event:
         raise InputError(f"{place}: {error}") from error
 
 
-def _unlinked(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o666)
-
-
 class EventFile:
-    """Every event as a JSON line: a file that `genctl replay` can show again."""
+    """Every event as a JSON line: a file that `genctl replay` can show again.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    It is opened as `--output` is: an existing file is refused, or replaced with `force`.
+    """
+
+    def __init__(self, path: str, *, force: bool) -> None:
+        self.path, self.force = path, force
 
     def __enter__(self) -> EventFile:
-        try:
-            self.file: IO[str] = open(self.path, "w", encoding="utf-8", errors="backslashreplace", opener=_unlinked)
-        except (OSError, ValueError) as error:
-            raise OutputError(f"cannot write events to {self.path}: {reason_of(error)}") from error
+        self.sink = open_output(self.path, sys.stdout, force=self.force)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        try:
-            self.file.close()
-        except OSError as error:
-            self._fail(error)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.sink.close()
+        else:
+            self.sink.abandon()
 
     def write(self, event: events.Event) -> None:
         """Append one event. Raises OutputError."""
+        line = escaped(json.dumps(events.to_json(event), ensure_ascii=False)) + "\n"
         try:
-            self.file.write(escaped(json.dumps(events.to_json(event), ensure_ascii=False)) + "\n")
-        except OSError as error:
-            self._fail(error)
-
-    def _fail(self, error: OSError) -> NoReturn:
-        with contextlib.suppress(OSError):
-            self.file.close()  # what is buffered would fail again later
-        raise OutputError(f"cannot write events to {self.path}: {reason_of(error)}") from error
+            self.sink.write(line.encode("utf-8", "backslashreplace"))
+        except BrokenPipeError as error:  # results are not to end quietly with the reader of the events
+            raise OutputError(f"cannot write events to {self.path}: {reason_of(error)}") from error

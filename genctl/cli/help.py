@@ -92,6 +92,9 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+ELSEWHERE = {"temp": "temperature"}  # flags of other tools that begin another name here, too
+
+
 def meant(name: str, names: Iterable[str]) -> str:
     """The one of `names` that `name` abbreviates or misspells, else an empty string."""
     names = sorted(names, key=len)
@@ -104,7 +107,8 @@ def option_hint(context: Any, flag: str) -> str:
     hint = f"see {context.command_path} --help"
     if not flag.startswith("--"):
         return hint
-    if near := meant(flag[2:], [known[2:] for known in _flags(context.command, context)]):
+    known = [flag[2:] for flag in _flags(context.command, context)]
+    if near := meant(ELSEWHERE.get(flag[2:], flag[2:]), known):
         return f'did you mean "--{near}"?'
     root = context.find_root().command
     for name in root.list_commands(context):

@@ -90,7 +90,7 @@ class InspectJob(Job[InspectOptions]):
         self.base = self.settle(session, self.layers, self.options.strategy)
         self._check_cache()
         if not self.options.quiet:
-            self.asides += notes.cache_notes(session, self.base)
+            self.asides += [*self.base.notices, *notes.cache_notes(session, self.base)]
         if self.options.verbose:
             self.asides += [*self.base.notes, *session.loaded.verbose_notes]
         self.weights = self.view.weights = weights_bytes(session.loaded.model)

@@ -49,7 +49,7 @@ def _each(*names: str, sentence: str, **values: Sequence[Any]) -> tuple[Conflict
 
 
 _ONE_PROMPT = ("save_cache", "heatmap", "diff")
-_MEASURED = ("input", "input_format", "steps", "inputs", "heatmap", "diff", "save_cache", "output")
+_MEASURED = ("input", "input_format", "template", "steps", "inputs", "heatmap", "diff", "save_cache", "output")
 CONFLICTS: tuple[Conflict, ...] = (
     *because(
         given(without=["plan"]),
@@ -69,6 +69,10 @@ CONFLICTS: tuple[Conflict, ...] = (
     (
         lambda options: options.save_cache is not None and options.save_cache == options.output,
         "--save-cache {save_cache}: --output names the same file",
+    ),
+    (
+        given("template", "diff"),
+        "--diff gives a whole prompt, which --template does not make: write out both",
     ),
     (given(diff=[""]), "--diff: the other prompt is empty"),
     *_each(

@@ -7,7 +7,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from genctl.batch import writers
@@ -96,10 +95,10 @@ class Job(ABC, Generic[SomeOptions]):
         for line in lines if self.options.verbose else ():
             self.say(f"note: {line}")
 
-    def open_event_log(self, stack: ExitStack, path: str | None) -> None:
+    def open_event_log(self, stack: ExitStack, path: str | None, *, force: bool) -> None:
         """Add the listener that writes --events."""
         if path is not None:
-            self.listeners.append(stack.enter_context(EventFile(Path(path))).write)
+            self.listeners.append(stack.enter_context(EventFile(path, force=force)).write)
 
     def sink(self, stack: ExitStack, path: str | None, *, force: bool, stdout: Any = None) -> writers.Sink:
         """Where results go; an error gives it up, so that no old file is lost to it."""

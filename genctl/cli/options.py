@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
+from genctl.batch.template import Template
+from genctl.batch.template import read as read_template
 from genctl.cli.table import Color, CommandOptions, Conflict, argument, given, knob_layers, option, repeated, switch
 from genctl.config.layers import Layer
 
@@ -37,6 +40,9 @@ class ModelOptions(CommandOptions):
     input_format: InputFormat | None = option(
         "how prompts are separated (default: lines; jsonl for *.jsonl)", group=IN_OUT
     )
+    template: str | None = option(
+        "make each prompt of a text with {prompt}, or the {fields} of JSONL rows", metavar="TEXT|@FILE", group=IN_OUT
+    )
     output: str | None = option("write results to a file", "--output", "-o", metavar="FILE", group=IN_OUT)
     force: bool = switch("replace an existing --output file", group=IN_OUT)
     format: str = "text"
@@ -52,6 +58,11 @@ class ModelOptions(CommandOptions):
         """The same options with their `flags`. Raises UsageError or PresetError."""
         values = vars(self)  # not every command takes --set and --strategy
         return replace(self, flags=knob_layers(knobs, values.get("set", ()), values.get("strategy")))
+
+    @cached_property
+    def prompt_template(self) -> Template | None:
+        """What --template gives. Raises UsageError or InputError."""
+        return None if self.template is None else read_template(self.template)
 
     @property
     def to_file(self) -> bool:

@@ -66,6 +66,7 @@ def identity(
             settings[key] = listed
     records = {
         "echo": options.echo,
+        "template": None if options.prompt_template is None else options.prompt_template.text,
         "tokens": options.with_tokens,
         "top": top,
         "explain": options.explain,
@@ -148,6 +149,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], origins: Mapp
 
 _FLAGS = {
     "echo": "--echo",
+    "template": "--template",
     "tokens": "--scores",
     "top": "--top-logprobs",
     "explain": "--explain",

@@ -47,13 +47,14 @@ Rows = Iterator[InputRow | BadRow]
 def perform(options: RunOptions) -> int | None:
     """Do what the options say. Returns the exit status, or None if there is no prompt."""
     with Interrupt() as interrupt, ExitStack() as stack:
+        _ = options.prompt_template  # a mistake in it is said at once, with --dry as well
         layers = [*options.beneath, *settings.standing_layers(options.presets), *options.flags]
         early = resolve(layers, tentative=True)
         if options.view == "beam":
             check_search(early)
         if options.dry:
             return _dry(options, early, layers)
-        rows = prompts_of(options)
+        rows = prompts_of(options, lambda: interrupt.hide())
         if rows is None:
             return None
         stack.enter_context(rows)
@@ -104,7 +105,7 @@ class RunJob(job.Job[RunOptions]):
             shown = self.live or options.stream
             output = RecordOutput(options, self._written, self._say_failed, shown=shown)
         self.output = stack.enter_context(opened(output, lambda: self._cut_short))
-        self.open_event_log(stack, options.events)
+        self.open_event_log(stack, options.events, force=options.force)
         self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
         self.search = stack.enter_context(search)
         self.interrupt.hide = self.hide
@@ -117,7 +118,7 @@ class RunJob(job.Job[RunOptions]):
         self.base = self.settle(session, self.layers, options.strategy)
         self.watched = session.watched(options.watch)
         self.detail(*self.base.notes, *session.loaded.verbose_notes)
-        self.note(*notes.cache_notes(session, self.base))
+        self.note(*self.base.notices, *notes.cache_notes(session, self.base))
         self.width = session.width(self.base, 1 if self.live else job.WIDTH)
         self.span = job.SPAN * self.width if self.width > 1 else 1
         self._begin()

@@ -33,6 +33,7 @@ class RunOptions(PresetOptions):
     strict: bool = switch("stop at the first row that fails", group=IN_OUT)
     format: Format = option("default: by the name of --output, else text", group=IN_OUT)
     raw: bool = switch("write texts to a terminal as they are, control characters too", group=IN_OUT)
+    force: bool = switch("replace existing --output and --events files", group=IN_OUT)
     unordered: bool = switch("write results as they finish, not in input order", group=IN_OUT)
     stream: bool = switch("write text as soon as it is final", group=IN_OUT)
     echo: bool = switch("begin the text with the prompt", group=SHOWN)
@@ -91,10 +92,18 @@ def check_search(early: Resolved) -> None:
         )
 
 
+def _is_file(path: str) -> bool:
+    return path != "-" and not path.startswith("/dev/")
+
+
 RECORDS = ("json", "jsonl", "tsv")
 NO_OUTPUT: Conflict = (
     given("force", without=["output"]),
     "--force replaces an existing --output file, but there is no --output",
+)
+SAME_EVENTS: Conflict = (
+    lambda options: options.events is not None and options.events == options.output and _is_file(options.events),
+    "--events {events}: --output names the same file",
 )
 TREE_ECHO: Conflict = (
     given("tree_format", "echo"),
@@ -102,7 +111,11 @@ TREE_ECHO: Conflict = (
 )
 TREES = "--tree-format {tree_format} writes trees instead of texts"
 CONFLICTS: tuple[Conflict, ...] = (
-    NO_OUTPUT,
+    (
+        given("force", without=["output", "events"]),
+        "--force replaces an existing --output or --events file, but there is neither",
+    ),
+    SAME_EVENTS,
     (
         given("timing", format=("text", "tsv")),
         "--timing adds seconds to records, but --format {format} has no place for them",
@@ -144,7 +157,7 @@ CONFLICTS: tuple[Conflict, ...] = (
 BRIEF: dict[str, tuple[str, ...]] = {
     "Model and text": ("model", "max_new_tokens", "num_return_sequences", "chat", "stop_strings"),
     "How tokens are chosen": ("strategy", "do_sample", "temperature", "top_p", "seed"),
-    "Input and output": ("input", "output", "format", "scores"),
+    "Input and output": ("input", "template", "output", "format", "scores"),
     "Settings": ("presets", "set", "dry"),
 }
 RUN = Command(

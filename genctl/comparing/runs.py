@@ -123,7 +123,7 @@ def parse_strategy(text: str) -> tuple[str, tuple[str, ...], Layer]:
             extended = _extended(parse_value(key, value.strip()), place)
         else:
             values[key] = parse_value(key, value.strip())
-    return name, extended, Layer(place, values, said="user")
+    return name, extended, Layer(place, values, said="user", typed=True)
 
 
 def split_pairs(text: str, place: str) -> list[str]:

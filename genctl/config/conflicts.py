@@ -17,6 +17,9 @@ from genctl.params import Generation, knobs, spelled
 # Knobs of sampling with another use: contrastive search takes its candidates by top_k.
 ALSO_READ_BY = {"top_k": ("penalty_alpha",)}
 
+# Searches that take the most probable continuations unless do_sample says otherwise, as in transformers.
+SEARCHES = ("num_beams", "num_beam_groups", "penalty_alpha", "force_words", "force_words_ids")
+
 # Knobs that refine another one and have no effect without it.
 REFINES = {
     "xtc_threshold": "xtc_probability",
@@ -42,6 +45,8 @@ class Setting:
     level: int
     place: str
     kind: Literal["model", "user", "command", "row"] = "user"
+    typed: bool = False  # whether somebody typed it for this job, rather than wrote it into a file
+    implied: bool = False  # whether it follows from other settings (see `imply`)
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,65 @@ def _get(settings: Settings, key: str) -> Setting:
 
 def _say(key: str, setting: Setting) -> str:
     return f"{key} = {shown(setting.value)} ({setting.place})"
+
+
+def _searches(settings: Settings) -> str:
+    """The setting that makes the job a search which samples only where do_sample is written, in words."""
+    for key in SEARCHES:
+        setting = _get(settings, key)
+        if setting.value and setting.value != default(key):
+            return _say(key, setting)
+    return ""
+
+
+def _typed(settings: Settings) -> dict[str, Setting]:
+    """Typed knobs of sampling that turn it on: nobody has written do_sample, and they can have no other meaning."""
+    sample = _get(settings, "do_sample")
+    written = sample.level >= 0 and sample.kind != "model"
+    if written or sample.value or _get(settings, "temperature").value == 0 or _searches(settings):
+        return {}
+    sampling = {
+        key: settings[key] for key, item in knobs(Generation).items() if item.metadata["sampling"] and key in settings
+    }
+    return {key: setting for key, setting in sampling.items() if setting.typed and setting.value is not None}
+
+
+def _explicit(settings: Settings) -> dict[str, Setting]:
+    return {key: setting for key, setting in settings.items() if not setting.implied}
+
+
+def imply(settings: Settings) -> dict[str, Setting]:
+    """`settings` with those that follow from them: a knob of sampling that somebody types turns sampling on."""
+    explicit = _explicit(settings)
+    typed = _typed(explicit)
+    if typed:
+        last = max(typed.values(), key=lambda setting: setting.level)
+        explicit["do_sample"] = Setting(True, last.level, f"implied by {last.place}", last.kind, implied=True)
+    return explicit
+
+
+def notices(settings: Settings) -> list[str]:
+    """What typed settings do that somebody may not expect, in sentences. `settings` as `imply` returns them."""
+    lines = []
+    sample, temperature = _get(settings, "do_sample"), _get(settings, "temperature")
+    if sample.implied:
+        names = [_named(key, setting.place) for key, setting in _typed(_explicit(settings)).items()]
+        lines.append(f"{' and '.join(names)} {'turns' if len(names) == 1 else 'turn'} sampling on")
+    if sample.value and temperature.value == 0 and sample.kind == temperature.kind == "command":
+        lines.append(_is_greedy(temperature, sample))
+    return lines
+
+
+def _named(key: str, place: str) -> str:
+    """A typed knob in a few words: `--temperature`, `--set temperature`, `temperature (--strategy warm)`."""
+    flag = f"flag --{spelled(key)}"
+    if place == flag:
+        return place.removeprefix("flag ")
+    return place if place.endswith(f" {key}") else f"{key} ({place})"
+
+
+def _is_greedy(temperature: Setting, sample: Setting) -> str:
+    return f"{_say('temperature', temperature)} is greedy: {_say('do_sample', sample)} has no effect"
 
 
 def _greedy(settings: Settings) -> tuple[str, Setting] | None:
@@ -142,14 +206,13 @@ def _sampling(settings: Settings) -> Iterator[Clash]:
     if greedy is None:
         return
     words, off = greedy
-    sample, temperature = _get(settings, "do_sample"), _get(settings, "temperature")
-    if sample.value and sample.kind == temperature.kind == "command":
-        yield _between(settings, "temperature", "do_sample", "temperature 0 is greedy")
+    searches = _searches(settings)
     for key, setting in _idle(settings):
         if setting.kind == "model" or setting.level < off.level:
             continue
-        hint = _add("do_sample", "true", setting) if sample.value is False else "set a temperature above 0"
-        sentence = f"{_say(key, setting)} has no effect while {words}"
+        hint = _add("do_sample", "true", setting) if off.value is False else "set a temperature above 0"
+        where = f"in the search of {searches} " if searches and off.value is False and off.level < 0 else ""
+        sentence = f"{_say(key, setting)} has no effect {where}while {words}"
         yield Clash(frozenset({key, "do_sample", "temperature"}), sentence, hint, by_default=off.level < 0)
 
 
@@ -242,7 +305,7 @@ def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
         if sample.value:
             moot["do_sample"] = (False, temperature.place)
             if sample.level > temperature.level and sample.kind != "model":
-                notes.append(f"{_say('temperature', temperature)} is greedy: {_say('do_sample', sample)} has no effect")
+                notes.append(_is_greedy(temperature, sample))
         moot.update((key, (default(key), "default")) for key, _ in _idle(settings))
         wanted = _get(settings, "num_return_sequences")
         if wanted.kind == "model" and wanted.value > (_get(settings, "num_beams").value or 1):

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from genctl import params
 from genctl.config.check import UNSAFE, Wrong, accepted, check, did_you_mean, known, named, shown
-from genctl.config.conflicts import Setting, find_clashes, settle
+from genctl.config.conflicts import Setting, find_clashes, imply, notices, settle
 from genctl.config.listed import LISTS, ListMistakes, check_list
 from genctl.config.toml import printable
 from genctl.errors import PresetError
@@ -50,8 +50,8 @@ class Layer:
 
     `origin` names the place; `where` gives the exact place of each key (`file.toml:3`, `flag --top-p`). `said` is the
     kind of the layer; without it the first word of the origin decides (`generation_config`, `flag`, `--set`, `params`),
-    and all other origins are files or the environment. `broken` holds what could not be read here: `resolve` raises it
-    together with all other mistakes.
+    and all other origins are files or the environment. `typed`: somebody typed it for this job. `broken` holds what
+    could not be read here: `resolve` raises it together with all other mistakes.
     """
 
     origin: str
@@ -59,6 +59,7 @@ class Layer:
     where: Mapping[str, str] = field(default_factory=dict)
     said: Kind | None = None
     broken: tuple[PresetError, ...] = ()
+    typed: bool = False
 
     @property
     def kind(self) -> Kind:
@@ -95,8 +96,8 @@ class Resolved:
     """A job: every knob with its value and its origin.
 
     `origins` holds all knobs; the origin of a knob that nothing sets is "default". `notes` are remarks that are not
-    mistakes, such as unknown keys of a generation_config. `overlay` needs `settings` and `levels` to lay a row's params
-    on top.
+    mistakes, such as unknown keys of a generation_config; `notices` are those that everybody should see. `overlay`
+    needs `settings` and `levels` to lay a row's params on top.
     """
 
     generation: Generation
@@ -106,6 +107,7 @@ class Resolved:
     stopping: tuple[dict[str, Any], ...] | None = None
     about: str = ""
     notes: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
     settings: Mapping[str, Setting] = field(default_factory=dict, repr=False, compare=False)
     levels: int = field(default=0, repr=False, compare=False)
 
@@ -132,7 +134,9 @@ class _Reading:
                 continue
             place = layer.place(key)
             try:
-                found = Setting(_value(layer, key, value), level, place, layer.kind)
+                found = Setting(
+                    _value(layer, key, value), level, place, layer.kind, typed=layer.typed or layer.kind == "command"
+                )
                 other = self.settings.get(key)
                 if other and other.level == level and other.value != found.value:
                     raise Wrong(f"{key} = {shown(value)} contradicts {shown(other.value)} ({other.place})")
@@ -149,12 +153,13 @@ class _Reading:
 
     def finish(self, levels: int, *, tentative: bool = False) -> Resolved:
         """The job. Raises PresetError if anything is wrong."""
-        clashes = [clash for clash in find_clashes(self.settings) if not clash.keys & self.mistaken]
+        settings = imply(self.settings)
+        clashes = [clash for clash in find_clashes(settings) if not clash.keys & self.mistaken]
         if tentative or self.incomplete:
             clashes = [clash for clash in clashes if not clash.by_default]
         mistakes = self.mistakes + [clash.sentence for clash in clashes]
         if not mistakes:
-            return _build(self.settings, self.notes, levels)
+            return _build(settings, self.notes, levels)
         if len(mistakes) > MOST_MISTAKES:
             mistakes = [*mistakes[:MOST_MISTAKES], f"… and {len(mistakes) - MOST_MISTAKES} more mistakes"]
         hints = dict.fromkeys(hint for hint in (*self.hints, *(clash.hint for clash in clashes)) if hint)
@@ -236,6 +241,7 @@ def _build(settings: Mapping[str, Setting], notes: Sequence[str], levels: int) -
         stopping=values.get("stopping"),
         about=values.get("about", ""),
         notes=(*notes, *told),
+        notices=tuple(notices(settings)),
         settings=settings,
         levels=levels,
     )

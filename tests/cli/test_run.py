@@ -157,7 +157,7 @@ def test_scores_and_alternatives_as_data() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "sentence"),
     [
-        (("run", "x", "--temperature", "0.7"), 2, "do_sample"),
+        (("run", "x", "--temperature", "0.7", "--no-do-sample"), 2, "do_sample"),
         (("run", "x", "--num-return-sequences", "3"), 2, "num_return_sequences"),
         (("run", "x", "--do-sample", "--top-p", "1.5"), 2, "at most 1"),
         (("run", "x", "--set", "num_beens=3"), 2, "did you mean num_beams?"),

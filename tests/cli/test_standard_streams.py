@@ -76,7 +76,7 @@ def test_a_reader_that_leaves_is_no_error(command: str, environment: dict[str, s
 
 def test_events_that_do_not_fit_the_disk_are_told_as_such(environment: dict[str, str], tmp_path: Path) -> None:
     status, _, err = shell(f"{SHORT} --events /dev/full", environment, tmp_path)
-    assert (status, err) == (2, "error: cannot write events to /dev/full: No space left on device\n")
+    assert (status, err) == (2, "error: the output could not be written: No space left on device (/dev/full)\n")
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])

@@ -374,7 +374,7 @@ PAIR = ("-p", "greedy", "-p", "nucleus")
         (("x", *PAIR, "--force"), 2, "neither"),
         (("x", *PAIR, "--timing"), 2, "--timing"),
         (("x", *PAIR, "--strategy", "a:num_beams=0", "--strategy", "b:top_q=1"), 2, "run b: --strategy b: unknown"),
-        (("x", "-p", "greedy", "--strategy", "hot:temperature=2"), 2, "run hot"),
+        (("x", "-p", "greedy", "--strategy", "hot:temperature=2,do_sample=false"), 2, "run hot"),
         (("x", *PAIR, "--models", "builtin:stories,builtin:novels"), 3, "numbers, stories"),
         (("x", *PAIR, "--expect", "missing.json"), 2, "missing.json"),
         (("x", *PAIR, "--regex", "("), 2, "run greedy"),

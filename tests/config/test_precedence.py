@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from genctl import params
+from genctl.config.conflicts import REFINES
 from genctl.config.layers import (
     Layer,
     Resolved,
@@ -119,8 +120,81 @@ def test_a_knob_above_the_layer_that_turned_sampling_off_is_refused() -> None:
 
 def test_a_flag_is_mended_with_a_flag() -> None:
     with pytest.raises(PresetError) as caught:
-        resolve([flags_layer({"temperature": 0.7})])
+        resolve([*layers({"do_sample": False}), flags_layer({"temperature": 0.7})])
     assert caught.value.hint == "add --do-sample"
+
+
+@pytest.mark.parametrize("key", SAMPLING_KNOBS)
+def test_a_sampling_flag_turns_sampling_on(key: str) -> None:
+    item = params.knobs()[key]
+    refined = REFINES.get(key)
+    extra = {refined: other_value(refined)} if refined else {}
+    job = resolve([flags_layer({key: other_value(key), **extra})])
+    assert job.generation.do_sample is True
+    assert job.origins["do_sample"].startswith("implied by flag --")
+    assert f"--{params.spelled(key)}" in job.notices[0]
+    # a sweep over values must not turn greedy where it meets the default or the value that is off
+    for value in (item.default, item.metadata["neutral"]):
+        if value is not None and not refined:
+            assert resolve([flags_layer({key: value})]).generation.do_sample is True
+
+
+def test_the_notice_names_all_flags_that_turn_sampling_on() -> None:
+    assert resolve([flags_layer({"temperature": 0.7})]).notices == ("--temperature turns sampling on",)
+    both = [flags_layer({"temperature": 0.7}), *parse_sets(["top_p=0.9"])]
+    assert resolve(both).notices == ("--temperature and --set top_p turn sampling on",)
+    assert resolve([flags_layer({"temperature": 0.7, "do_sample": True})]).notices == ()
+    assert resolve([*layers(SAMPLED), flags_layer({"temperature": 0.7})]).notices == ()
+
+
+def test_a_checkpoint_that_does_not_sample_is_no_contradiction() -> None:
+    job = resolve([model_layer({"do_sample": False}), flags_layer({"top_p": 0.5})])
+    assert (job.generation.do_sample, job.generation.top_p) == (True, 0.5)
+
+
+@pytest.mark.parametrize("place", ["layer0.toml", "GENCTL_DO_SAMPLE", "flag --no-do-sample", "--set do_sample"])
+def test_do_sample_false_that_somebody_wrote_contradicts_a_sampling_flag(place: str) -> None:
+    said = [flags_layer({"temperature": 0.7})]
+    if place == "layer0.toml":
+        said = [*layers({"do_sample": False}), *said]
+    elif place == "GENCTL_DO_SAMPLE":
+        said = [Layer("GENCTL_DO_SAMPLE", {"do_sample": False}), *said]
+    elif place == "--set do_sample":
+        said += parse_sets(["do_sample=false"])
+    else:
+        said = [flags_layer({"temperature": 0.7, "do_sample": False})]
+    assert wrong(said) == f"temperature = 0.7 (flag --temperature) has no effect while do_sample is false ({place})"
+
+
+@pytest.mark.parametrize("search", [{"num_beams": 3}, {"penalty_alpha": 0.6, "top_k": 4}, {"force_words": ["a"]}])
+def test_a_search_does_not_sample_unless_do_sample_is_written(search: dict[str, Any]) -> None:
+    """In transformers as well, num_beams = 3 with temperature = 0.7 is beam search, which ignores the temperature."""
+    message = wrong([flags_layer({"temperature": 0.7, **search})])
+    key = next(iter(search))
+    assert message.startswith(f"temperature = 0.7 (flag --temperature) has no effect in the search of {key} = ")
+    assert message.endswith("while do_sample is false (default)")
+    with pytest.raises(PresetError):
+        resolve([*layers(search), flags_layer({"temperature": 0.7})])
+    job = resolve([flags_layer({"temperature": 0.7, "num_beams": 3, "do_sample": True})])
+    assert (job.generation.temperature, job.generation.num_beams) == (0.7, 3)
+
+
+def test_other_sampling_flags_at_temperature_zero_contradict_it() -> None:
+    with pytest.raises(PresetError) as caught:
+        resolve([flags_layer({"temperature": 0, "top_p": 0.9})])
+    assert "top_p = 0.9 (flag --top-p) has no effect while temperature is 0 (flag --temperature)" in str(caught.value)
+    assert caught.value.hint == "set a temperature above 0"
+
+
+def test_a_row_may_turn_off_what_a_flag_has_implied_and_does_not_imply_it_itself() -> None:
+    base = resolve([flags_layer({"temperature": 0.7})])
+    assert overlay(base, row_layer({"top_p": 0.9})).generation.do_sample is True
+    assert overlay(base, row_layer({"do_sample": False})).generation == params.Generation()
+    assert overlay(base, row_layer({"temperature": 0})).generation == params.Generation(temperature=0)
+    with pytest.raises(PresetError, match="has no effect in the search of num_beams"):
+        overlay(base, row_layer({"num_beams": 2}))
+    with pytest.raises(PresetError, match="has no effect while do_sample is false"):
+        overlay(resolve([]), row_layer({"temperature": 0.7}))
 
 
 def test_what_the_checkpoint_recommends_for_sampling_is_moot_without_it() -> None:
@@ -144,14 +218,13 @@ def test_temperature_zero_takes_the_knobs_of_a_preset_with_it() -> None:
     assert job.generation.min_p is None
 
 
-def test_do_sample_and_temperature_zero_said_in_one_breath_contradict() -> None:
-    said = [flags_layer({"do_sample": True, "temperature": 0.0})]
-    assert (
-        wrong(said)
-        == "temperature = 0.0 (flag --temperature) cannot be combined with do_sample = true (flag --do-sample): "
-        "temperature 0 is greedy"
+def test_do_sample_with_temperature_zero_is_greedy_with_a_notice() -> None:
+    job = resolve([flags_layer({"do_sample": True, "temperature": 0.0})])
+    assert job.generation.do_sample is False
+    assert job.notices == (
+        "temperature = 0.0 (flag --temperature) is greedy: do_sample = true (flag --do-sample) has no effect",
     )
-    assert "--set temperature" in wrong([flags_layer(SAMPLED), *parse_sets(["temperature=0"])])
+    assert "--set temperature" in resolve([flags_layer(SAMPLED), *parse_sets(["temperature=0"])]).notices[0]
 
 
 def test_the_same_knob_as_flag_and_set_contradicts_itself() -> None:

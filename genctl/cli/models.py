@@ -1,0 +1,124 @@
+"""`genctl models`: list the checkpoints that are at hand."""
+# ruff: noqa: RUF009 — `option` returns a dataclass field, which is what a dataclass default may be
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from genctl.cli.table import Color, Command, CommandOptions, option, switch
+from genctl.errors import Exit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from genctl.models.listing import ListedModel
+
+COLUMNS = ("name", "architecture", "bytes", "dtype", "runtime", "context", "why_not_native", "path", "error")
+HEADS = ("model", "architecture", "size", "dtype", "runtime", "context")
+NUMBERS = ("size", "context")  # columns to the right
+
+
+@dataclass(frozen=True)
+class ModelsOptions(CommandOptions):
+    """The command line of `genctl models`."""
+
+    format: Literal["text", "json", "jsonl", "tsv"] = option(
+        "how the list is written (default: text)", metavar="text|json|jsonl|tsv", default="text"
+    )
+    verbose: bool = switch("say why a checkpoint does not run natively, and where it is", "--verbose", "-v")
+    color: Color = option("colours: auto decides for each stream (default: auto)", default="auto")
+
+
+MODELS = Command(
+    "models",
+    ModelsOptions,
+    "genctl.cli.models:perform",
+    """List the built-in and the cached checkpoints.
+
+    Each with its architecture, size on disk, dtype, runtime (native, or transformers) and context length in tokens. A
+    damaged one is listed with the reason. The network is not used, and no weights are read.""",
+    ("genctl models", "genctl models -v", "genctl models --format jsonl"),
+    knobs=(),
+)
+
+
+def perform(options: ModelsOptions) -> int:
+    """Write the list. Returns the exit status."""
+    import json
+
+    from genctl.batch.writers import escaped, tsv_cell
+    from genctl.models import listing
+    from genctl.render.console import make_consoles
+
+    out = make_consoles(options.color)[0]
+    models = list(listing.available())
+    records = [model.record() for model in models]
+    if options.format == "json":
+        out.file.write(escaped(json.dumps(records, indent=2, ensure_ascii=False)) + "\n")
+    elif options.format == "jsonl":
+        out.file.write("".join(escaped(json.dumps(record, ensure_ascii=False)) + "\n" for record in records))
+    elif options.format == "tsv":
+        lines = [COLUMNS, *([tsv_cell(record[name]) for name in COLUMNS] for record in records)]
+        out.file.write("".join("\t".join(line) + "\n" for line in lines))
+    elif out.is_terminal:
+        _show(out, models, verbose=options.verbose)
+    else:
+        rows = ([*_cells(model), *_details(model, verbose=options.verbose)] for model in models)
+        out.file.write("".join("\t".join(tsv_cell(cell) for cell in row) + "\n" for row in rows))
+    return int(Exit.DONE)
+
+
+def _cells(model: ListedModel) -> list[str]:
+    size = "-" if model.bytes is None else _size(model.bytes)
+    context = "-" if model.context is None else str(model.context)
+    return [model.name, model.architecture or "-", size, model.dtype or "-", model.runtime or "-", context]
+
+
+def _details(model: ListedModel, *, verbose: bool) -> list[str]:
+    """What is to be said beneath a model."""
+    lines = [] if model.error is None else [f"damaged: {model.error}"]
+    if verbose and model.why_not_native is not None:
+        lines.append(f"not native: {model.why_not_native}")
+    return [*lines, model.path] if verbose else lines
+
+
+def _size(count: int) -> str:
+    """Bytes in a few characters: `8.3 MB`."""
+    size, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}"
+
+
+def _show(out: Console, models: Sequence[ListedModel], *, verbose: bool) -> None:
+    """A table where it fits, else the name of a model with its facts beneath."""
+    from rich.text import Text
+
+    from genctl.batch.printable import printable
+
+    rows = [[printable(cell) for cell in _cells(model)] for model in models]
+    widths = [max(map(len, column)) for column in zip(HEADS, *rows, strict=True)]
+    fits = sum(widths) + 2 * (len(widths) - 1) <= out.width
+
+    def line(cells: Sequence[str]) -> str:
+        pairs = zip(cells, widths, HEADS, strict=True)
+        padded = [f"{cell:{'>' if head in NUMBERS else '<'}{width}}" for cell, width, head in pairs]
+        return "  ".join(padded).rstrip()
+
+    def show(text: str, style: str = "", indent: int = 0) -> None:
+        for part in Text(text, style).wrap(out, out.width - indent, overflow="fold"):
+            out.print(Text(" " * indent) + part)
+
+    if fits:
+        show(line(HEADS), "dim")
+    for model, cells in zip(models, rows, strict=True):
+        show(line(cells) if fits else cells[0], "" if fits else "bold")
+        if not fits and model.error is None:
+            known = cells[1:5] if model.context is None else [*cells[1:5], f"{cells[5]} tokens"]
+            show(" · ".join(known), indent=2)
+        for detail in _details(model, verbose=verbose):
+            show(printable(detail), "dim", indent=2)

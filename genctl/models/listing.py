@@ -1,0 +1,111 @@
+"""What is there to run without the network: built-in checkpoints, and those in the cache of Hub checkpoints.
+
+Reads config.json and the headers of weight files, as loading does. Imports no torch and no transformers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from genctl.errors import GenctlError, reason_of
+from genctl.models import check, resolve, runtime_choice
+from genctl.params import Runtime
+
+# The field of config.json that says how many tokens fit, by architecture; parts of a model have theirs in a sub-config.
+CONTEXT = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx", "max_seq_len", "seq_length")
+PARTS = ("text_config", "decoder")
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """A checkpoint. With an `error` it cannot be used, and what is not known of it is None."""
+
+    name: str  # as -m takes it
+    path: str
+    bytes: int | None  # on disk, all cached revisions together
+    architecture: str | None = None
+    dtype: str | None = None
+    runtime: str | None = None
+    why_not_native: str | None = None
+    context: int | None = None  # tokens; None where nothing bounds them
+    error: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return asdict(self)
+
+
+def available() -> Iterator[ListedModel]:
+    """The built-in checkpoints, then the cached ones by name. A damaged one has an `error`."""
+    for name in resolve.builtins():
+        folder = resolve.BUILTIN / name
+        yield _listed(f"builtin:{name}", folder, folder)
+    from huggingface_hub import constants
+
+    try:
+        folders = sorted(Path(constants.HF_HUB_CACHE).glob("models--*"))
+    except OSError:
+        return
+    for folder in folders:
+        name = folder.name.removeprefix("models--").replace("--", "/")
+        try:
+            snapshot = resolve.HubCheckpoint(name, None, True, True, False, None).cached()
+        except Exception as error:  # whatever the Hub's client says of what is in its cache
+            yield ListedModel(name, str(folder), _bytes(folder), error=resolve.brief(error))
+            continue
+        if snapshot is None:
+            why = "the cache holds no whole snapshot of it with a config.json"
+            yield ListedModel(name, str(folder), _bytes(folder), error=why)
+        else:
+            yield _listed(name, snapshot, folder)
+
+
+def _listed(name: str, folder: Path, whole: Path) -> ListedModel:
+    """What is in a checkpoint folder. `whole` is the folder whose size counts."""
+    size = _bytes(whole)
+    try:
+        checkpoint = check.inspect(folder, allow_pickle=True, trust_remote_code=True, need_tokenizer=False)
+        native, why = runtime_choice.plan(Runtime(model=name), checkpoint, trust_remote_code=False)
+        dtype = runtime_choice.dtype_of(Runtime(), checkpoint)
+    except (GenctlError, OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        if isinstance(error, GenctlError):
+            reason = error.message
+        else:
+            reason = reason_of(error) if isinstance(error, OSError) else f"config.json cannot be used: {error}"
+        return ListedModel(name, str(folder), size, error=" ".join(reason.split()))
+    return ListedModel(
+        name,
+        str(folder),
+        size,
+        architecture=_architecture(checkpoint.config),
+        dtype=dtype,
+        runtime="transformers" if native is None else "native",
+        why_not_native=why or None,
+        context=_context(checkpoint.config),
+    )
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    names = config.get("architectures")
+    return str(names[0] if isinstance(names, list) and names else config.get("model_type", "unknown"))
+
+
+def _context(config: dict[str, Any]) -> int | None:
+    parts = [part for name in PARTS if isinstance(part := config.get(name), dict)]
+    found = (part.get(name) for part in (config, *parts) for name in CONTEXT)
+    return next((value for value in found if type(value) is int and value > 0), None)
+
+
+def _bytes(folder: Path) -> int | None:
+    """The bytes of all files below a folder, each once: links of a snapshot do not count beside what they lead to."""
+    total = 0
+    try:
+        for parent, _, names in os.walk(folder):
+            total += sum(os.lstat(os.path.join(parent, name)).st_size for name in names)  # noqa: PTH118 (as walked)
+    except OSError:
+        return None
+    return total

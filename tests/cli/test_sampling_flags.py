@@ -1,0 +1,78 @@
+"""A sampling flag turns sampling on, and says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import genctl as package
+from genctl.errors import PresetError
+from tests.cli.tool import genctl
+
+NOTE = "note: --temperature turns sampling on\n"
+
+
+def test_a_sampling_flag_samples_as_with_do_sample(gpt2: Path) -> None:
+    shape = ("run", "-m", str(gpt2), "-n", "12", "--seed", "5", "--format", "jsonl", "hello there")
+    done = genctl(*shape, "--temperature", "0.7")
+    assert (done.status, done.err) == (0, NOTE)
+    assert done.records[0]["strategy"] == "sample"
+    written = genctl(*shape, "--temperature", "0.7", "--do-sample")
+    assert written.err == ""
+    assert done.raw == written.raw
+    assert done.records[0]["token_ids"] != genctl(*shape).records[0]["token_ids"]  # else nothing is shown
+    quiet = genctl(*shape, "--temperature", "0.7", "--quiet")
+    assert (quiet.err, quiet.raw) == ("", done.raw)
+
+
+def test_dry_says_where_sampling_comes_from() -> None:
+    done = genctl("run", "--dry", "--top-p", "0.9")
+    line = next(line for line in done.out.splitlines() if line.startswith("do_sample"))
+    assert line.split() == ["do_sample", "=", "true", "#", "implied", "by", "flag", "--top-p"]
+
+
+def test_a_preset_that_says_do_sample_false_contradicts_it() -> None:
+    Path("job.toml").write_text("do_sample = false\n")
+    done = genctl("run", "-p", "job.toml", "--temperature", "0.7", "x")
+    assert done.status == 2
+    assert "temperature = 0.7 (flag --temperature) has no effect while do_sample is false (job.toml:1)" in done.err
+
+
+def test_with_beams_do_sample_must_be_written(gpt2: Path) -> None:
+    command = ("run", "-m", str(gpt2), "-n", "4", "--num-beams", "3", "--temperature", "0.7", "--format", "jsonl", "x")
+    done = genctl(*command)
+    assert done.status == 2
+    assert "no effect in the search of num_beams = 3 (flag --num-beams) while do_sample is false" in done.err
+    assert "hint: add --do-sample\n" in done.err
+    assert genctl(*command, "--do-sample").records[0]["strategy"] == "beam-sample"
+
+
+def test_temperature_zero_is_greedy_even_with_do_sample(gpt2: Path) -> None:
+    command = ("run", "-m", str(gpt2), "-n", "8", "--format", "jsonl", "x")
+    done = genctl(*command, "--temperature", "0", "--do-sample")
+    assert done.status == 0
+    assert done.err.startswith("note: temperature = 0.0 (flag --temperature) is greedy: do_sample = true")
+    assert done.records[0]["token_ids"] == genctl(*command).records[0]["token_ids"]
+    assert done.records[0]["strategy"] == "greedy"
+
+
+def test_runs_of_a_comparison(gpt2: Path) -> None:
+    runs = ("--strategy", "plain", "--strategy", "warm:temperature=0.7")
+    command = ("compare", "-m", str(gpt2), *runs, "-n", "6", "--seed", "1", "x")
+    done = genctl(*command, "--format", "jsonl", "--save", "was.json")
+    assert done.status == 0
+    assert "note: run warm: temperature (--strategy warm) turns sampling on\n" in done.err
+    assert "run plain" not in done.err
+    dry = genctl(*command[:-1], "--dry")
+    assert "implied by --strategy warm" in dry.out
+    assert json.loads(Path("was.json").read_text())
+    assert genctl("compare", "--expect", "was.json").status == 0  # the recording holds do_sample
+
+
+def test_in_python(gpt2: Path) -> None:
+    (began, *_) = package.load(str(gpt2), max_new_tokens=2).stream("x", temperature=0.7)
+    assert began.strategy == "sample"  # type: ignore[union-attr]
+    with pytest.raises(PresetError, match="do_sample is false"):
+        list(package.load(str(gpt2), do_sample=False).stream("x", temperature=0.7))
