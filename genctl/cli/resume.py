@@ -64,7 +64,7 @@ def identity(
         if (listed := getattr(resolved, key)) is not None:
             settings[key] = listed
     records = {
-        "echo": options.echo,
+        "echo": bool(options.echo),
         "tokens": options.with_tokens,
         "top": top,
         "explain": options.explain,

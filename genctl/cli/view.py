@@ -30,7 +30,8 @@ def make_view(options: RunOptions, out: Console, err: Console, *, live: bool, to
     from genctl.render.run_view import RunView
 
     details = options.scores or options.explain
-    shared: dict[str, Any] = {name: getattr(options, name) for name in ("echo", "explain", "verbose")}
+    shared: dict[str, Any] = {name: getattr(options, name) for name in ("explain", "verbose")}
+    shared["echo"] = options.echo is not False if live else bool(options.echo)
     shared |= {"scores": options.scores or (options.top_logprobs or 0) > 0, "top": top, "labels": several}
     if live and options.view == "beam":
         from genctl.render.beam_view import BeamView
