@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.batch import writers
+from genctl.cli.inputs import is_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from genctl.cli.replay import ReplayOptions
     from genctl.cli.run_options import RunOptions
+    from genctl.cli.table import Color
     from genctl.render.search_tree import SearchTrees
     from genctl.render.stream_view import StreamView
 
@@ -39,7 +41,11 @@ class Search:
         if stream:
             from genctl.render.stream_view import StreamView
 
-            self.stream = StreamView(stream_writer(raw), echo=options.echo)
+            if raw or not is_terminal(sys.stdout):
+                self.stream = StreamView(pipe_writer(), echo=bool(options.echo))
+            else:
+                write, write_prompt = terminal_writers(options.color)
+                self.stream = StreamView(write, echo=options.echo is not False, write_prompt=write_prompt)
 
     def begin(self, encoder_decoder: bool) -> None:
         """The checkpoint is loaded: an encoder-decoder answers its prompt, so a tab separates them with --echo."""
@@ -86,16 +92,23 @@ class Search:
                     self.err.print(line)
 
 
-def stream_writer(raw: bool = False) -> Callable[[str], None]:
-    """Writes pieces of text to standard output at once. A terminal gets no control characters, unless `raw`."""
-    if raw or not sys.stdout.isatty():
-        sink = writers.open_output(None, sys.stdout, force=False)
-        return lambda text: sink.write(text.encode("utf-8", "backslashreplace"))
+def pipe_writer() -> Callable[[str], None]:
+    """Writes pieces of text to standard output at once, as they are."""
+    sink = writers.open_output(None, sys.stdout, force=False)
+    return lambda text: sink.write(text.encode("utf-8", "backslashreplace"))
 
+
+def terminal_writers(color: Color = "auto") -> tuple[Callable[[str], None], Callable[[str], None]]:
+    """Write pieces of text, and of dimmed prompts, to the terminal with word wrap and without control characters."""
+    from genctl.render.console import make_consoles
     from genctl.render.widgets import visible
+    from genctl.render.word_wrap import terminal_wrap
 
-    def write(text: str) -> None:
-        sys.stdout.write(visible(text))
+    wrap = terminal_wrap(make_consoles(color)[0])
+    assert wrap is not None
+
+    def write(text: str, *, dim: bool = False) -> None:
+        wrap.write(visible(text), dim=dim)
         sys.stdout.flush()
 
-    return write
+    return write, lambda prompt: write(prompt, dim=True)

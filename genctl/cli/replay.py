@@ -38,7 +38,7 @@ class ReplayOptions(CommandOptions):
     speed: float | None = option("speed factor (default: 1)", metavar="X")
     tree: bool = switch("draw the search tree at the end (on standard error where output is piped)")
     tree_format: TreeFormat | None = option("write the search tree instead of the texts")
-    echo: bool = switch("begin the text with the prompt")
+    echo: bool | None = option("begin the text with the prompt (default: on a terminal, dimmed)", "--echo/--no-echo")
     scores: bool = switch("show what was recorded of each token")
     explain: bool = switch("show what each logits processor did")
     quiet: bool = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
@@ -120,7 +120,8 @@ def _view(
     several = len(lanes) > 1 or any(
         isinstance(event, events.Finished) and len(event.hypotheses) > 1 for event in recorded
     )
-    shared: dict[str, Any] = {name: getattr(options, name) for name in ("echo", "scores", "explain")}
+    shared: dict[str, Any] = {name: getattr(options, name) for name in ("scores", "explain")}
+    shared["echo"] = options.echo is not False if _live(options) else bool(options.echo)
     shared |= {"top": TOP, "labels": several, "quiet": True, "clock": _Ticks() if options.step else time.monotonic}
     if searching:
         return BeamView(out, err, tree=options.tree, formula=True, **shared)

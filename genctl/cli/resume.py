@@ -65,7 +65,7 @@ def identity(
         if (listed := getattr(resolved, key)) is not None:
             settings[key] = listed
     records = {
-        "echo": options.echo,
+        "echo": bool(options.echo),
         "template": None if options.prompt_template is None else options.prompt_template.text,
         "tokens": options.with_tokens,
         "top": top,

@@ -137,6 +137,8 @@ class RunJob(job.Job[RunOptions]):
             self.bar = RowsBar(self.err_console, total, done=output.done)
             stack.callback(self.bar.close)
         self.search.begin(self.session.forward.is_encoder_decoder)
+        if self.live and self.session.forward.is_encoder_decoder:
+            self.view.between = "\n"  # type: ignore[union-attr]  # what is live is a RunView
         self.collector = Collector(tokens=options.with_tokens or options.format in ("json", "jsonl"))
         self.unfinished = Unfinished(texts=self.session.loaded.tokenizer is not None)
         self.listeners += [self._show, self._note_cut, self.search.feed, self.reuse.feed, self.unfinished.feed]

@@ -36,7 +36,9 @@ class RunOptions(PresetOptions):
     force: bool = switch("replace existing --output and --events files", group=IN_OUT)
     unordered: bool = switch("write results as they finish, not in input order", group=IN_OUT)
     stream: bool = switch("write text as soon as it is final", group=IN_OUT)
-    echo: bool = switch("begin the text with the prompt", group=SHOWN)
+    echo: bool | None = option(
+        "begin the text with the prompt (default: on a terminal, dimmed)", "--echo/--no-echo", group=SHOWN
+    )
     scores: bool = switch("show token probabilities and alternatives", group=SHOWN)
     top_logprobs: int | None = option("number of alternatives for each token", metavar="K", group=SHOWN, least=0)
     watch: tuple[str, ...] = WATCH
@@ -106,7 +108,7 @@ SAME_EVENTS: Conflict = (
     "--events {events}: --output names the same file",
 )
 TREE_ECHO: Conflict = (
-    given("tree_format", "echo"),
+    lambda options: options.tree_format is not None and bool(options.echo),
     "--echo begins texts with their prompt, but --tree-format writes trees instead of texts",
 )
 TREES = "--tree-format {tree_format} writes trees instead of texts"

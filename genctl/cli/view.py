@@ -33,7 +33,8 @@ def make_view(options: RunOptions, out: Console, err: Console, *, live: bool, to
     from genctl.render.run_view import RunView
 
     details = _has_details(options)
-    shared: dict[str, Any] = {name: getattr(options, name) for name in ("echo", "explain", "verbose")}
+    shared: dict[str, Any] = {name: getattr(options, name) for name in ("explain", "verbose")}
+    shared["echo"] = options.echo is not False if live else bool(options.echo)
     scores = options.scores or bool(options.watch) or (options.top_logprobs or 0) > 0
     shared |= {"scores": scores, "top": top, "labels": several}
     if live and options.view == "beam":

@@ -92,7 +92,7 @@ class BeamView(RunView):
             self.out.print(widgets.header(self.out.width, *names(lane)))
         self._blocks += 1
         if self.look.echo:
-            self._opening = _shown(lane.prompt)
+            self._opening = _shown(lane.prompt + self.between)
             self._dim = len(self._opening)
 
     def _advance(self, path: Path) -> None:
@@ -175,7 +175,7 @@ class BeamView(RunView):
         if self._opening:
             opening, self._opening = self._opening, ""
             prompt, rest = opening[: self._dim], opening[self._dim :]
-            self.out.print(Text(prompt, style=theme.PROMPT), end="")
+            self._write_prompt(prompt)
             self._write(rest)
             self._line_open = True
         if end:

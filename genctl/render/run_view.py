@@ -18,6 +18,7 @@ from genctl.render.live_region import LiveRegion
 from genctl.render.loading_bar import LoadingBar
 from genctl.render.run_history import LaneHistory, Path, RunHistory, fold
 from genctl.render.summary import failure, lane_summary, put, stop_words, summary
+from genctl.render.word_wrap import terminal_wrap
 
 
 class RunView:
@@ -53,6 +54,7 @@ class RunView:
         self.out = out
         self.err = err
         self.history = RunHistory()
+        self.between = ""  # separates an echoed prompt from its text: "\n" for encoder-decoders
         self.look = Look(echo=echo, scores=scores, explain=explain, top=top, labels=labels)
         self._live = live
         self._quiet = quiet
@@ -60,6 +62,7 @@ class RunView:
         self._clock = clock
         self._bar = LoadingBar(err, clock)
         self._region = LiveRegion(out, clock)
+        self._wrap = terminal_wrap(out)
         self._streaming: str | None = None  # the lane whose text is streamed
         self._shown: list[str] = []  # its pieces
         self._forked = False  # the streamed lane has several rows now; the rest follows when it finishes
@@ -174,10 +177,13 @@ class RunView:
             self.out.file.flush()
 
     def _write(self, text: str) -> None:
-        # Straight to the stream: rendering would cost more than the token and break lines that terminals wrap.
+        # Straight to the stream: rendering would cost more than the token.
         # Text on the same stream as the messages is made visible too: a log is read on a terminal.
         as_it_is = not self.out.is_terminal and self.out is not self.err
-        self.out.file.write(text if as_it_is else widgets.visible(text))
+        if self._wrap is not None:
+            self._wrap.write(widgets.visible(text))
+        else:
+            self.out.file.write(text if as_it_is else widgets.visible(text))
         self._line_open = not text.endswith("\n") if text else self._line_open
 
     # -- the live region ---------------------------------------------------------------------------------------------
@@ -262,11 +268,18 @@ class RunView:
             self.out.print(widgets.header(self.out.width, *heading))
         self._blocks += 1
         if self.look.echo and lane.prompt:
-            if self.out.is_terminal:
-                self.out.print(Text(widgets.visible(lane.prompt), style=theme.PROMPT), end="")
-                self._line_open = not lane.prompt.endswith("\n")
-            else:
-                self._write(lane.prompt)
+            self._write_prompt(widgets.visible(lane.prompt) if self.out.is_terminal else lane.prompt)
+            self._write(self.between)
+
+    def _write_prompt(self, prompt: str) -> None:
+        if self._wrap is not None:
+            self._wrap.write(prompt, dim=True)
+            self._line_open = not prompt.endswith("\n")
+        elif self.out.is_terminal:  # colours are forced in a pipe
+            self.out.print(Text(prompt, style=theme.PROMPT), end="")
+            self._line_open = not prompt.endswith("\n")
+        else:
+            self._write(prompt)
 
     def _end_line(self) -> None:
         if self._line_open:

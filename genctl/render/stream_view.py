@@ -16,12 +16,21 @@ class StreamView:
     The certain part of a search is common to all live rows and to every finished sequence that could still be returned
     first. Further sequences follow when their lane is done, each on its own line. Failed lanes are skipped.
 
-    `write` receives pieces of text, line ends included. `echo` writes the prompt first, followed by `between`. `feed`
-    raises InputError for an event that cannot follow the ones before it, and whatever `write` raises.
+    `write` receives pieces of text, line ends included. `echo` writes the prompt first, with `write_prompt` if there
+    is one, followed by `between`. `feed` raises InputError for an event that cannot follow the ones before it, and
+    whatever `write` raises.
     """
 
-    def __init__(self, write: Callable[[str], None], *, echo: bool = False, between: str = "") -> None:
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        *,
+        echo: bool = False,
+        between: str = "",
+        write_prompt: Callable[[str], None] | None = None,
+    ) -> None:
         self._out = write
+        self._out_prompt = write_prompt or write
         self.echo = echo
         self.between = between
         self._story = RunHistory()
@@ -72,10 +81,12 @@ class StreamView:
     def _open(self, lane: LaneHistory) -> None:
         if self._lane != lane.lane:
             self._lane = lane.lane
-            self._write(self._prompt(lane))
+            self._write_prompt(lane)
 
-    def _prompt(self, lane: LaneHistory) -> str:
-        return f"{lane.prompt}{self.between}" if self.echo else ""
+    def _write_prompt(self, lane: LaneHistory) -> None:
+        if self.echo:
+            self._write(lane.prompt, self._out_prompt)
+            self._write(self.between)
 
     def _finish(self, lane: LaneHistory) -> None:
         texts = []
@@ -88,14 +99,17 @@ class StreamView:
             if texts[0].startswith(shown):
                 self._write(f"{texts[0][len(shown) :]}\n")
             else:  # inconsistent events: the result follows in full
-                self._write(f"\n{self._prompt(lane)}{texts[0]}\n")
+                self._write("\n")
+                self._write_prompt(lane)
+                self._write(f"{texts[0]}\n")
         elif self._lane == lane.lane:
             self.close()  # it failed on the way
         for text in texts[1:]:
-            self._write(f"{self._prompt(lane)}{text}\n")
+            self._write_prompt(lane)
+            self._write(f"{text}\n")
         self._lane, self._shown, self._chars = None, [], 0
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, out: Callable[[str], None] | None = None) -> None:
         if text:
-            self._out(text)
+            (out or self._out)(text)
             self._line_open = not text.endswith("\n")

@@ -97,7 +97,7 @@ def test_a_dumb_terminal_is_not_animated_and_no_colour_is_none(
     monkeypatch.setenv(*variable)
     done = genctl("beam", *NUMBERS, "1207", terminal=True)
     if variable[0] == "TERM":
-        assert done.out.startswith("one thousand two hundred seven\n\n  rank")
+        assert done.out.startswith("1207\none thousand two hundred seven\n\n  rank")
         assert "\x1b" not in done.out
     else:
         assert "\x1b[3" not in done.out

@@ -61,7 +61,9 @@ def test_a_search_comes_back_with_its_table_and_formula(tmp_path: Path, no_waiti
 
 def test_independent_rows_come_back_as_a_run(tmp_path: Path) -> None:
     trace = recorded(tmp_path / "t.jsonl", lane("0", [["a", "b"]]))
-    assert genctl("replay", trace, "--color", "never", terminal=True).out == "ab\n"
+    assert genctl("replay", trace, "--color", "never", terminal=True).out == "Under the old oakab\n"
+    assert genctl("replay", trace, "--color", "never", "--no-echo", terminal=True).out == "ab\n"
+    assert genctl("replay", trace).out == "ab\n"
 
 
 def test_the_tree_can_be_had_of_any_recording(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_a_recording_that_ends_early_shows_what_there_is(tmp_path: Path) -> None
     done = genctl("replay", trace)
     assert (done.status, done.out) == (1, "ab\n")
     assert done.err == "error: the recording ends before 1 of its prompts are done\n"
-    done = genctl("replay", trace, "--color", "never", terminal=True)
+    done = genctl("replay", trace, "--color", "never", "--no-echo", terminal=True)
     assert done.out == "ab\n"
     assert "not finished" in done.err
 
