@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from genctl.batch import writers
 from genctl.batch.rows import InputRow
 from genctl.batch.seeds import row_seed
-from genctl.cli import notes, strategy
+from genctl.cli import first_sign, notes, strategy
 from genctl.cli.event_log import EventFile
 from genctl.cli.inputs import are_texts
 from genctl.cli.interrupt import Interrupt
@@ -118,9 +118,9 @@ class Job(ABC, Generic[SomeOptions]):
         need_tokenizer: bool | None = None,
     ) -> Session:
         """The checkpoint of `runtime`. `layers` are checked before its weights are read."""
+        options, began = self.options, time.perf_counter()
         from genctl.session import Session
 
-        options, began = self.options, time.perf_counter()
         session = Session.load(
             runtime,
             allow_pickle=options.allow_pickle,
@@ -131,6 +131,7 @@ class Job(ABC, Generic[SomeOptions]):
             need_tokenizer=are_texts(options) if need_tokenizer is None else need_tokenizer,
         )
         self.load_s += time.perf_counter() - began
+        first_sign.clear()
         self.hide()
         notes.announce_compiling(session, self.say, quiet=options.quiet)
         self.reuse = notes.Reuse(runtime.prompt_cache)
