@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -48,6 +50,8 @@ class Job(ABC, Generic[SomeOptions]):
     def run(self) -> int:
         """Load, decode, write. Returns the exit status."""
         with ExitStack() as stack:
+            if not self.options.verbose:
+                stack.enter_context(_libraries_hushed())
             self.open(stack)
             self.load()
             self.deliver(stack)
@@ -172,6 +176,19 @@ class Job(ABC, Generic[SomeOptions]):
 
     def keep_partial(self) -> None:
         """Write what the unfinished rows have so far."""
+
+
+@contextmanager
+def _libraries_hushed() -> Iterator[None]:
+    """No log record and no warning of a library reaches the terminal; what a person has to know, genctl says itself."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def seed_of(row: InputRow, resolved: Resolved, start: int) -> int:
