@@ -16,6 +16,14 @@ ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 
 def _end(number: int, frame: FrameType | None) -> None:
     """Nothing is written yet that could be lost; a command that writes listens for itself (see `cli.interrupt`)."""
+    sign = sys.modules.get("genctl.cli.first_sign")
+    if sign is not None:
+        sign.clear()
+    if number == signal.SIGINT:
+        try:  # noqa: SIM105 (`contextlib` is not imported yet)
+            os.write(2, b"\rinterrupted\n" if os.isatty(2) else b"interrupted\n")
+        except OSError:  # closed
+            pass
     os._exit(128 + number)
 
 
@@ -31,10 +39,12 @@ def main() -> None:
     """Run the command line and exit with its status."""
     _heed(_end)  # before anything else is imported
     from genctl import collection
-    from genctl.cli.standard_streams import mend
+    from genctl.cli import first_sign
+    from genctl.cli.standard_streams import mend, say_interrupted
 
     collection.pause()  # until torch is imported (`models.hub`)
     mend()
+    first_sign.show(sys.argv[1:])
     try:
         if sys.argv[1:] in (["--version"], ["-V"]):  # answered before anything is imported
             from genctl import __version__
@@ -55,6 +65,7 @@ def main() -> None:
         if not isinstance(ending.code, int):
             raise
         status = ending.code
+    first_sign.clear()
     _heed(signal.SIG_IGN)  # all is done: the status is what became of it
     if status > 128:  # everything is written; taking down torch would keep a person waiting for a second
         for stream in (sys.stdout, sys.stderr):
@@ -62,6 +73,8 @@ def main() -> None:
                 stream.flush()
             except (OSError, ValueError, AttributeError):
                 continue
+        if status == 130:
+            say_interrupted()
         os._exit(status)
     gc.freeze()  # memory goes back with the process: what is left need not be looked through for cycles
     sys.exit(status)

@@ -143,6 +143,8 @@ def _run(arguments: list[str]) -> int:
         return int(result) if isinstance(result, int) else 0
     except typer.Exit as error:
         return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return int(Exit.INTERRUPTED)  # the program says so as it ends
     except (BrokenPipeError, ClosedPipe):  # nobody reads: end quietly
         let_go()
         return int(Exit.DONE)
@@ -175,8 +177,6 @@ def _explained(error: BaseException) -> tuple[str, str, Exit | int]:
     """The message, the hint and the exit status of an error. Raises SystemExit and its like again."""
     if isinstance(error, GenctlError):
         return error.message, error.hint, error.exit
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        return "interrupted", "", Exit.INTERRUPTED
     if isinstance(error, RecursionError):
         return "the input is nested too deeply", "", Exit.USAGE
     if isinstance(error, MemoryError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from genctl import events
@@ -12,21 +12,33 @@ from genctl.batch.writers import escaped, open_output
 from genctl.errors import InputError, OutputError, reason_of
 
 
-def read_recording(name: str) -> list[events.Event]:
+class Torn(InputError):
+    """The last line of a recording is cut short."""
+
+
+def read_recording(name: str, torn: Callable[[str], object] | None = None) -> list[events.Event]:
     """The events of a file (`-`: standard input), in order.
+
+    With `torn`, a last line that is cut short is left out if anything is before it; `torn` is told where.
 
     Raises InputError, naming the line, where a line is no JSON, no event, or cannot follow the lines before it.
     """
     from genctl.render.run_history import RunHistory, fold
 
     shown = "standard input" if name == "-" else name
-    recorded = []
+    recorded: list[events.Event] = []
     history = RunHistory()
     try:
         for number, line in enumerate(_lines(name), start=1):
             if not line.strip():
                 continue
-            event = _event(line, f"{shown}, line {number}")
+            try:
+                event = _event(line, f"{shown}, line {number}")
+            except Torn as error:
+                if torn is None or not recorded:
+                    raise
+                torn(error.message)
+                break
             try:
                 history = fold(history, event)
             except InputError as error:
@@ -55,10 +67,12 @@ def _event(line: bytes, place: str) -> events.Event:
     try:
         data = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
+        if not line.endswith(b"\n"):
+            raise _torn(place) from error
         raise InputError(f"{place}: byte {error.start + 1} is not UTF-8") from error
     except json.JSONDecodeError as error:
         if not line.endswith(b"\n"):
-            raise InputError(f"{place}: the line is cut short", hint="the recording was interrupted") from error
+            raise _torn(place) from error
         raise InputError(f"{place}: {reason_of(error)}") from error
     except (RecursionError, ValueError) as error:  # ValueError: a number has too many digits
         raise InputError(f"{place}: {reason_of(error)}") from error
@@ -68,6 +82,10 @@ def _event(line: bytes, place: str) -> events.Event:
         return events.from_json(data)
     except ValueError as error:
         raise InputError(f"{place}: {error}") from error
+
+
+def _torn(place: str) -> Torn:
+    return Torn(f"{place}: the line is cut short", hint="the recording was interrupted")
 
 
 class EventFile:

@@ -19,6 +19,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from genctl.cli import first_sign
+from genctl.cli.standard_streams import say_interrupted
+
 GRACE_S = 0.25  # how long the main thread may take to end by itself
 TURN_S = 0.1  # and then to finish a write
 SHOW_CURSOR = b"\x1b[?25h"
@@ -169,9 +172,12 @@ class Interrupt:
 
 def _leave(status: int) -> None:
     """End the process now, with the terminal's cursor shown."""
+    first_sign.clear()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             if os.isatty(stream.fileno()):
                 os.write(stream.fileno(), SHOW_CURSOR)
                 break
+    if status == 128 + signal.SIGINT:
+        say_interrupted()
     os._exit(status)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from genctl.batch import writers
 from genctl.batch.rows import InputRow
 from genctl.batch.seeds import row_seed
-from genctl.cli import notes, strategy
+from genctl.cli import first_sign, notes, strategy
 from genctl.cli.event_log import EventFile
 from genctl.cli.inputs import are_texts
 from genctl.cli.interrupt import Interrupt
@@ -47,6 +49,8 @@ class Job(ABC, Generic[SomeOptions]):
     def run(self) -> int:
         """Load, decode, write. Returns the exit status."""
         with ExitStack() as stack:
+            if not self.options.verbose:
+                stack.enter_context(_libraries_hushed())
             self.open(stack)
             self.load()
             self.deliver(stack)
@@ -117,9 +121,9 @@ class Job(ABC, Generic[SomeOptions]):
         need_tokenizer: bool | None = None,
     ) -> Session:
         """The checkpoint of `runtime`. `layers` are checked before its weights are read."""
+        options, began = self.options, time.perf_counter()
         from genctl.session import Session
 
-        options, began = self.options, time.perf_counter()
         session = Session.load(
             runtime,
             allow_pickle=options.allow_pickle,
@@ -130,6 +134,7 @@ class Job(ABC, Generic[SomeOptions]):
             need_tokenizer=are_texts(options) if need_tokenizer is None else need_tokenizer,
         )
         self.load_s += time.perf_counter() - began
+        first_sign.clear()
         self.hide()
         notes.announce_compiling(session, self.say, quiet=options.quiet)
         self.reuse = notes.Reuse(runtime.prompt_cache)
@@ -170,6 +175,19 @@ class Job(ABC, Generic[SomeOptions]):
 
     def keep_partial(self) -> None:
         """Write what the unfinished rows have so far."""
+
+
+@contextmanager
+def _libraries_hushed() -> Iterator[None]:
+    """No log record and no warning of a library reaches the terminal; what a person has to know, genctl says itself."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def seed_of(row: InputRow, resolved: Resolved, start: int) -> int:

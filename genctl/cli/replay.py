@@ -87,9 +87,13 @@ REPLAY = Command(
 def perform(options: ReplayOptions) -> int:
     """Show the recording. Returns the exit status."""
     from genctl.render.console import make_consoles
+    from genctl.render.widgets import visible
 
+    torn: list[str] = []
     collection.resume()  # no model is loaded here
-    recorded = read_recording(options.file)
+    recorded = read_recording(options.file, torn=lambda place: torn.append(place))
+    for place in torn:
+        print(f"note: {visible(place)}: the recording was interrupted here", file=sys.stderr)
     out, err = make_consoles(options.color)
     if not _live(options):
         return _write(recorded, err, options)
@@ -101,12 +105,19 @@ def perform(options: ReplayOptions) -> int:
         if options.step and not options.quiet:
             print("space or enter: next step; q: end", file=sys.stderr)
         view = stack.enter_context(_view(recorded, out, err, options, searching=searching or options.tree))
+        steps = sum(isinstance(event, events.Stepped) for event in recorded)
+        came, ended = 0, False
         for event in recorded:
             view.feed(event)
-            if isinstance(event, events.Stepped) and not pause():
-                break
+            if isinstance(event, events.Stepped):
+                came += 1
+                ended = not pause()
+                if ended:
+                    break
     if not options.quiet:
         _sum_up(view, err)
+        if ended:
+            print(f"ended after step {came} of {steps}", file=sys.stderr)
     return _status(recorded)
 
 

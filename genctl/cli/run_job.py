@@ -115,6 +115,7 @@ class RunJob(job.Job[RunOptions]):
         """Load the checkpoint; begin or continue the output."""
         options = self.options
         self.session = session = self.load_session(self.early.runtime, self.layers, on_event=self._loading)
+        self.view.load_s = self.load_s
         self.base = self.settle(session, self.layers, options.strategy)
         self.watched = session.watched(options.watch)
         self.detail(*self.base.notes, *session.loaded.verbose_notes)

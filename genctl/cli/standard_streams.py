@@ -12,6 +12,8 @@ import os
 import sys
 from contextlib import contextmanager, suppress
 
+from genctl.cli import first_sign
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +28,12 @@ def mend() -> None:
     if sys.stdout is None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 (open to the end)
     sys.stderr = _diagnostics(sys.stderr)
+
+
+def say_interrupted() -> None:
+    """Say on standard error that Ctrl-C ended the command, past what another thread may hold of the stream."""
+    with suppress(OSError):
+        os.write(2, b"\rinterrupted\n" if os.isatty(2) else b"interrupted\n")
 
 
 def let_go() -> None:
@@ -67,6 +75,7 @@ class _Diagnostics(io.TextIOWrapper):
 
     def write(self, text: str, /) -> int:
         """Write; ignore a failure."""
+        first_sign.clear()
         with _unheard():
             super().write(text)
         return len(text)

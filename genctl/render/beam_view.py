@@ -11,7 +11,7 @@ from genctl.events import Event, Finished, Hypothesis, Stepped
 from genctl.render import theme, widgets
 from genctl.render.beam_picture import Turn, picture
 from genctl.render.common_prefix import certain
-from genctl.render.live_layout import best_path, names, place_words
+from genctl.render.live_layout import best_path, names, place_words, returned
 from genctl.render.nbest_table import table
 from genctl.render.run_history import LaneHistory, Path
 from genctl.render.run_view import RunView
@@ -82,14 +82,14 @@ class BeamView(RunView):
             return
         self._head, self._shown, self._path, self._dim, self._opening = lane.lane, [], Path(), 0, ""
         if not self.out.is_interactive:
-            self._begin_block(lane, *names(lane))
+            self._begin_block(lane, *names(lane), place_words(0, returned(lane)))
             return
         self._region.hide()
         self._end_line()
         if self.look.labels:
             if self._blocks:
                 self._write("\n")
-            self.out.print(widgets.header(self.out.width, *names(lane)))
+            self.out.print(widgets.header(self.out.width, *names(lane), place_words(0, returned(lane))))
         self._blocks += 1
         if self.look.echo:
             self._opening = _shown(lane.prompt + self.between)
@@ -152,7 +152,7 @@ class BeamView(RunView):
                 self._close_line(end=False)
                 self._complete(text, path)
             else:
-                heading = (place_words(place, len(hypotheses)), stop_words(hypothesis.reason, hypothesis.cause))
+                heading = (place_words(place, returned(lane)), stop_words(hypothesis.reason, hypothesis.cause))
                 self._block(lane, text, path, (*names(lane), *heading))
 
     def _settle_unfinished(self, lane: LaneHistory) -> int:

@@ -120,6 +120,13 @@ def place_words(place: int, of: int) -> str:
     return f"{place + 1} of {of}" if of > 1 else ""
 
 
+def returned(lane: LaneHistory) -> int:
+    """How many sequences are asked of a lane, or how many it returned where that was not recorded."""
+    asked = lane.began.settings.get("num_return_sequences") if lane.began else None
+    given = len(lane.finished.hypotheses) if lane.finished else 1
+    return max(asked, given) if isinstance(asked, int) else given
+
+
 def section_lines(
     section: Section, look: Look, console: Console, height: int, width: int, *, headed: bool
 ) -> list[Text]:

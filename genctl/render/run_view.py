@@ -13,7 +13,7 @@ from rich.text import Text
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Loading, Prefilled, Stepped, Token
 from genctl.render import theme, widgets
 from genctl.render.explain import explain_summary
-from genctl.render.live_layout import Look, names, place_words, sections_of, step_lines, tail
+from genctl.render.live_layout import Look, names, place_words, returned, sections_of, step_lines, tail
 from genctl.render.live_region import LiveRegion
 from genctl.render.loading_bar import LoadingBar
 from genctl.render.run_history import LaneHistory, Path, RunHistory, fold
@@ -55,6 +55,7 @@ class RunView:
         self.err = err
         self.history = RunHistory()
         self.between = ""  # separates an echoed prompt from its text: "\n" for encoder-decoders
+        self.load_s: float | None = None  # what loading took; the summary says so
         self.look = Look(echo=echo, scores=scores, explain=explain, top=top, labels=labels)
         self._live = live
         self._quiet = quiet
@@ -160,7 +161,7 @@ class RunView:
     def _begin_stream(self, lane: LaneHistory) -> None:
         self._region.hide()
         self._streaming, self._shown, self._forked = lane.lane, [], False
-        self._begin_block(lane, *names(lane))
+        self._begin_block(lane, *names(lane), place_words(0, returned(lane)))
         self._add(sections_of(lane, self.look)[0].path.text())
 
     def _stream(self, event: Stepped) -> None:
@@ -304,6 +305,7 @@ class RunView:
             totals,
             decode_s=totals.seconds if alone and totals.seconds > 0 else self._last - read,
             first_s=totals.first_token_s if totals.finished and totals.first_token_s > 0 else first,
+            load_s=self.load_s,
             unfinished=unfinished,
             left_tokens=left,
             verbose=self._verbose,

@@ -11,6 +11,8 @@ from genctl.events import Event
 class SilentView:
     """Takes the place of a `RunView`."""
 
+    load_s: float | None = None
+
     def feed(self, event: Event) -> None:
         """Ignore the event."""
 

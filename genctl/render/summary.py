@@ -18,11 +18,15 @@ def summary(
     *,
     decode_s: float,
     first_s: float | None,
+    load_s: float | None = None,
     unfinished: int = 0,
     left_tokens: int = 0,
     verbose: bool = False,
 ) -> Text:
-    """A run in one line. `decode_s` and `first_s` are seconds; `left_tokens` were written by `unfinished` prompts."""
+    """A run in one line. `decode_s`, `first_s` and `load_s` are seconds.
+
+    `left_tokens` were written by `unfinished` prompts.
+    """
     tokens = totals.tokens + left_tokens
     words = []
     if totals.lanes > 1:
@@ -32,8 +36,10 @@ def summary(
     words.append(count(tokens, "token"))
     if decode_s > 0 and tokens:
         words.append(f"{_rate(tokens / decode_s)} tok/s")
-    if first_s is not None:
-        words.append(f"first after {first_s:.2f} s")
+    times = [] if load_s is None else [f"loaded in {load_s:.1f} s"]
+    times += [] if first_s is None else [f"first token after {first_s:.2f} s"]
+    if times:
+        words.append(", ".join(times))
     words += _stops(totals)
     if unfinished:
         words.append("not finished" if totals.lanes == 1 else f"{unfinished} not finished")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyte
 import pytest
 
 from tests.cli.tool import genctl
@@ -178,3 +179,25 @@ def test_no_prompt_is_said() -> None:
     done = genctl("beam", *NUMBERS)
     assert done.status == 2
     assert "No prompt" in done.err
+
+
+@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
+def test_several_texts_are_printed_once_each_with_its_heading(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", term)
+    arguments = ("beam", "--num-return-sequences", "3", "-n", "8", "Once upon a time")
+    records = genctl(*arguments, "--format", "jsonl").records
+    done = genctl(*arguments, terminal=True)
+    lines = settled(done.out)
+    for place, record in enumerate(records, 1):
+        assert lines.count(record["text"]) == 1
+        before = lines[lines.index(record["text"]) - 1]
+        assert before.startswith(f"── 0 · Once upon a time · {place} of 3 ")
+    assert genctl(*arguments).out.splitlines() == [record["text"] for record in records]
+
+
+def settled(out: str) -> list[str]:
+    """What stays on a screen of 80 columns."""
+    screen = pyte.HistoryScreen(80, 24, history=1000)
+    pyte.Stream(screen).feed(out.replace("\n", "\r\n"))
+    gone = ["".join(line[column].data for column in range(80)) for line in screen.history.top]
+    return [line.rstrip() for line in (*gone, *screen.display)]

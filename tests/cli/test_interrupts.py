@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +74,7 @@ def test_a_model_that_does_not_come_back_costs_no_row(
     assert records[0]["text"]
     assert records[0]["usage"]["new_tokens"] == len(records[0]["token_ids"]) > records[2]["usage"]["new_tokens"] > 0
     assert records[0]["usage"]["prompt_tokens"] > 0
+    assert err.count(b"interrupted\n") == (status == 130)
     assert b"Traceback" not in err
 
 
@@ -105,7 +107,7 @@ def test_a_signal_while_it_is_loading_leaves_no_file(tmp_path: Path, environment
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 130
-        assert err == b""
+        assert err == b"interrupted\n"
         assert list(tmp_path.iterdir()) == []
 
 
@@ -122,7 +124,7 @@ def test_a_signal_before_anything_is_known_ends_quietly(
         until(process, b"importing")
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out, err) == (status, b"", b"")
+    assert (process.returncode, out, err) == (status, b"", b"interrupted\n" if status == 130 else b"")
 
 
 def test_the_second_signal_ends_at_once(tmp_path: Path, environment: dict[str, str]) -> None:
@@ -210,3 +212,27 @@ def test_an_interrupt_on_a_terminal_leaves_the_text_and_the_cursor(tmp_path: Pat
     assert child.exitstatus == 130
     assert "\x1b[?25h" in shown
     assert "\x1b[?25l" not in shown.rpartition("\x1b[?25h")[2]
+
+
+@pytest.mark.parametrize("command", ["run", "beam", "compare", "score", "inspect-cache", "replay", "presets"])
+def test_every_command_says_that_it_was_interrupted(tmp_path: Path, environment: dict[str, str], command: str) -> None:
+    """Each waits for standard input, which stays empty; `presets` for its own import."""
+    arguments = {"compare": ["-p", "greedy", "-p", "beam5"], "replay": ["-"], "presets": ["list"]}.get(command, [])
+    code = "import sys, time; from genctl.__main__ import main; print('begun', file=sys.stderr, flush=True);"
+    if command == "presets":
+        code += "from genctl.cli import app; app.Root.invoke = lambda *a: time.sleep(60);"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code + "main()", command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env=environment, cwd=tmp_path, preexec_fn=heard,
+    )  # fmt: skip
+    with process:
+        try:
+            until(process, b"begun")
+            time.sleep(1.5)  # it is importing, or waits already: it says the same
+            process.send_signal(signal.SIGINT)
+            assert process.stdin is not None
+            assert process.wait(PATIENCE) == 130  # before its input ends
+            assert process.stderr is not None
+            assert process.stderr.read() == b"interrupted\n"
+        finally:
+            process.kill()

@@ -111,7 +111,6 @@ GOOD = json.dumps({"event": "began", "lane": "0", "prompt": "p", "strategy": "be
     ("line", "why"),
     [
         ("nonsense\n", "line 2: not JSON: expected a value at column 1"),
-        ('{"event": "stepped", "lane": "0", "st', "line 2: the line is cut short"),
         ("[1, 2]\n", "line 2: an event is a JSON object"),
         ('{"event": "danced", "lane": "0"}\n', "line 2: unknown event 'danced'"),
         ('{"event": "finish", "lane": "0"}\n', "line 2: unknown event 'finish'; did you mean finished?"),
@@ -197,6 +196,8 @@ def test_step_by_step_each_key_is_one_step_and_q_ends(tmp_path: Path) -> None:
     assert child.exitstatus == 0
     assert "slept" not in child.before
     assert "not finished" in child.before
+    steps = sum(json.loads(line)["event"] == "stepped" for line in Path(trace).read_text().splitlines())
+    assert f"ended after step 3 of {steps}" in child.before
 
 
 def test_an_events_file_is_never_a_link(tmp_path: Path) -> None:
@@ -214,3 +215,37 @@ def test_a_number_of_too_many_digits_is_told_with_its_line(tmp_path: Path) -> No
     done = genctl("replay", str(tmp_path / "events"))
     assert done.status == 2
     assert "line 1: a number has too many digits" in done.err
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("cut", [20, 1])
+def test_a_torn_recording_is_shown_up_to_the_tear(tmp_path: Path, terminal: bool, cut: int) -> None:
+    trace = Path(recorded(tmp_path / "t.jsonl", search()))
+    lines = trace.read_bytes().splitlines(keepends=True)
+    trace.write_bytes(b"".join(lines[:-1]) + lines[-1][:-1][:-cut])
+    done = genctl("replay", str(trace), terminal=terminal, color="never")
+    assert f"note: {trace}, line {len(lines)}: the line is cut short: the recording was interrupted here" in done.err
+    assert done.status == (0 if terminal else 1)
+    whole = tmp_path / "whole.jsonl"
+    whole.write_bytes(b"".join(lines[:-1]))
+    assert genctl("replay", str(whole), terminal=terminal, color="never").out == done.out
+
+
+def test_a_tear_within_a_character_is_a_tear(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_bytes(GOOD.encode() + b'\n{"event": "failed", "lane": "\xc3')
+    assert "line 2: the line is cut short" in genctl("replay", str(trace)).err
+
+
+def test_a_recording_of_nothing_but_a_torn_line_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(GOOD[:-5])
+    done = genctl("replay", str(trace))
+    assert (done.status, done.out) == (2, "")
+    assert "line 1: the line is cut short" in done.err
+
+
+def test_a_bad_line_in_the_middle_is_no_tear(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(GOOD + "\n" + GOOD[:-5] + "\n")
+    assert genctl("replay", str(trace)).status == 2

@@ -61,7 +61,7 @@ def test_a_lone_text_is_on_the_stream_as_soon_as_its_token_is(terminal: bool) ->
 def test_the_summary_says_how_it_went() -> None:
     err = console(width=200)
     play(lane("0", [STORY[:24]]), view(console(), err))
-    assert written(err) == "24 tokens · 192 tok/s · first after 0.04 s · ended by itself · seed 7\n"
+    assert written(err) == "24 tokens · 192 tok/s · first token after 0.04 s · ended by itself · seed 7\n"
 
 
 def test_without_timings_in_the_events_the_clock_is_asked() -> None:
@@ -76,7 +76,7 @@ def test_without_timings_in_the_events_the_clock_is_asked() -> None:
         clock.now += passes
         on.feed(event)
     on.close()
-    assert written(err) == "2 tokens · 1.0 tok/s · first after 0.75 s · cut at max_new_tokens · seed 7\n"
+    assert written(err) == "2 tokens · 1.0 tok/s · first token after 0.75 s · cut at max_new_tokens · seed 7\n"
 
 
 def test_quiet_leaves_the_result_and_the_failures() -> None:
@@ -92,7 +92,7 @@ def test_accepted_drafts_and_stop_strings_are_in_the_summary() -> None:
     events = [*BEGIN, Stepped("0", 0, (row("ab"),), (), 8, 6), Finished("0", (done,), 2, 1.0, 0.5, 3)]
     play(events, view(console(), err, verbose=True))
     assert written(err) == (
-        "2 tokens · 2.0 tok/s · first after 0.50 s · stopped by “END␛” · 6 of 8 drafts accepted (75%) · seed 7"
+        "2 tokens · 2.0 tok/s · first token after 0.50 s · stopped by “END␛” · 6 of 8 drafts accepted (75%) · seed 7"
         " · 2 prompt tokens · 3 forward passes\n"
     )
 

@@ -1,0 +1,86 @@
+"""A sign of life: on a terminal at once, in a pipe never."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pexpect
+import pyte
+import pytest
+
+from genctl.cli import first_sign
+
+ROOT = Path(__file__).parents[2]
+RUN = ["run", "-m", "builtin:numbers", "12"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    return {**plain, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path), "TERM": "xterm-256color"}
+
+
+def test_it_is_there_before_torch_and_gone_at_the_end(tmp_path: Path, environment: dict[str, str]) -> None:
+    # what imports torch takes two seconds more here: the sign does not wait for it
+    code = (
+        "import builtins, sys, time; from genctl.__main__ import main; imported = builtins.__import__\n"
+        "def slow(name, *rest, **named):\n"
+        "    if name == 'genctl.session' and name not in sys.modules and 'torch' not in sys.modules:\n"
+        "        time.sleep(2)\n"
+        "    return imported(name, *rest, **named)\n"
+        "builtins.__import__ = slow; main()\n"
+    )
+    bare = time.monotonic()
+    subprocess.run([sys.executable, "-c", "pass"], env=environment, check=True)
+    bare = time.monotonic() - bare
+    began = time.monotonic()
+    child = pexpect.spawn(
+        sys.executable, ["-c", code, *RUN], env=environment, cwd=str(tmp_path), dimensions=(24, 80), timeout=90
+    )
+    child.expect_exact("loading builtin:numbers…".encode())
+    seen, before = time.monotonic() - began, child.before + child.after
+    rest = child.read()
+    assert time.monotonic() - began > 2
+    assert seen < 0.3 + 2 * bare  # of which Python itself takes `bare` on a machine that has other things to do
+    screen = pyte.Screen(80, 24)
+    pyte.ByteStream(screen).feed(before + rest)
+    lines = [line.rstrip() for line in screen.display if line.strip()]
+    assert lines[0] == "twelve"
+    assert re.search(r"loaded in \d+\.\d s, first token after \d+\.\d\d s", " ".join(lines[1:]))
+    assert not any("loading" in line for line in lines)
+
+
+@pytest.mark.parametrize("more", [("-q",), ("--dry",), ("--help",)])
+def test_there_is_none_where_it_would_disturb(
+    tmp_path: Path, environment: dict[str, str], more: tuple[str, ...]
+) -> None:
+    child = pexpect.spawn(sys.executable, ["-m", "genctl", *RUN, *more], env=environment, cwd=str(tmp_path), timeout=90)
+    assert "loading builtin:numbers…".encode() not in child.read()
+
+
+def test_there_is_none_in_a_pipe(tmp_path: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "genctl", *RUN], env=environment, cwd=tmp_path, capture_output=True, check=True
+    )
+    assert (done.stdout, done.stderr) == (b"twelve\n", b"")
+
+
+def test_an_error_takes_its_place(tmp_path: Path, environment: dict[str, str]) -> None:
+    child = pexpect.spawn(
+        sys.executable, ["-m", "genctl", "run", "-m", "./nowhere", "x"],
+        env=environment, cwd=str(tmp_path), dimensions=(24, 80), timeout=90,
+    )  # fmt: skip
+    screen = pyte.Screen(80, 24)
+    pyte.ByteStream(screen).feed(child.read())
+    assert screen.display[0].startswith("error: ")
+
+
+def test_a_name_that_cannot_be_printed_is_left_out() -> None:
+    assert first_sign._model(["run", "-m", "a\x1b[2J"]) == ""
+    assert first_sign._model(["run", "--model=gpt2", "x"]) == "gpt2"
+    assert first_sign._model(["run", "x"]) == ""
