@@ -266,7 +266,7 @@ class ComparisonOutput:
                 for name in self.names
                 if name != base
             ]
-            yield f"less {base}", ["run", *(COLUMNS[key][0] for key in keys)], differing
+            yield f"minus {base}", ["run", *(COLUMNS[key][0] for key in keys)], differing
         if intervals:
             texts = {name: one for name, one in self.corpus.items() if one[0]}
             if texts:

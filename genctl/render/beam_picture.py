@@ -19,6 +19,7 @@ from genctl.render.score_formula import number, penalty_of, score
 from genctl.render.text_width import first_cells, last_cells, wrap
 from genctl.sequences import shared_length
 
+LONGEST_WORD = 40  # characters
 FINISHED = 3  # lines kept for finished hypotheses, where the rows leave that many
 
 
@@ -115,8 +116,17 @@ def _died(turn: Turn | None, start: int, width: int) -> list[Text]:
         return []
     line = Text(f"{'✗':>4} {'died':>5} ", style=theme.DIM)
     for place in gone:
-        line.append(f" {place + 1} “{last_cells(turn.before[place].path.text(start), 16)}”")
+        line.append(f" {place + 1} “{last_cells(from_word(turn.before[place].path, start), 16)}”")
     return [widgets.fit(line, width)]
+
+
+def from_word(path: Path, start: int) -> str:
+    """The text of a path from `start` on, or from the beginning of the word that is being written there."""
+    back = path.text(max(start - LONGEST_WORD, 0))
+    at = min(start, LONGEST_WORD)
+    while 0 < at <= len(back) and not back[at - 1].isspace() and not back[at : at + 1].isspace():
+        at -= 1
+    return back[at:].lstrip(" ")
 
 
 def _finished(lane: LaneHistory, stem: Path, width: int, beams: int) -> list[Text]:

@@ -276,7 +276,8 @@ def fold(history: RunHistory, event: Event) -> RunHistory:
     tallies, written = history.tallies, 0
     if isinstance(event, Began):
         lane = replace(lane, began=event)
-        totals = replace(totals, seed=event.seed if totals.seed is None else totals.seed)
+        drawn = totals.seed is None and event.strategy != "greedy"  # a seed that nothing used says nothing
+        totals = replace(totals, seed=event.seed if drawn else totals.seed)
     elif isinstance(event, Prefilled):
         lane = replace(lane, prefilled=event)
     elif isinstance(event, Ended):

@@ -40,7 +40,7 @@ def number(value: float) -> str:
     """A log-probability, total or score in at most nine characters, unless it is huge."""
     if value != 0 and abs(value) < 0.0095:
         return f"{value:.1e}"
-    return f"{value:.3f}"
+    return f"{value + 0.0:.3f}"  # + 0.0: no -0.000
 
 
 def formula(lane: LaneHistory, best: Hypothesis) -> str:

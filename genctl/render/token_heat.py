@@ -72,7 +72,11 @@ def legend() -> Text:
 
 def figures(sums: Figures) -> str:
     """A text's sums in words."""
-    words = [f"perplexity {number(sums.ppl)}", f"{sums.nll:.3f} nats", f"{sums.bits:.3f} bits"]
+    words = [
+        f"perplexity {number(sums.ppl)}",
+        f"{widgets.rounded(sums.nll)} nats",
+        f"{widgets.rounded(sums.bits)} bits",
+    ]
     if not math.isnan(sums.bpb):
         words.append(f"{sums.bpb:.3f} bits/byte")
     words.append(f"{sums.tokens:,} token{'' if sums.tokens == 1 else 's'}")
@@ -81,7 +85,9 @@ def figures(sums: Figures) -> str:
 
 def number(value: float) -> str:
     """A perplexity in a few characters."""
-    return f"{value:.4f}" if value < 1000 else f"{value:.4g}"
+    if value < 1000:
+        return f"{value:.4f}"
+    return f"{value:,.0f}" if value < 1e8 else f"{value:.2e}"
 
 
 def token_table(tokens: Sequence[Token], width: int, top: int) -> list[Text]:
@@ -102,8 +108,8 @@ def ranking(entries: Sequence[RankedToken], by: str, width: int) -> list[Text]:
         mean = -sums.nll / sums.tokens
         bpb = "–" if math.isnan(sums.bpb) else f"{sums.bpb:.3f}"
         line = Text(f"{rank:>4} ", style=theme.CHOSEN if rank == 1 else theme.PLAIN)
-        line.append(f"{mean:>9.3f}", style=theme.colour(math.exp(min(mean, 0.0))))
-        line.append(f" {-sums.nll:>10.3f} {number(sums.ppl):>10} {bpb:>9} {sums.tokens:>6}  ")
+        line.append(f"{widgets.rounded(mean):>9}", style=theme.colour(math.exp(min(mean, 0.0))))
+        line.append(f" {widgets.rounded(-sums.nll):>10} {number(sums.ppl):>10} {bpb:>9} {sums.tokens:>6}  ")
         line.append(first_cells(entry.text, max(width - len(heads), 8)))
         lines.append(line)
     lines.append(Text(f"sorted by {by}; log-probabilities in nats", style=theme.DIM))

@@ -104,8 +104,14 @@ def score_line(step: int, token: Token) -> Text:
     line.append(f" {percent(probability)}", style=style)
     rank = "–" if token.rank is None else str(token.rank)
     entropy = "–" if token.entropy is None else f"{token.entropy:.2f}"
-    line.append(f"  {token.logprob:>8.3f}  {rank:>6}  {entropy:>7}")
+    line.append(f"  {rounded(token.logprob):>8}  {rank:>6}  {entropy:>7}")
     return line
+
+
+def rounded(value: float) -> str:
+    """A number with three decimals; what rounds to nothing has no sign."""
+    text = f"{value:.3f}"
+    return "0.000" if text == "-0.000" else text
 
 
 def _own_name(token: Token) -> str:

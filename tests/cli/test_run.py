@@ -219,7 +219,7 @@ def test_a_terminal_shows_the_text_and_a_summary() -> None:
     assert done.status == 0
     assert "forty two" in done.out
     assert "tok/s" in done.err
-    assert "seed 9" in done.err
+    assert "seed" not in done.err  # greedy decoding draws nothing
 
 
 def test_a_value_that_is_no_choice_is_an_error_of_one_sentence() -> None:

@@ -132,7 +132,7 @@ def test_the_baseline_is_what_others_are_measured_by(gpt2: Path) -> None:
     for key in ("mean_logprob", "entropy", "tokens"):
         assert difference[key] == pytest.approx(greedy["metrics"][key] - nucleus["metrics"][key])
     text = genctl(*arguments, "--baseline", "nucleus").out
-    assert "less nucleus" in text
+    assert "minus nucleus" in text
     assert "greedy leaves nucleus at token" in text
 
 

@@ -129,7 +129,7 @@ def test_forks_moves_and_deaths_are_marked() -> None:
         view.feed(event)
     rows = [line for line in terminal.visible() if line[:4].strip() in ("1", "2", "3")]
     assert [line[5:10].strip() for line in rows] == ["1 ┬", "1 └", "2 ─"]
-    assert [line.split() for line in terminal.visible() if "died" in line] == [["✗", "died", "3", "“", "one”"]]
+    assert [line.split() for line in terminal.visible() if "died" in line] == [["✗", "died", "3", "“one”"]]
     view.close()
 
 
