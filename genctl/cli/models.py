@@ -49,11 +49,11 @@ def perform(options: ModelsOptions) -> int:
     import json
 
     from genctl.batch.writers import escaped, tsv_cell
-    from genctl.models import listing
+    from genctl.models.listing import available
     from genctl.render.console import make_consoles
 
     out = make_consoles(options.color)[0]
-    models = list(listing.available())
+    models = list(available())
     records = [model.record() for model in models]
     if options.format == "json":
         out.file.write(escaped(json.dumps(records, indent=2, ensure_ascii=False)) + "\n")
