@@ -22,7 +22,7 @@ from scripts.benchmarks import (
     limit,
     main,
     measuring,
-    readme,
+    page,
     rows,
     sides,
     table,
@@ -352,20 +352,20 @@ def test_a_curve_has_a_value_for_each_side_that_is_there(stock: Path) -> None:
     assert len({len(cells(line)) for line in curve.markdown().splitlines()}) == 1
 
 
-def test_the_readme_keeps_everything_around_the_table(tmp_path: Path) -> None:
-    page = tmp_path / "README.md"
-    page.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n", encoding="utf-8")
-    readme.update(page, "new")
-    assert page.read_text(encoding="utf-8") == f"before\n{readme.BEGIN}\n\nnew\n\n{readme.END}\nafter\n"
-    page.write_text("no marks", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"README\.md does not have"):
-        readme.update(page, "new")
+def test_the_page_keeps_everything_around_the_table(tmp_path: Path) -> None:
+    file = tmp_path / "performance.md"
+    file.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n", encoding="utf-8")
+    page.update(file, "new")
+    assert file.read_text(encoding="utf-8") == f"before\n{page.BEGIN}\n\nnew\n\n{page.END}\nafter\n"
+    file.write_text("no marks", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"performance\.md does not have"):
+        page.update(file, "new")
 
 
 def test_a_table_of_some_rows_does_not_replace_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main.main(["--update-readme", "--only", "greedy"])
-    assert "--update-readme wants the whole table" in capsys.readouterr().err
+        main.main(["--update-docs", "--only", "greedy"])
+    assert "--update-docs wants the whole table" in capsys.readouterr().err
 
 
 def test_a_row_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

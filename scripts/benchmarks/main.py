@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import checkpoints, commands, curves, host, measuring, readme, rows, sides, table
+from . import checkpoints, commands, curves, host, measuring, page, rows, sides, table
 from .checkpoints import Size
 from .work import Setup, Side, Unavailable
 
@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
     wanted = "also these curves; all of them where none is named"
     made.add_argument("--curves", nargs="*", choices=list(curves.CURVES), metavar="CURVE", help=wanted)
     made.add_argument("--folder", type=Path, help="keep the checkpoints there, and use those that are there")
-    made.add_argument("--update-readme", action="store_true", help="rewrite the table in README.md")
+    made.add_argument("--update-docs", action="store_true", help="rewrite the table in docs/performance.md")
     return made
 
 
@@ -95,8 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     drawn = {key: make for key, make in curves.CURVES.items() if key in named}
     if not chosen and not drawn:
         command.error(f"--only {' '.join(asked.only)}: there is no such row or curve")
-    if asked.update_readme and (asked.only or asked.quick or asked.sides):
-        command.error("--update-readme wants the whole table: not with --only, --quick or --sides")
+    if asked.update_docs and (asked.only or asked.quick or asked.sides):
+        command.error("--update-docs wants the whole table: not with --only, --quick or --sides")
     os.environ.update(
         host.environment(len(cores))
     )  # inherited by every side's process; nothing is computed in this one
@@ -129,8 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if asked.format == "md":
         print(text)
-    if asked.update_readme:
-        readme.update(Path(__file__).resolve().parent.parent.parent / "README.md", text)
+    if asked.update_docs:
+        page.update(Path(__file__).resolve().parent.parent.parent / "docs" / "performance.md", text)
     return status(results)
 
 

@@ -1,4 +1,4 @@
-"""The block of the README that holds the table: rewritten as a whole, never by hand."""
+"""The block of docs/performance.md that holds the table: rewritten as a whole, never by hand."""
 
 from __future__ import annotations
 
