@@ -41,7 +41,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {**kept, "PATH": path, **home, "HF_HUB_OFFLINE": "1"}
 
 
-@pytest.mark.parametrize("command", IN_PROCESS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_runs(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
