@@ -5,7 +5,7 @@ The public names are imported when they are first used, so `import genctl` costs
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 TYPE_CHECKING = False  # `typing` itself takes longer to import than all that is done here
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ import typer
 import typer.main
 
 from genctl import params
+from genctl.cli.completion import COMPLETIONS
 from genctl.cli.help import GENERAL, TableCommand, help_all
 from genctl.cli.strategy import layer as strategy_layer
 from genctl.config.layers import Layer, flags_layer
@@ -102,7 +103,8 @@ def _parameters(options: type[CommandOptions]) -> Iterator[inspect.Parameter]:
             default = inspect.Parameter.empty if row["required"] else default
             yield _parameter(item.name, hint, typer.Argument(**shared), default)
         else:
-            info = typer.Option(*_flags(item), rich_help_panel=row["group"], **shared)
+            complete = COMPLETIONS.get(item.name)
+            info = typer.Option(*_flags(item), rich_help_panel=row["group"], autocompletion=complete, **shared)
             yield _parameter(item.name, hint, info, default)
 
 
@@ -202,6 +204,7 @@ def _knob_parameters(kinds: Sequence[type], without: frozenset[str]) -> Iterator
             about = item.metadata["about"]
             if isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != "":
                 about = f"{about} (default: {default})"
+            extra["autocompletion"] = COMPLETIONS.get(name)
             info = typer.Option(*flags, help=about, rich_help_panel=item.metadata["group"], show_default=False, **extra)
             yield _parameter(name, hint | None, info)
 

@@ -148,7 +148,7 @@ def watched_lines(token: Token, width: int) -> list[Text]:
         line.append(f"{first_words(token_text(token_id, text), max(width - 48, 8))} ", style=theme.PLAIN)
         probability = math.exp(min(logprob, 0.0))
         line.append(percent(probability).strip(), style=theme.colour(probability))
-        lines.append(line.append(f"  logprob {logprob:.3f}  rank {rank}", style=theme.DIM))
+        lines.append(line.append(f"  logprob {rounded(logprob)}  rank {rank}", style=theme.DIM))
     return [fit(line, width) for line in lines]
 
 
