@@ -130,7 +130,8 @@ class ScoreJob(Job[ScoreOptions]):
 
     def _wanted(self) -> Iterator[tuple[InputRow, TextToScore]]:
         one_row = self.options.rank and not self._jsonl
-        for row in self._gathered(self.rows) if one_row else self.rows:
+        rows = self._read(self.rows)
+        for row in self._gathered(rows) if one_row else rows:
             if isinstance(row, BadRow):
                 self._failure(row.id, row.index, row.code, row.message)
                 continue
@@ -138,6 +139,20 @@ class ScoreJob(Job[ScoreOptions]):
                 yield row, self._texts_of(row)
             except InputError as error:
                 self._failure(row.id, row.index, error.code, error.message)
+
+    def _read(self, rows: Rows) -> Rows:
+        """The rows, until a signal comes: what waits for input is ended at once, and what was read is scored."""
+        while True:
+            self.interrupt.gentle = False
+            try:
+                row = next(rows, None)
+            except SystemExit:
+                return
+            finally:
+                self.interrupt.gentle = True
+            if row is None:
+                return
+            yield row
 
     def _texts_of(self, row: InputRow) -> TextToScore:
         """What is scored of a row: its own fields, else the flags. Raises InputError where they contradict."""

@@ -189,8 +189,9 @@ def test_several_texts_are_printed_once_each_with_its_heading(term: str, monkeyp
     done = genctl(*arguments, terminal=True)
     lines = settled(done.out)
     for place, record in enumerate(records, 1):
-        assert lines.count(record["text"]) == 1
-        before = lines[lines.index(record["text"]) - 1]
+        text = f"Once upon a time{record['text']}"
+        assert lines.count(text) == 1
+        before = lines[lines.index(text) - 1]
         assert before.startswith(f"── 0 · Once upon a time · {place} of 3 ")
     assert genctl(*arguments).out.splitlines() == [record["text"] for record in records]
 

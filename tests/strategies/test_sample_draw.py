@@ -141,7 +141,9 @@ def test_the_knob_reaches_the_text(model: Any) -> None:
     assert texts(best_of=3, sampler="inverse-cdf") != texts(best_of=3)
 
 
-@pytest.mark.parametrize("knobs", [{}, {"do_sample": True, "num_beams": 2}, {"prompt_lookup_num_tokens": 2}])
+@pytest.mark.parametrize(
+    "knobs", [{"do_sample": False}, {"do_sample": True, "num_beams": 2}, {"prompt_lookup_num_tokens": 2}]
+)
 def test_where_nothing_is_drawn_so_the_knob_is_refused_by_name(model: Any, knobs: dict[str, Any]) -> None:
     knobs = {**knobs, "do_sample": True} if "prompt_lookup_num_tokens" in knobs else knobs
     with pytest.raises(GenctlError, match="sampler"):
