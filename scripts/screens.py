@@ -1,0 +1,98 @@
+"""Pictures of the documents: real commands in a terminal of 100 columns, as SVG.
+
+    python scripts/screens.py [--folder docs/images]
+
+`pyte` stands in for the terminal. Of a beam search the picture is a frame in the middle of the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from pathlib import Path
+
+import pexpect
+import pyte
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parent.parent
+COLUMNS, ROWS = 100, 40
+# name -> title, command, and a text: the middle frame of those that have it is shown; without one, the last frame
+SCREENS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "beam": (
+        "genctl beam, in the middle of a run",
+        ("beam", "One day", "--num-beams", "5", "-n", "60"),
+        "what all share",
+    ),
+    "compare": (
+        "genctl compare",
+        ("compare", "One day", "-p", "greedy", "-p", "contrastive", "-p", "beam5", "-n", "16"),
+        "",
+    ),
+    "scores": ("genctl run --scores", ("run", "One day", "--scores", "-n", "8"), ""),
+}
+
+
+def frames(command: tuple[str, ...]) -> list[list[Text]]:
+    """What the terminal shows after each burst of output."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
+    environment |= {"TERM": "xterm-256color", "COLORTERM": "", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    child = pexpect.spawn(
+        sys.executable, ["-m", "genctl", *command], dimensions=(ROWS, COLUMNS), env=environment, timeout=120
+    )
+    screen = pyte.Screen(COLUMNS, ROWS)
+    stream = pyte.ByteStream(screen)
+    shown: list[list[Text]] = []
+    while True:
+        try:
+            stream.feed(child.read_nonblocking(1 << 14, timeout=120))
+        except pexpect.EOF:
+            return shown
+        lines = [_line(screen, number) for number in range(ROWS)]
+        while lines and not lines[-1].plain.strip():
+            lines.pop()
+        shown.append(lines)
+
+
+def _line(screen: pyte.Screen, number: int) -> Text:
+    line, row = Text(), screen.buffer[number]
+    for column in range(COLUMNS):
+        cell = row[column]
+        colour = "" if cell.fg == "default" else _colour(cell.fg)
+        marks = [name for name in ("bold", "italics", "underscore", "reverse") if getattr(cell, name)]
+        names = {"italics": "italic", "underscore": "underline"}
+        line.append(cell.data, style=" ".join([*(names.get(mark, mark) for mark in marks), colour]).strip())
+    line.rstrip()
+    return line
+
+
+def _colour(name: str) -> str:
+    if len(name) == 6 and all(digit in "0123456789abcdef" for digit in name):
+        return f"#{name}"
+    bright = name.startswith("bright")
+    plain = name.removeprefix("bright").replace("brown", "yellow")
+    return f"bright_{plain}" if bright else plain
+
+
+def main() -> None:
+    """Draw all pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "images")
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (title, command, part) in SCREENS.items():
+        shown = frames(command)
+        having = [lines for lines in shown if part and any(part in line.plain for line in lines)]
+        lines = having[len(having) // 2] if part else shown[-1]
+        console = Console(record=True, width=COLUMNS, file=io.StringIO())
+        for line in lines:
+            console.print(line, no_wrap=True, crop=True)
+        console.save_svg(str(folder / f"{name}.svg"), title=title)
+        print(f"{folder / name}.svg: {len(lines)} lines")
+
+
+if __name__ == "__main__":
+    main()
