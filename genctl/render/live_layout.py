@@ -162,11 +162,11 @@ def text_lines(section: Section, look: Look, console: Console, height: int, widt
 def step_lines(path: Path, look: Look, width: int, *, last: int | None = None) -> list[Text]:
     """The lines of each step of a path, or of the `last` steps."""
     tokens = path.tokens(last)
-    lines = [widgets.score_heading()]
+    lines = [widgets.score_heading(width)]
     if look.explain:
         lines.append(explain_heading(width))
     for step, token in enumerate(tokens, start=path.length - len(tokens) + 1):
-        lines.append(widgets.score_line(step, token))
+        lines.append(widgets.score_line(step, token, width))
         if look.scores and look.top:
             lines += widgets.alternative_lines(token, width, look.top)
         if look.scores:

@@ -92,9 +92,9 @@ def number(value: float) -> str:
 
 def token_table(tokens: Sequence[Token], width: int, top: int) -> list[Text]:
     """Each scored token with its probability, log-probability, rank and entropy, and `top` alternatives."""
-    lines = [widgets.score_heading()]
+    lines = [widgets.score_heading(width)]
     for step, token in enumerate(tokens, 1):
-        lines.append(widgets.score_line(step, token))
+        lines.append(widgets.score_line(step, token, width))
         lines += widgets.alternative_lines(token, width, top)
     return lines
 

@@ -21,7 +21,8 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 BAR = 10  # cells
 TOKEN = 16  # cells
-_HEADINGS = f"{'step':>5}  {'token':<{TOKEN}}  {'probability':<{BAR + 7}}  {'logprob':>8}  {'rank':>6}  {'entropy':>7}"
+WHOLE = 69  # cells of a score line with all its columns
+SHORT_TOKEN = 13  # cells, in a line without the bar
 
 
 def visible(text: str) -> str:
@@ -86,26 +87,38 @@ def header(width: int, *words: str) -> Text:
     return line
 
 
-def score_heading() -> Text:
+def score_heading(width: int | None = None) -> Text:
     """The column heads of `score_line`."""
-    return Text(_HEADINGS.rstrip(), style=theme.DIM, no_wrap=True)
+    token, bar_width = _columns(width)
+    heads = f"{'step':>5}  {'token':<{token}}  {'probability' if bar_width else 'prob.':<{bar_width + 7}}"
+    return Text(f"{heads}  {'logprob':>8}  {'rank':>6}  {'entropy':>7}", style=theme.DIM, no_wrap=True)
 
 
-def score_line(step: int, token: Token) -> Text:
+def score_line(step: int, token: Token, width: int | None = None) -> Text:
     """One token: text, probability (bar and number), log-probability in nats, rank, entropy in nats.
 
-    74 cells wide; – for what was not recorded.
+    `WHOLE` cells wide; below that without the bar, 56 cells wide. – for what was not recorded.
     """
     probability = math.exp(min(token.logprob, 0.0))
     style = theme.colour(probability)
+    cells_of_token, bar_width = _columns(width)
     line = Text(no_wrap=True).append(f"{step:>5}  ", style=theme.DIM)
-    line.append(cells(token_text(token.id, token.text or _own_name(token)), TOKEN), style=theme.CHOSEN)
-    line.append("  ").append_text(bar(probability))
-    line.append(f" {percent(probability)}", style=style)
+    line.append(cells(token_text(token.id, token.text or _own_name(token)), cells_of_token), style=theme.CHOSEN)
+    line.append("  ")
+    if bar_width:
+        line.append_text(bar(probability, bar_width)).append(" ")
+    line.append(percent(probability), style=style)
+    if not bar_width:
+        line.append(" ")
     rank = "–" if token.rank is None else str(token.rank)
     entropy = "–" if token.entropy is None else f"{token.entropy:.2f}"
     line.append(f"  {rounded(token.logprob):>8}  {rank:>6}  {entropy:>7}")
     return line
+
+
+def _columns(width: int | None) -> tuple[int, int]:
+    """Cells of the token and of the bar of a score line: in a narrow terminal there is no bar."""
+    return (TOKEN, BAR) if width is None or width >= WHOLE else (SHORT_TOKEN, 0)
 
 
 def rounded(value: float) -> str:

@@ -196,6 +196,17 @@ def test_several_texts_are_printed_once_each_with_its_heading(term: str, monkeyp
     assert genctl(*arguments).out.splitlines() == [record["text"] for record in records]
 
 
+def test_at_60_columns_the_table_has_room_for_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    arguments = ("beam", "--num-beams", "4", "-n", "16", "Once upon a time")
+    lines = [line for line in settled(genctl(*arguments, terminal=True).out) if "length" in line and "…" in line]
+    texts = [line.partition("length")[2].strip() for line in lines if line.lstrip("★ ")[:1].isdigit()]
+    assert len(texts) == len(set(texts)) == 4
+    assert all(len(text) > 12 for text in texts)
+    out = genctl(*arguments, terminal=True).out
+    assert "no room for logprob, total" in out
+
+
 def settled(out: str) -> list[str]:
     """What stays on a screen of 80 columns."""
     screen = pyte.HistoryScreen(80, 24, history=1000)

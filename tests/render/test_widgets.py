@@ -55,11 +55,12 @@ def test_no_text_leaves_a_control_character_and_showing_twice_is_showing_once(te
     assert widgets.visible(shown) == shown
 
 
-@given(st.text(st.characters(), max_size=40), st.sampled_from([80, 120]))
+@given(st.text(st.characters(), max_size=40), st.sampled_from([60, 80, 120]))
 def test_any_token_gives_lines_that_fit(text: str, width: int) -> None:
     one = Token(7, -0.5, text, 3, 1.0, ((7, text, -0.5), (8, text * 9, -1.0)))
     for line in (
-        widgets.score_line(1, one),
+        widgets.score_heading(width),
+        widgets.score_line(1, one, width),
         *widgets.alternative_lines(one, width, 5),
         widgets.header(width, text, text),
     ):
