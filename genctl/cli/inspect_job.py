@@ -108,7 +108,9 @@ class InspectJob(Job[InspectOptions]):
             self.saved.write(content)
             self.saved.close()
             if not self.options.quiet:
-                self.say(f"saved {tokens} tokens, {len(content):,} bytes, to {self.options.save_cache}")
+                self.say(
+                    f"saved {tokens} token{'' if tokens == 1 else 's'}, {len(content):,} bytes, to {self.options.save_cache}"
+                )
         if report is not None:
             self._write(report)
 

@@ -14,7 +14,8 @@ def shortfalls(result: Result, what: str) -> list[str]:
     for number, sequence in enumerate(result.sequences):
         which = f", sequence {number}" if len(result.sequences) > 1 else ""
         if sequence.hypothesis.incomplete:
-            cut = f"cut by {sequence.finish_reason} after {len(sequence.token_ids)} tokens"
+            count = len(sequence.token_ids)
+            cut = f"cut by {sequence.finish_reason} after {count} token{'' if count == 1 else 's'}"
             warnings.append(f"{what}{which}: {sequence.hypothesis.incomplete}: the text is incomplete, {cut}")
         if sequence.unmet:
             warnings.append(f"{what}{which} lacks {listed(sequence.unmet)} (force_words)")
