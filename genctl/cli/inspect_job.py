@@ -108,9 +108,8 @@ class InspectJob(Job[InspectOptions]):
             self.saved.write(content)
             self.saved.close()
             if not self.options.quiet:
-                self.say(
-                    f"saved {tokens} token{'' if tokens == 1 else 's'}, {len(content):,} bytes, to {self.options.save_cache}"
-                )
+                count = f"{tokens} token{'' if tokens == 1 else 's'}"
+                self.say(f"saved {count}, {len(content):,} bytes, to {self.options.save_cache}")
         if report is not None:
             self._write(report)
 
