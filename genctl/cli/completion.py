@@ -1,4 +1,4 @@
-"""What the shell completes: values of options that name something that is at hand. Nothing here imports torch."""
+"""Shell completion of presets, strategies and model names. Nothing here imports torch."""
 
 from __future__ import annotations
 

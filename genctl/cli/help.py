@@ -85,7 +85,7 @@ class CommandGroup(TyperGroup):
         """The command of a command line. Raises UsageError."""
         name = args[0]
         if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
-            near = meant(name, self.list_commands(ctx))
+            near = meant(name, self.list_commands(ctx), cutoff=0.6)
             hint = f'did you mean "{near}"?' if near else f"see {ctx.command_path} --help"
             shown = name if name.isprintable() else ascii(name)[1:-1]
             raise UsageError(f'no such command "{shown}"', hint=hint)
@@ -95,11 +95,11 @@ class CommandGroup(TyperGroup):
 ELSEWHERE = {"temp": "temperature"}  # flags of other tools that begin another name here, too
 
 
-def meant(name: str, names: Iterable[str]) -> str:
+def meant(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
     """The one of `names` that `name` abbreviates or misspells, else an empty string."""
     names = sorted(names, key=len)
     longer = [known for known in names if name and known.startswith(name)]
-    return longer[0] if longer else nearest(name, names, cutoff=0.7)
+    return longer[0] if longer else nearest(name, names, cutoff)
 
 
 def option_hint(context: Any, flag: str) -> str:

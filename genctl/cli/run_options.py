@@ -130,9 +130,9 @@ CONFLICTS: tuple[Conflict, ...] = (
     (given("raw", "tree"), "--raw writes only texts as they are, but --tree draws them on the terminal"),
     *because(
         given("resume"),
-        "--resume goes on with an output where it was cut off, but ",
-        (given(without=["output"]), "there is no --output FILE to go on with"),
-        (given(output=["-"]), "--output - is standard output, which cannot be gone on with"),
+        "--resume continues an interrupted output, but ",
+        (given(without=["output"]), "there is no --output FILE to continue"),
+        (given(output=["-"]), "--output - is standard output, which cannot be continued"),
         (given("force"), "--force replaces it"),
         (given(format=["json"]), "--format json is an array, which is whole only at its end: use jsonl"),
         (given("unordered"), "--unordered writes rows as they finish, so that none of them marks how far it has come"),

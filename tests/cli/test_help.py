@@ -54,6 +54,7 @@ def test_no_line_is_too_long_and_no_word_is_cut(command: str, width: int) -> Non
     ("arguments", "error", "hint"),
     [
         (["runn"], 'no such command "runn"', 'did you mean "run"?'),
+        (["rnu"], 'no such command "rnu"', 'did you mean "run"?'),
         (["presets", "lst"], 'no such command "lst"', 'did you mean "list"?'),
         (["a\nb\x1b[31m"], 'no such command "a\\nb\\x1b[31m"', "see genctl --help"),
         ([""], 'no such command ""', "see genctl --help"),

@@ -66,7 +66,7 @@ class TailText:
             needed *= 2
 
     def _body(self, ids: list[int], quarters: int) -> int | None:
-        """The start of a tail that holds so much text before the newest token."""
+        """Where a tail begins that has this much text before the newest token."""
         for place in range(len(ids) - 2, -1, -1):
             quarters -= self._size(ids[place]).least
             if quarters <= 0:
