@@ -69,7 +69,7 @@ class Batch:
 
     def arrange(self) -> None:
         """Remove ended lanes and bring the cache into the order of the last choices. Raises OutOfMemory."""
-        self.states = [state for state in self.states if state.alive]
+        self.states = self.rows.remaining(self.states)
         if self.states:
             with shortages():
                 self.rows.arrange(self.states)
