@@ -59,7 +59,7 @@ class BatchCache:
             at += count
         before = [state for state, _ in self.held if state.alive]
         joining = states[len(before) :]
-        room = max(state.lane.max_new_tokens - state.live.rows.written for state in states)
+        room = max(state.lane.max_new_tokens - state.live.written for state in states)
         if not caches.fixed(states[0].prefix.cache):
             room = min(ROOM, room)
         parts, spare = [], 0
