@@ -69,7 +69,7 @@ class BatchCache:
         before = [state for state in states if state in places]
         joining = states[len(before) :]
         rows = [places[state] + parent for state in before for parent in state.reordered]
-        room = max(state.lane.max_new_tokens - state.live.rows.written for state in states)
+        room = max(state.lane.max_new_tokens - state.live.written for state in states)
         if not caches.fixed(states[0].prefix.cache):
             room = min(ROOM, room)
         parts, spare = [], 0
