@@ -15,14 +15,14 @@ from genctl import events
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import notes
-from genctl.cli.compare_options import CompareOptions, dry, each, naming, rows_of, runs_of, settled
+from genctl.cli.compare_options import CompareOptions, dry, rows_of, runs_of, settled
 from genctl.cli.inputs import is_terminal
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import Job, request_of
 from genctl.cli.shortfall import shortfalls
 from genctl.comparing import expectations, references
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure
-from genctl.comparing.runs import RunSpec, checkpoint_of
+from genctl.comparing.runs import RunSpec, checkpoint_of, each
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
@@ -191,11 +191,12 @@ class CompareJob(Job[CompareOptions]):
             self.checkpoints[session.loaded.name] = session.loaded.fingerprint()
         self.detail(*session.loaded.verbose_notes)
         session.watched(options.watch)  # what is no token of this checkpoint is refused before anything is decoded
-        for place in members:
+        runs = [self.runs[place] for place in members]
+        settled = each(runs, lambda run: self.settle(session, run.layers))
+        for place, resolved in zip(members, settled, strict=True):
             name = self.runs[place].name
-            with naming(self.runs[place]):
-                self.resolved[place] = resolved = self.settle(session, self.runs[place].layers)
-                self.hidden[place] = session.reads_hidden(resolved)
+            self.resolved[place] = resolved
+            self.hidden[place] = session.reads_hidden(resolved)
             self.detail(*(f"run {name}: {line}" for line in resolved.notes))
             about = (*resolved.notices, *notes.cache_notes(session, resolved))
             self.note(*(f"run {name}: {line}" for line in about))

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genctl.batch import jsonl
-from genctl.batch.printable import RefusedRow
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.inputs import prompts_of
 from genctl.cli.options import CHECKS, IN_OUT, SHOWN, TRUST, WATCH, WATCH_TSV, ModelOptions
 from genctl.cli.run_options import SAME_EVENTS
 from genctl.cli.table import Command, given, option, repeated, switch
 from genctl.comparing import expectations
-from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, read_runs, recorded_layer, split_models
+from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, each, read_runs, recorded_layer, split_models
 from genctl.config.dry import to_toml
 from genctl.config.layers import Layer, Resolved, model_layer
-from genctl.errors import Exit, GenctlError, InputError, PresetError, UsageError
+from genctl.errors import Exit, InputError, UsageError
 
 RUNS = "Runs"
 
@@ -127,20 +124,6 @@ def runs_of(options: CompareOptions, recording: expectations.Recording | None) -
     return runs
 
 
-def each(runs: Sequence[RunSpec], ask: Any) -> list[Resolved]:
-    """`ask` of every run. Raises PresetError with the mistakes of all runs."""
-    resolved, mistakes, hints = [], [], []
-    for run in runs:
-        try:
-            resolved.append(ask(run))
-        except (PresetError, UsageError) as error:
-            mistakes.append(error.message)
-            hints.append(error.hint)
-    if mistakes:
-        raise PresetError("\n".join(mistakes), hint="; ".join(dict.fromkeys(hint for hint in hints if hint)))
-    return resolved
-
-
 def dry(options: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> int:
     """Print each run as TOML, with the settings of its checkpoint. Reads no weights."""
     resolved = settled(options, runs, early)
@@ -165,23 +148,10 @@ def settled(options: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Re
 
     def ask(run: RunSpec) -> Resolved:
         resolved = run.resolve([beneath[keys[run.name]]])
-        with naming(run):
-            check_settings(resolved.generation)
+        check_settings(resolved.generation)
         return resolved
 
     return each(runs, ask)
-
-
-@contextmanager
-def naming(run: RunSpec) -> Iterator[None]:
-    """Put the name of a run before the message of a GenctlError that passes through."""
-    try:
-        yield
-    except GenctlError as error:
-        if not error.message.startswith("run "):
-            error.message = "\n".join(f"run {run.name}: {line}" for line in error.message.splitlines())
-            error.args = (error.message,)
-        raise
 
 
 def rows_of(options: CompareOptions, recording: expectations.Recording | None) -> list[InputRow | BadRow] | None:
@@ -191,7 +161,7 @@ def rows_of(options: CompareOptions, recording: expectations.Recording | None) -
             raise UsageError(f"--input-format {options.input_format}: the prompts come from {options.expect}")
         if options.template is not None:
             raise UsageError(f"--template: the prompts come from {options.expect}, where they are made already")
-        return list(_recorded_rows(recording, options.expect or ""))
+        return list(recording.rows(options.expect or ""))
     prompts = prompts_of(options)
     if prompts is None:
         return None
@@ -202,13 +172,3 @@ def rows_of(options: CompareOptions, recording: expectations.Recording | None) -
         if bad is not None:
             raise InputError(f"--save records prompts that can be used: {bad.message}")
     return rows
-
-
-def _recorded_rows(recording: expectations.Recording, name: str) -> Iterator[InputRow]:
-    for index, data in enumerate(recording.prompts):
-        try:
-            own = jsonl.row_id(data)
-            fields = jsonl.fields(data)
-        except RefusedRow as error:
-            raise InputError(f"--expect: {name}: prompt {index + 1}: {error}") from None
-        yield InputRow(str(index) if own is None else own, index, where=f"{name}, prompt {index + 1}", **fields)
