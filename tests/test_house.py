@@ -81,7 +81,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"params", "fit"},
     "strategies": {"decode", "params", "sequences"},
     "models": {"compat", "decode.types", "native", "params", "events", "identity", "collection"},
-    "batch": {"events"},
+    "batch": {"events", "identity", "results"},
     "render": {"events", "sequences"},
     "decode": {"compat", "params", "fit", "events", "identity", "sequences"},
     "native": {"compat", "decode"},

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -19,10 +18,10 @@ from genctl.cli.compare_options import CompareOptions, dry, rows_of, runs_of, se
 from genctl.cli.inputs import is_terminal
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import Job, request_of
-from genctl.cli.shortfall import shortfalls
 from genctl.comparing import expectations, references
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure
 from genctl.comparing.runs import RunSpec, checkpoint_of, each
+from genctl.comparing.sharing import Sharing
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
@@ -34,19 +33,6 @@ if TYPE_CHECKING:
 
 LANES = 16  # decoded at once where nothing is live and no batch size is set
 TOP = 20  # alternatives kept with --expect, to report how probable an old token is now
-
-
-@dataclass
-class Saved:
-    """What sharing prefills and forward passes saved."""
-
-    forwards: int = 0  # that were run
-    alone: int = 0  # that the texts would take one by one
-    prefills: int = 0
-    lanes: int = 0
-    prefill_s: float = 0.0  # spent
-    spared_s: float = 0.0  # that further prefills of the same prompts would take
-    decode_s: float = 0.0
 
 
 def perform(options: CompareOptions) -> int | None:
@@ -80,14 +66,11 @@ class CompareJob(Job[CompareOptions]):
     ) -> None:
         super().__init__(options, interrupt)
         self.runs, self.rows, self.recording = runs, rows, recording
-        self.saved = Saved()
+        self.saved = Sharing()
         self.checkpoints: dict[str, str] = {}
         self.records: list[dict[str, Any]] = []  # kept for --save and --expect
         self.lanes: dict[str, tuple[ComparedPrompt, int, int]] = {}  # live ones: prompt, run, repetition
-        self.guided: set[str] = set()  # lanes that also read a negative prompt
         self.hidden: dict[int, bool] = {}  # whether a run looks at hidden states
-        self.shared: set[str] = set()  # lanes that began from another lane's prefill
-        self.prefill_of: dict[str, float] = {}  # seconds, by prompt
         self.cuts: set[str] = set()  # notes of prompts that were cut
         self.seeds = options.seeds or (recording.seeds if recording is not None else 1)
         self.resolved = settled(options, runs, early)
@@ -234,14 +217,14 @@ class CompareJob(Job[CompareOptions]):
                 self._take(result)
 
         stream = session.stream(requests, report, width=width, interrupted=self.interrupt, on_shortage=shortage)
-        self.listen(stream, [*self.listeners, self._count, self.reuse.feed, self.view.feed, collect])
+        self.listen(stream, [*self.listeners, self.saved.feed, self.reuse.feed, self.view.feed, collect])
         self.saved.decode_s += time.perf_counter() - began
-        for of_chunk in (self.lanes, self.guided, self.shared, self.prefill_of):
-            of_chunk.clear()
+        self.lanes.clear()
+        self.saved.forget()
 
     def _take(self, result: Result) -> None:
         prompt, run, repetition = self.lanes.pop(result.lane)
-        for note in shortfalls(result, f"prompt {prompt.row.id}, run {self.runs[run].name}"):
+        for note in result.shortfalls(f"prompt {prompt.row.id}, run {self.runs[run].name}"):
             self.say(f"warning: {note}")
         failure = result.error
         prompt.cells[run][repetition] = result if failure is None else Failure(failure.code, failure.message)
@@ -269,8 +252,7 @@ class CompareJob(Job[CompareOptions]):
                 lane = f"{name}/{quote(row.id, safe=' ')}/{seed}"
                 self.lanes[lane] = prompt, place, repetition
                 prompt.lanes.setdefault(place, []).append(lane)
-                if resolved.generation.guidance_scale not in (None, 1.0):
-                    self.guided.add(lane)
+                self.saved.expect(lane, row.id, guided=resolved.generation.guidance_scale not in (None, 1.0))
                 requests.append((hidden, request_of(row, resolved, seed, lane)))
         return [request for _, request in sorted(requests, key=lambda pair: not pair[0])]
 
@@ -283,23 +265,6 @@ class CompareJob(Job[CompareOptions]):
             several = len(self.prompts) > 1
             columns = [Column(run.name, tuple(prompt.lanes.get(place, ()))) for place, run in enumerate(self.runs)]
             self.view.begin(heading(prompt.row, self.out.width) if several else None, columns)
-
-    def _count(self, event: events.Event) -> None:
-        """Count what was spent, and what the lanes would have taken one by one."""
-        if isinstance(event, events.Prefilled):
-            key = self.lanes[event.lane][0].row.id
-            self.saved.lanes += 1
-            if event.shared:
-                self.shared.add(event.lane)
-                self.saved.spared_s += self.prefill_of.get(key, 0.0)
-            else:
-                self.saved.prefills += 1
-                self.saved.prefill_s += event.seconds
-                self.prefill_of[key] = event.seconds
-        elif isinstance(event, events.Finished):
-            passes = event.forwards + (event.lane in self.shared)
-            # a negative prompt is read once more at each step, by this lane alone
-            self.saved.alone += passes * (2 if event.lane in self.guided else 1)
 
     def _note_cut(self, event: events.Event) -> None:
         """Note a prompt that was cut, once for all runs that read it alike."""

@@ -18,10 +18,8 @@ from genctl.cli import job, notes, resume
 from genctl.cli.beam_output import Search
 from genctl.cli.inputs import is_terminal, prompts_of
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.output import RecordOutput, ResumedOutput, ends_to_tell, opened, records_of
-from genctl.cli.partial_results import Unfinished
+from genctl.cli.output import ends_to_tell, open_records, records_of
 from genctl.cli.run_options import RunOptions, check_search
-from genctl.cli.shortfall import shortfalls
 from genctl.cli.tally import RowTally
 from genctl.cli.view import make_view, shows, wants_bar
 from genctl.config import settings
@@ -98,13 +96,9 @@ class RunJob(job.Job[RunOptions]):
         self.live = not plain and options.format == "text" and is_terminal(sys.stdout)
         view = self._make_view()
         search = Search(options, self.err_console, stream=options.stream, raw=options.raw, live=self.live)
-        output: RecordOutput
-        if options.resume:
-            output = ResumedOutput(options, self._written, self._say_failed, self.tally.kept)
-        else:
-            shown = self.live or options.stream
-            output = RecordOutput(options, self._written, self._say_failed, shown=shown)
-        self.output = stack.enter_context(opened(output, lambda: self._cut_short))
+        shown = self.live or options.stream
+        self.output = open_records(options, self.tally, self._written, self._say_failed, shown=shown)
+        stack.push(self._close_output)
         self.open_event_log(stack, options.events, force=options.force)
         self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
         self.search = stack.enter_context(search)
@@ -117,6 +111,7 @@ class RunJob(job.Job[RunOptions]):
         self.session = session = self.load_session(self.early.runtime, self.layers, on_event=self._loading)
         self.view.load_s = self.load_s
         self.base = self.settle(session, self.layers, options.strategy)
+        self.texts = session.loaded.tokenizer is not None
         self.watched = session.watched(options.watch)
         self.detail(*self.base.notes, *session.loaded.verbose_notes)
         self.note(*self.base.notices, *notes.cache_notes(session, self.base))
@@ -140,9 +135,8 @@ class RunJob(job.Job[RunOptions]):
         self.search.begin(self.session.forward.is_encoder_decoder)
         if self.live and self.session.forward.is_encoder_decoder:
             self.view.between = "\n"  # type: ignore[union-attr]  # what is live is a RunView
-        self.collector = Collector(tokens=options.with_tokens or options.format in ("json", "jsonl"))
-        self.unfinished = Unfinished(texts=self.session.loaded.tokenizer is not None)
-        self.listeners += [self._show, self._note_cut, self.search.feed, self.reuse.feed, self.unfinished.feed]
+        self.collector = Collector()
+        self.listeners += [self._show, self._note_cut, self.search.feed, self.reuse.feed]
         self.listeners += [] if self.bar is None else [self.bar.feed]
         self.listeners += [self._collect]
         with self.interrupt.rescued_by(lambda: self._rescue(stack)):
@@ -187,7 +181,7 @@ class RunJob(job.Job[RunOptions]):
         if not self.options.resume:
             return
         loaded = [session.loaded, *(one for one, _ in session.planner.auxiliary_models.values())]
-        identity = resume.identity(
+        job = resume.identity(
             self.options,
             self.base,
             seed=self.seed,
@@ -197,7 +191,7 @@ class RunJob(job.Job[RunOptions]):
             top=self._report().top,
             watch=self.watched,
         )
-        self.seed = self.output.begin(identity, self.span).seed
+        self.seed = self.output.begin(job, self.span, self.base.origins, seed_given=given is not None)
         self.tally.go_on(self.output.done, self.output.tally)
 
     def _skip(self) -> None:
@@ -285,7 +279,6 @@ class RunJob(job.Job[RunOptions]):
                 self._failure(row.id, row.index, error.code, error.message)
                 continue
             self.rows[row.id] = row
-            self.unfinished.expect(row.id, resolved.generation.num_return_sequences)
             yield job.request_of(row, resolved, job.seed_of(row, resolved, self.seed))
 
     def _report(self) -> Report:
@@ -322,10 +315,9 @@ class RunJob(job.Job[RunOptions]):
         if self.stop_at is not None and row.index > self.stop_at:
             return
         if row.index >= self.output.done:
-            for note in shortfalls(result, f"prompt {row.id}"):
+            for note in result.shortfalls(f"prompt {row.id}"):
                 self.say(f"warning: {note}")
-        texts = self.session.loaded.tokenizer is not None
-        self.tally.expect(row.index, ends_to_tell(self.options.fail_on, row, result, texts=texts))
+        self.tally.expect(row.index, ends_to_tell(self.options.fail_on, row, result, texts=self.texts))
         records: Sequence[Mapping[str, Any]] = self.search.records(row.id) or records_of(
             self.options,
             row,
@@ -333,7 +325,7 @@ class RunJob(job.Job[RunOptions]):
             load_s=self.load_s,
             encoder_decoder=self.session.forward.is_encoder_decoder,
             saved=self.reuse.path is not None,
-            texts=texts,
+            texts=self.texts,
         )
         self.output.put(row.index, records)
 
@@ -360,10 +352,17 @@ class RunJob(job.Job[RunOptions]):
     def _cut_short(self) -> bool:
         return bool(self.interrupt.status) or self.stop_at is not None
 
+    def _close_output(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the output at the end; after an error abandon it, so that an old file is kept."""
+        if kind is None:
+            self.output.close(cut_short=self._cut_short)
+        else:
+            self.output.abandon()
+
     def keep_partial(self) -> None:
         """Write what the unfinished rows have so far; with --resume the next run decodes them again."""
         if not self.options.resume:
-            for result in self.unfinished.results():
+            for result in self.collector.unfinished(texts=self.texts):
                 self._take(result)
         self.output.hurried = True
         self.status()

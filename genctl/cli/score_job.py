@@ -17,7 +17,6 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.inputs import is_terminal, prompts_of
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import WIDTH, Job
-from genctl.cli.output import nowhere
 from genctl.cli.score_options import ScoreOptions, check_encoding
 from genctl.config import settings
 from genctl.config.layers import Resolved, resolve
@@ -66,7 +65,7 @@ class ScoreJob(Job[ScoreOptions]):
     def open(self, stack: ExitStack) -> None:
         """Open the output."""
         options = self.options
-        writer: writers.Writer = nowhere()
+        writer: writers.Writer = writers.Unclosed()
         if not self.live:
             sink = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
             writer = scored.open_writer(options.format, sink, on_error=self._say_failed)

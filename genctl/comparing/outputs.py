@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from genctl.batch.records import error_record, record
+from genctl.batch.records import error_record, result_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.comparing import references
 from genctl.comparing.formats import finite
@@ -132,24 +132,15 @@ def records(
                 metrics["divergence"] = divergence_entry(item.leaves)
             if baseline is not None and run != baseline and found[baseline]:
                 metrics["difference"] = {"to": baseline, **_difference(item.values, found[baseline])}
-            result = item.result
-            timing = None
-            if load_s is not None:
-                timing = {"load_s": load_s, "prefill_s": result.prefill_s, "decode_s": result.decode_s}
             rows.append(
-                record(
+                result_record(
                     row,
+                    item.result,
                     item.number,
-                    item.sequence.hypothesis,
-                    prompt_text=result.prompt,
-                    model=result.model,
-                    strategy=result.strategy,
-                    seed=result.seed,
-                    prompt_tokens=result.prompt_tokens,
-                    tokens=item.sequence.tokens if tokens else None,
-                    timing=timing,
-                    extra={**result.remarks, "run": run, "metrics": metrics},
-                    reused_tokens=result.reused or None,
+                    tokens=tokens,
+                    load_s=load_s,
+                    extra={"run": run, "metrics": metrics},
+                    reused_tokens=item.result.reused or None,
                 )
             )
     return rows
