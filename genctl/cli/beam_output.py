@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.batch import writers
-from genctl.cli.inputs import is_terminal
+from genctl.cli.standard_streams import is_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,19 +12,17 @@ from urllib.parse import quote
 
 from genctl import events
 from genctl.batch.rows import BadRow, InputRow
-from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import notes
-from genctl.cli.compare_options import CompareOptions, dry, rows_of, runs_of, settled
-from genctl.cli.inputs import is_terminal
+from genctl.batch.seeds import row_seed
+from genctl.cli.compare_options import CompareOptions, runs_of, settled
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.job import Job, request_of
+from genctl.cli.job import Job, request_of, start_seed
 from genctl.comparing import expectations, references
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure
 from genctl.comparing.runs import RunSpec, checkpoint_of, each
 from genctl.comparing.sharing import Sharing
-from genctl.config.dry import settings_of
-from genctl.config.layers import Resolved
+from genctl.config.dry import settings_of, to_toml
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
+from genctl.params import Runtime
 from genctl.results import Collector, Result
 
 if TYPE_CHECKING:
@@ -35,51 +33,55 @@ LANES = 16  # decoded at once where nothing is live and no batch size is set
 TOP = 20  # alternatives kept with --expect, to report how probable an old token is now
 
 
-def perform(options: CompareOptions) -> int | None:
-    """Do what the options say. Returns the exit status, or None if there is no prompt."""
-    recording = None if options.expect is None else expectations.read(options.expect)
-    runs = runs_of(options, recording)
-    if options.baseline is not None and options.baseline not in [run.name for run in runs]:
-        names = ", ".join(run.name for run in runs)
-        raise UsageError(f"--baseline {options.baseline}: no run has this name; there are: {names}")
-    early = each(runs, RunSpec.early)
-    if options.dry:
-        return dry(options, runs, early)
-    rows = rows_of(options, recording)
-    if rows is None:
-        return None
-    with Interrupt() as interrupt:
-        return CompareJob(options, runs, early, rows, recording, interrupt).run()
-
-
 class CompareJob(Job[CompareOptions]):
     """One comparison: checkpoints one after another, on each all runs of a prompt at once."""
 
-    def __init__(
-        self,
-        options: CompareOptions,
-        runs: Sequence[RunSpec],
-        early: Sequence[Resolved],
-        rows: list[InputRow | BadRow],
-        recording: expectations.Recording | None,
-        interrupt: Interrupt,
-    ) -> None:
+    def __init__(self, options: CompareOptions, interrupt: Interrupt) -> None:
         super().__init__(options, interrupt)
-        self.runs, self.rows, self.recording = runs, rows, recording
+        self.recording = None if options.expect is None else expectations.read(options.expect)
         self.saved = Sharing()
         self.checkpoints: dict[str, str] = {}
         self.records: list[dict[str, Any]] = []  # kept for --save and --expect
         self.lanes: dict[str, tuple[ComparedPrompt, int, int]] = {}  # live ones: prompt, run, repetition
         self.hidden: dict[int, bool] = {}  # whether a run looks at hidden states
-        self.cuts: set[str] = set()  # notes of prompts that were cut
+
+    def prepare(self) -> int | None:
+        """The runs, without the settings of their checkpoints; with --dry, print them with those."""
+        options = self.options
+        self.runs = runs_of(options, self.recording)
+        names = [run.name for run in self.runs]
+        if options.baseline is not None and options.baseline not in names:
+            raise UsageError(f"--baseline {options.baseline}: no run has this name; there are: {', '.join(names)}")
+        self.base = options.baseline or names[0]
+        self.early_runs = each(self.runs, RunSpec.early)
+        if not options.dry:
+            return None
+        resolved = zip(names, settled(options, self.runs, self.early_runs), strict=True)
+        sys.stdout.write("\n".join(f"# run {name}\n\n{to_toml(one, defaults=False)}" for name, one in resolved))
+        return int(Exit.DONE)
+
+    def read(self, stack: ExitStack) -> bool:
+        """Read the prompts, or take those of the recording."""
+        options, recording = self.options, self.recording
+        if recording is not None and not options.arguments and options.input is None:
+            if options.input_format is not None:
+                raise UsageError(f"--input-format {options.input_format}: the prompts come from {options.expect}")
+            if options.template is not None:
+                raise UsageError(f"--template: the prompts come from {options.expect}, where they are made already")
+            self.input = recording.rows(options.expect or "")
+        elif not super().read(stack):
+            return False
+        self.rows = list(self.input)
+        bad = next((row for row in self.rows if isinstance(row, BadRow)), None)
+        if options.save is not None and bad is not None:
+            raise InputError(f"--save records prompts that can be used: {bad.message}")
         self.seeds = options.seeds or (recording.seeds if recording is not None else 1)
-        self.resolved = settled(options, runs, early)
-        self.base = options.baseline or runs[0].name
-        given = next((one.runtime.seed for one in self.resolved if one.runtime.seed is not None), None)
-        self.seed = random_seed() if given is None else given
+        self.resolved = settled(options, self.runs, self.early_runs)
+        self.seed = start_seed(*self.resolved)
         self.starts = [self.seed if one.runtime.seed is None else one.runtime.seed for one in self.resolved]
         self.prompts = self._prompts()
-        self.texts = bool(options.arguments) or len(rows) == 1 or options.verbose
+        self.texts = bool(options.arguments) or len(self.rows) == 1 or options.verbose
+        return True
 
     def open(self, stack: ExitStack) -> None:
         """Open the output, the recording, the event log and the view."""
@@ -88,8 +90,7 @@ class CompareJob(Job[CompareOptions]):
 
         options = self.options
         self.open_consoles()
-        plain = options.format == "text" and self.recording is None
-        self.live = plain and options.output is None and self.texts and is_terminal(sys.stdout)
+        self.live = options.on_screen and self.recording is None and self.texts
         total = len(self.rows) * len(self.runs) * self.seeds
         sink = saved = None
         if options.output not in (None, "-") or options.format != "text" or not self.out.is_terminal:
@@ -98,7 +99,7 @@ class CompareJob(Job[CompareOptions]):
         if options.save is not None:
             saved = self.sink(stack, options.save, force=options.force)
         self.output, self.saved_to = ComparisonOutput(self, options, self.out, self.err, sink), saved
-        self.listeners.append(self._note_cut)
+        self.listeners.append(self.note_cut)
         self.open_event_log(stack, options.events, force=options.force)
         view = CompareView(self.out, self.err, live=self.live, quiet=options.quiet, total=total)
         self.view = stack.enter_context(view)
@@ -177,12 +178,9 @@ class CompareJob(Job[CompareOptions]):
         runs = [self.runs[place] for place in members]
         settled = each(runs, lambda run: self.settle(session, run.layers))
         for place, resolved in zip(members, settled, strict=True):
-            name = self.runs[place].name
             self.resolved[place] = resolved
             self.hidden[place] = session.reads_hidden(resolved)
-            self.detail(*(f"run {name}: {line}" for line in resolved.notes))
-            about = (*resolved.notices, *notes.cache_notes(session, resolved))
-            self.note(*(f"run {name}: {line}" for line in about))
+            self.describe(session, resolved, f"run {self.runs[place].name}: ")
         return session
 
     def _check_saved(self, members: Sequence[int]) -> None:
@@ -210,7 +208,7 @@ class CompareJob(Job[CompareOptions]):
         width = max(len(requests), 1)
 
         def shortage(fewer: int) -> None:
-            self.say(f"note: not enough memory for {width} lanes at once, going on with {fewer}")
+            self.say_shortage("lanes", width, fewer)
 
         def collect(event: events.Event) -> None:
             if (result := collector.feed(event)) is not None:
@@ -266,16 +264,11 @@ class CompareJob(Job[CompareOptions]):
             columns = [Column(run.name, tuple(prompt.lanes.get(place, ()))) for place, run in enumerate(self.runs)]
             self.view.begin(heading(prompt.row, self.out.width) if several else None, columns)
 
-    def _note_cut(self, event: events.Event) -> None:
-        """Note a prompt that was cut, once for all runs that read it alike."""
-        if not isinstance(event, events.Began):
-            return
-        prompt, run, _ = self.lanes[event.lane]
+    def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
+        """The row of a lane that begins, and the settings of its run."""
+        prompt, run, _ = self.lanes[lane]
         assert isinstance(prompt.row, InputRow)
-        note = notes.cut_note(event, prompt.row.id, prompt.row, self.resolved[run].runtime)
-        if note and note not in self.cuts:
-            self.cuts.add(note)
-            self.say(f"note: {note}")
+        return prompt.row, self.resolved[run].runtime
 
     def _settle(self, chunk: Sequence[ComparedPrompt]) -> None:
         self.hide()
@@ -331,3 +324,6 @@ class CompareJob(Job[CompareOptions]):
                 hint="--save FILE --force records them as they are now",
             )
         return int(Exit.DONE)
+
+
+perform = CompareJob.perform

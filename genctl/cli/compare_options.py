@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genctl.batch.rows import BadRow, InputRow
-from genctl.cli.inputs import prompts_of
 from genctl.cli.options import CHECKS, IN_OUT, SHOWN, TRUST, WATCH, WATCH_TSV, ModelOptions
 from genctl.cli.run_options import SAME_EVENTS
 from genctl.cli.table import Command, given, option, repeated, switch
 from genctl.comparing import expectations
 from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, each, read_runs, recorded_layer, split_models
-from genctl.config.dry import to_toml
 from genctl.config.layers import Layer, Resolved, model_layer
-from genctl.errors import Exit, InputError, UsageError
+from genctl.errors import UsageError
 
 RUNS = "Runs"
 
@@ -124,14 +120,6 @@ def runs_of(options: CompareOptions, recording: expectations.Recording | None) -
     return runs
 
 
-def dry(options: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> int:
-    """Print each run as TOML, with the settings of its checkpoint. Reads no weights."""
-    resolved = settled(options, runs, early)
-    pieces = [f"# run {run.name}\n\n{to_toml(one, defaults=False)}" for run, one in zip(runs, resolved, strict=True)]
-    sys.stdout.write("\n".join(pieces))
-    return int(Exit.DONE)
-
-
 def settled(options: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> list[Resolved]:
     """The settings of all runs, with those of their checkpoints beneath them. Reads no weights."""
     from genctl.models.hub import generation_config
@@ -140,9 +128,7 @@ def settled(options: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Re
     beneath: dict[tuple[Any, ...], Layer] = {}
     for one in early:
         if checkpoint_of(one) not in beneath:
-            settings = generation_config(
-                one.runtime, allow_pickle=options.allow_pickle, trust_remote_code=options.trust_remote_code
-            )
+            settings = generation_config(one.runtime, **options.trust)
             beneath[checkpoint_of(one)] = model_layer(settings, one.runtime.model)
     keys = {run.name: checkpoint_of(one) for run, one in zip(runs, early, strict=True)}
 
@@ -152,23 +138,3 @@ def settled(options: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Re
         return resolved
 
     return each(runs, ask)
-
-
-def rows_of(options: CompareOptions, recording: expectations.Recording | None) -> list[InputRow | BadRow] | None:
-    """All prompts, or None if there is none."""
-    if recording is not None and not options.arguments and options.input is None:
-        if options.input_format is not None:
-            raise UsageError(f"--input-format {options.input_format}: the prompts come from {options.expect}")
-        if options.template is not None:
-            raise UsageError(f"--template: the prompts come from {options.expect}, where they are made already")
-        return list(recording.rows(options.expect or ""))
-    prompts = prompts_of(options)
-    if prompts is None:
-        return None
-    with prompts:
-        rows = list(prompts)
-    if options.save is not None:
-        bad = next((row for row in rows if isinstance(row, BadRow)), None)
-        if bad is not None:
-            raise InputError(f"--save records prompts that can be used: {bad.message}")
-    return rows

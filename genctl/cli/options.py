@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from genctl.batch import readers
 from genctl.batch.template import Template
 from genctl.batch.template import read as read_template
+from genctl.cli.standard_streams import is_terminal
 from genctl.cli.table import Color, CommandOptions, Conflict, argument, given, knob_layers, option, repeated, switch
+from genctl.config import settings
 from genctl.config.layers import Layer
 
 IN_OUT, SETTINGS, SHOWN, CHECKS, TRUST = "Input and output", "Settings", "What is shown", "Checks", "Trust"
+SHOWN_TOP = 3  # alternatives shown with --scores
 PROMPTS = "prompts; without them --input, else standard input"
 
 InputFormat = Literal["lines", "text", "jsonl", "nul"]
@@ -29,6 +34,12 @@ WATCH_TSV: Conflict = (
     given("watch", without=["events"], format=["tsv"]),
     "--watch tells of each step, which --format tsv has no place for; --format jsonl and --events have",
 )
+
+
+def shown_top(options: Any) -> int:
+    """How many alternatives are asked for: --top-logprobs, else what --scores shows."""
+    given: int | None = options.top_logprobs
+    return given if given is not None else SHOWN_TOP if options.scores and options.format == "text" else 0
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,10 @@ class ModelOptions(CommandOptions):
         values = vars(self)  # not every command takes --set and --strategy
         return replace(self, flags=knob_layers(knobs, values.get("set", ()), values.get("strategy")))
 
+    def layers(self) -> list[Layer]:
+        """The settings of the job, lowest first, without those of the checkpoint."""
+        return [*settings.standing_layers(), *self.flags]
+
     @cached_property
     def prompt_template(self) -> Template | None:
         """What --template gives. Raises UsageError or InputError."""
@@ -68,6 +83,48 @@ class ModelOptions(CommandOptions):
     def to_file(self) -> bool:
         """Whether results go to a file of their own."""
         return self.output not in (None, "-")
+
+    @property
+    def on_screen(self) -> bool:
+        """Whether results go to a terminal, for a person to read."""
+        return self.output is None and self.format == "text" and is_terminal(sys.stdout)
+
+    @property
+    def input_kind(self) -> str:
+        """How the prompts of a file or of standard input are separated."""
+        return readers.format_of(self.input_format, self.input or "")
+
+    @property
+    def are_texts(self) -> bool:
+        """Whether every prompt is a text, which needs a tokenizer; JSONL rows may hold token ids."""
+        return bool(self.arguments) or self.template is not None or self.input_kind != "jsonl"
+
+    @property
+    def trust(self) -> dict[str, bool]:
+        """What of a checkpoint may run code."""
+        return {"allow_pickle": self.allow_pickle, "trust_remote_code": self.trust_remote_code}
+
+    def prompts(self, hide: Callable[[], object], **how: Any) -> readers.Prompts | None:
+        """The prompts of the command line, or None if there is none. `how` goes to `readers.open_prompts`.
+
+        Remarks on the input go to standard error, after `hide` has taken away what moves there.
+        """
+
+        def say(line: str) -> None:
+            if not self.quiet:
+                hide()
+                print(line, file=sys.stderr, flush=True)
+
+        return readers.open_prompts(
+            self.arguments,
+            self.input,
+            sys.stdin,
+            stdin_is_terminal=sys.stdin is None or is_terminal(sys.stdin),
+            format=self.input_format,
+            template=self.prompt_template,
+            say=say,
+            **how,
+        )
 
 
 @dataclass(frozen=True)
@@ -80,3 +137,7 @@ class PresetOptions(ModelOptions):
     set: tuple[str, ...] = repeated("any preset key, as a TOML value", metavar="KEY=VALUE", group=SETTINGS)
     strategy: str | None = option("a decoding mode by name; other flags refine it", metavar="NAME", group=SETTINGS)
     allow_plugins: bool = switch("let presets name processors by dotted path", group=TRUST)
+    beneath: Sequence[Layer] = ()  # settings of the command itself, below everything else
+
+    def layers(self) -> list[Layer]:
+        return [*self.beneath, *settings.standing_layers(self.presets), *self.flags]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import collection, events
 from genctl.cli.event_log import read_recording
-from genctl.cli.inputs import is_terminal
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import TreeFormat
 from genctl.cli.run_options import TREE_ECHO
+from genctl.cli.standard_streams import is_terminal
 from genctl.cli.table import Color, Command, CommandOptions, Conflict, argument, because, given, option, switch
 from genctl.errors import Exit, UsageError
 

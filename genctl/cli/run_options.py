@@ -56,7 +56,6 @@ class RunOptions(PresetOptions):
     )
     dry: bool = switch("print all settings as TOML, with their origins", group=CHECKS)
     view: Literal["run", "beam"] = "run"
-    beneath: Sequence[Layer] = ()  # settings of the command itself, below everything else
     tree: bool = False
     tree_format: TreeFormat | None = None
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from genctl.batch import scored, writers
-from genctl.batch.readers import format_of
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
-from genctl.cli.inputs import is_terminal, prompts_of
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.job import WIDTH, Job
+from genctl.cli.job import WIDTH, Job, Rows
+from genctl.cli.options import shown_top
 from genctl.cli.score_options import ScoreOptions, check_encoding
-from genctl.config import settings
-from genctl.config.layers import Resolved, resolve
+from genctl.cli.standard_streams import is_terminal
 from genctl.errors import GenctlError, InputError
 
 if TYPE_CHECKING:
@@ -28,39 +25,31 @@ if TYPE_CHECKING:
     from genctl.scoring.texts import TextToScore
     from genctl.session import Session
 
-Rows = Iterator[InputRow | BadRow]
-
 SORTED = 4  # batches that are sorted by length together
-SHOWN_TOP = 3  # alternatives shown with --scores on a terminal unless --top-logprobs says otherwise
 BY = {"mean": "mean log-probability", "total": "total log-probability", "bits-per-byte": "bits per byte"}
-
-
-def perform(options: ScoreOptions) -> int | None:
-    """Do what the options say. Returns the exit status, or None if there is no text."""
-    check_encoding(options)
-    early = resolve([*settings.standing_layers(), *options.flags], tentative=True)
-    rows = prompts_of(options, fields=scored.fields)
-    if rows is None:
-        return None
-    with Interrupt() as interrupt, rows:
-        return ScoreJob(options, early, iter(rows), interrupt).run()
 
 
 class ScoreJob(Job[ScoreOptions]):
     """One run of `genctl score`."""
 
-    def __init__(self, options: ScoreOptions, early: Resolved, rows: Rows, interrupt: Interrupt) -> None:
+    what = "text"
+    reading: ClassVar = {"fields": scored.fields}
+
+    def __init__(self, options: ScoreOptions, interrupt: Interrupt) -> None:
         super().__init__(options, interrupt)
-        self.early, self.rows = early, rows
         self.open_consoles()
-        self.live = options.output is None and options.format == "text" and is_terminal(sys.stdout)
+        self.live = options.on_screen
         self.details = options.scores or options.top_logprobs is not None
-        shown = SHOWN_TOP if options.scores and options.format == "text" else 0
-        self.top = shown if options.top_logprobs is None else options.top_logprobs
+        self.top = shown_top(options)
         self.labels = not options.rank and len(options.arguments) != 1
         self.texts = self.tokens = self.bytes = 0
         self.nll = 0.0
         self.mapped = False  # a heat map was shown
+
+    def prepare(self) -> int | None:
+        """Settings without those of the checkpoint."""
+        check_encoding(self.options)
+        return super().prepare()
 
     def open(self, stack: ExitStack) -> None:
         """Open the output."""
@@ -68,7 +57,7 @@ class ScoreJob(Job[ScoreOptions]):
         writer: writers.Writer = writers.Unclosed()
         if not self.live:
             sink = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
-            writer = scored.open_writer(options.format, sink, on_error=self._say_failed)
+            writer = scored.open_writer(options.format, sink, on_error=self.say_failed)
         self.ordered = writers.Ordered(writer)
 
     def load(self) -> None:
@@ -93,7 +82,7 @@ class ScoreJob(Job[ScoreOptions]):
         self.interrupt.gentle = True
         for row, outcome in self.scorer.score(self._wanted(), self.interrupt):
             if isinstance(outcome, GenctlError):
-                self._failure(row.id, row.index, outcome.code, outcome.message)
+                self.fail(row, outcome.code, outcome.message)
                 continue
             self._show(row, outcome)
             self.ordered.put(row.index, [self._record(row, one, self.scorer.loaded.name) for one in outcome])
@@ -128,16 +117,9 @@ class ScoreJob(Job[ScoreOptions]):
     # -- before scoring ------------------------------------------------------------------------------------------------
 
     def _wanted(self) -> Iterator[tuple[InputRow, TextToScore]]:
-        one_row = self.options.rank and not self._jsonl
-        rows = self._read(self.rows)
-        for row in self._gathered(rows) if one_row else rows:
-            if isinstance(row, BadRow):
-                self._failure(row.id, row.index, row.code, row.message)
-                continue
-            try:
-                yield row, self._texts_of(row)
-            except InputError as error:
-                self._failure(row.id, row.index, error.code, error.message)
+        one_row = self.options.rank and self.options.input_kind != "jsonl"
+        rows = self._read(self.input)
+        yield from self.usable(self._gathered(rows) if one_row else rows, self._texts_of)
 
     def _read(self, rows: Rows) -> Rows:
         """The rows, until a signal comes: what waits for input is ended at once, and what was read is scored."""
@@ -165,10 +147,6 @@ class ScoreJob(Job[ScoreOptions]):
         if candidates and target is not None:
             raise InputError(f"{row.where}: the row has candidates, and --target is something else to score")
         return TextToScore(row.prompt or "", context, target, tuple(candidates))
-
-    @property
-    def _jsonl(self) -> bool:
-        return format_of(self.options.input_format, self.options.input or "") == "jsonl"
 
     def _gathered(self, rows: Rows) -> Iterator[InputRow]:
         """All texts of the input as candidates of one row. Raises InputError for the first that cannot be read."""
@@ -232,12 +210,13 @@ class ScoreJob(Job[ScoreOptions]):
         if self.live and not ranked:
             console.print(token_heat.figures(_figures(outcome[0])))
 
-    def _failure(self, id: str, index: int, code: str, message: str) -> None:
+    def fail(self, row: InputRow | BadRow, code: str, message: str) -> None:
+        """Write the record of a row that failed."""
         self.failed += 1
-        record = error_record(id, code, message)
+        record = error_record(row.id, code, message)
         if self.live:
-            self._say_failed(record)
-        self.ordered.put(index, [record])
+            self.say_failed(record)
+        self.ordered.put(row.index, [record])
 
     def _sum_up(self) -> None:
         from genctl.render import token_heat
@@ -251,22 +230,18 @@ class ScoreJob(Job[ScoreOptions]):
             return
         words = [f"{self.texts} text{'' if self.texts == 1 else 's'}"]
         if self.tokens:
-            words.append(token_heat.figures(_sums(self.nll, self.tokens, self.bytes)))
+            from genctl.scoring.scorer import Scored
+
+            words.append(token_heat.figures(_figures(Scored("", (), self.nll, self.tokens, self.bytes, ()))))
         if self.failed:
             words.append(f"{self.failed} failed")
         self.say(" · ".join(words))
 
-    def _say_failed(self, record: Mapping[str, Any]) -> None:
-        self.say(f"error: text {record['id']}: {record['error']['message']}")
-
 
 def _figures(one: Scored) -> Figures:
-    return _sums(one.nll, one.count, one.bytes)
-
-
-def _sums(nll: float, tokens: int, bytes: int) -> Figures:
     from genctl.render.token_heat import Figures
-    from genctl.scoring.scorer import perplexity
 
-    bits = nll / math.log(2)
-    return Figures(nll, bits, perplexity(nll, tokens), bits / bytes if bytes else math.nan, tokens)
+    return Figures(one.nll, one.bits, one.ppl, one.bpb, one.count)
+
+
+perform = ScoreJob.perform

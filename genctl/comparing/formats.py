@@ -11,7 +11,7 @@ from genctl.batch.writers import TSV_UNSEEN
 COLUMNS = (
     "run", "id", "sequence", "seed", "finish_reason", "logprob", "score", "tokens", "mean_logprob", "perplexity",
     "entropy", "distinct_1", "distinct_2", "longest_repeat", "self_bleu", "exact_match", "chrf", "bleu", "ter",
-    "text", "prompt", "error",
+    "text", "prompt", "error"
 )  # fmt: skip
 
 _MARKS = re.compile(r"([\\`*_{}\[\]<>|#~])")
