@@ -27,7 +27,12 @@ class RecordOutput:
     tally: Mapping[str, Any] = {}  # what earlier runs have counted in the rows that are done
 
     def __init__(
-        self, writer: writers.Writer, sink: writers.Sink | None, written: Written, *, unordered: bool = False
+        self,
+        writer: writers.Writer,
+        sink: writers.Sink | None = None,
+        written: Written = lambda index, records: None,
+        *,
+        unordered: bool = False,
     ) -> None:
         self._sink = sink
         self._ordered = writers.Ordered(writer, unordered=unordered, written=written)

@@ -16,11 +16,11 @@ from genctl.batch.seeds import row_seed
 from genctl.cli.compare_options import CompareOptions, runs_of, settled
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import Job, request_of, start_seed
-from genctl.comparing import expectations, references
-from genctl.comparing.outputs import Cell, ComparedPrompt, Failure
-from genctl.comparing.runs import RunSpec, checkpoint_of, each
+from genctl.comparing import expectations
+from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
+from genctl.comparing.runs import RunSpec, check_prompt_caches, checkpoint_of, each
 from genctl.comparing.sharing import Sharing
-from genctl.config.dry import settings_of, to_toml
+from genctl.config.dry import to_toml
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
 from genctl.params import Runtime
 from genctl.results import Collector, Result
@@ -79,7 +79,7 @@ class CompareJob(Job[CompareOptions]):
         self.resolved = settled(options, self.runs, self.early_runs)
         self.seed = start_seed(*self.resolved)
         self.starts = [self.seed if one.runtime.seed is None else one.runtime.seed for one in self.resolved]
-        self.prompts = self._prompts()
+        self.prompts = prompts_of(self.rows, options.references, len(self.runs), self.seeds)
         self.texts = bool(options.arguments) or len(self.rows) == 1 or options.verbose
         return True
 
@@ -98,7 +98,7 @@ class CompareJob(Job[CompareOptions]):
             sink = self.sink(stack, options.output, force=force, stdout=sys.stdout)
         if options.save is not None:
             saved = self.sink(stack, options.save, force=options.force)
-        self.output, self.saved_to = ComparisonOutput(self, options, self.out, self.err, sink), saved
+        self.report, self.saved_to = ComparisonOutput(self, options, self.out, self.err, sink), saved
         self.listeners.append(self.note_cut)
         self.open_event_log(stack, options.events, force=options.force)
         view = CompareView(self.out, self.err, live=self.live, quiet=options.quiet, total=total)
@@ -108,29 +108,13 @@ class CompareJob(Job[CompareOptions]):
         """Decode on each checkpoint in turn; write prompts, tables and the recording."""
         self._decode()
         self.hide()
-        self.output.end(self.saved)
+        self.report.end(self.saved)
         if self.saved_to is not None and not self.interrupt.status:
             self.saved_to.write(self._recording().encode())
             self.saved_to.close()
         if self.recording is not None and not self.interrupt.status:
             self._compare(self.recording)
-        self.output.finish()
-
-    def _prompts(self) -> list[ComparedPrompt]:
-        """The prompts with their references. Raises InputError where references do not fit."""
-        given = None
-        if self.options.references is not None:
-            given = references.read(self.options.references, len(self.rows))
-        prompts = []
-        for place, row in enumerate(self.rows):
-            own: Any = [] if isinstance(row, BadRow) else row.extra.get("reference", [])
-            known = [own] if isinstance(own, str) else list(own)
-            if given is not None:
-                if known:
-                    raise InputError(f"{row.where} has a reference, and so has line {place + 1} of --references")
-                known = [given[place]]
-            prompts.append(ComparedPrompt(row, tuple(known), [[None] * self.seeds for _ in self.runs]))
-        return prompts
+        self.report.finish()
 
     # -- decoding ------------------------------------------------------------------------------------------------------
 
@@ -163,11 +147,12 @@ class CompareJob(Job[CompareOptions]):
     def _load(self, members: Sequence[int]) -> Session:
         """The checkpoint of these runs, each of which is checked on it."""
         options = self.options
-        self._check_saved(members)
+        runs = [self.runs[place] for place in members]
+        check_prompt_caches([(self.runs[place].name, self.resolved[place].runtime) for place in members])
         offline = any(self.resolved[place].runtime.offline for place in members)
         session = self.load_session(
             dataclasses.replace(self.resolved[members[0]].runtime, offline=offline),
-            self.runs[members[0]].layers,
+            runs[0].layers,
             on_event=self.view.feed,
             need_tokenizer=not any(isinstance(row, InputRow) and row.prompt_ids is not None for row in self.rows),
         )
@@ -175,25 +160,12 @@ class CompareJob(Job[CompareOptions]):
             self.checkpoints[session.loaded.name] = session.loaded.fingerprint()
         self.detail(*session.loaded.verbose_notes)
         session.watched(options.watch)  # what is no token of this checkpoint is refused before anything is decoded
-        runs = [self.runs[place] for place in members]
         settled = each(runs, lambda run: self.settle(session, run.layers))
         for place, resolved in zip(members, settled, strict=True):
             self.resolved[place] = resolved
             self.hidden[place] = session.reads_hidden(resolved)
             self.describe(session, resolved, f"run {self.runs[place].name}: ")
         return session
-
-    def _check_saved(self, members: Sequence[int]) -> None:
-        """Raises UsageError where runs that read a prompt together name different prompt caches."""
-        first = members[0]
-        for place in members[1:]:
-            mine, other = (self.resolved[one].runtime.prompt_cache for one in (first, place))
-            if mine != other:
-                raise UsageError(
-                    f"run {self.runs[first].name}: prompt_cache = {mine or 'none'}, run {self.runs[place].name}: "
-                    f"prompt_cache = {other or 'none'}; runs of one checkpoint read a prompt once, for all of them",
-                    hint="give --prompt-cache on the command line: it holds for every run",
-                )
 
     def _stream(self, session: Session, members: Sequence[int], chunk: Sequence[ComparedPrompt]) -> None:
         """Decode these prompts with these runs, all lanes at once, so that each prompt is read once."""
@@ -274,9 +246,9 @@ class CompareJob(Job[CompareOptions]):
         self.hide()
         for prompt in chunk:
             if isinstance(prompt.row, BadRow) or prompt.begun:
-                self.failed += self.output.prompt(prompt)
+                self.failed += self.report.prompt(prompt)
                 if self.options.save is not None or self.recording is not None:
-                    self.records += self.output.full(prompt)
+                    self.records += self.report.full(prompt)
                 prompt.forget()
         self.view.forget()
 
@@ -284,11 +256,7 @@ class CompareJob(Job[CompareOptions]):
 
     def _recording(self) -> expectations.Recording:
         runs = [
-            {
-                "name": run.name,
-                "settings": expectations.settings_given(resolved, seed),
-                "resolved": {**settings_of(resolved), "seed": seed},
-            }
+            expectations.run_entry(run.name, resolved, seed)
             for run, resolved, seed in zip(self.runs, self.resolved, self.starts, strict=True)
         ]
         prompts = [
@@ -296,21 +264,15 @@ class CompareJob(Job[CompareOptions]):
             for prompt in self.prompts
             if isinstance(prompt.row, InputRow)
         ]
-        return expectations.Recording(
-            self.seed,
-            self.seeds,
-            expectations.versions(),
-            self.checkpoints,
-            tuple(runs),
-            tuple(prompts),
-            tuple(self.records),
-        )
+        versions = expectations.versions()
+        parts = (tuple(runs), tuple(prompts), tuple(self.records))
+        return expectations.Recording(self.seed, self.seeds, versions, self.checkpoints, *parts)
 
     def _compare(self, recording: expectations.Recording) -> None:
         """Compare with what --expect read, and write the differences."""
         tolerance = expectations.TOLERANCE if self.options.tolerance is None else self.options.tolerance
         outcome = expectations.compare(recording.records, self.records, tolerance)
-        self.output.compared(outcome, expectations.notes(recording, self.checkpoints, expectations.versions()))
+        self.report.compared(outcome, expectations.notes(recording, self.checkpoints, expectations.versions()))
         self.differing, self.compared = len(outcome.differences), outcome.compared
 
     def status(self) -> int:

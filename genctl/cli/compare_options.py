@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genctl.cli.options import CHECKS, IN_OUT, SHOWN, TRUST, WATCH, WATCH_TSV, ModelOptions
-from genctl.cli.run_options import SAME_EVENTS
-from genctl.cli.table import Command, given, option, repeated, switch
+from genctl.cli.options import CHECKS, EVENTS, IN_OUT, PLUGINS, SHOWN, TIMING, WATCH, WATCH_TSV, ModelOptions
+from genctl.cli.table import Command, given, needless_force, option, repeated, same_file, switch
 from genctl.comparing import expectations
 from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, each, read_runs, recorded_layer, split_models
 from genctl.config.layers import Layer, Resolved, model_layer
@@ -48,9 +47,9 @@ class CompareOptions(ModelOptions):
     )
     dry: bool = switch("print each run as TOML, with origins of values", group=CHECKS)
     watch: tuple[str, ...] = WATCH
-    events: str | None = option("also write every event as JSON lines", metavar="FILE", group=SHOWN)
+    events: str | None = EVENTS
     timing: bool = switch("add seconds and tokens per second to records", group=SHOWN)
-    allow_plugins: bool = switch("let presets name processors by dotted path", group=TRUST)
+    allow_plugins: bool = PLUGINS
 
 
 COMPARE = Command(
@@ -79,23 +78,12 @@ COMPARE = Command(
             given("tolerance", without=["expect"]),
             "--tolerance says how far scores may be from --expect FILE, but there is none",
         ),
-        (
-            given("force", without=["output", "save", "events"]),
-            "--force replaces an existing --output, --save or --events file, but there is neither",
-        ),
-        SAME_EVENTS,
-        (
-            lambda options: options.save is not None and options.save == options.events,
-            "--save {save}: --events names the same file",
-        ),
-        (
-            given("timing", format=("text", "md", "tsv")),
-            "--timing adds seconds to records, but --format {format} has no place for them",
-        ),
-        (
-            lambda options: options.save is not None and options.save in (options.output, options.expect),
-            "--save {save}: another option names the same file",
-        ),
+        needless_force("output", "save", "events"),
+        same_file("events", "output"),
+        TIMING,
+        same_file("save", "events"),
+        same_file("save", "output"),
+        same_file("save", "expect"),
     ),
 )
 

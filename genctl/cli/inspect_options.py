@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from genctl.cli.options import IN_OUT, PresetOptions
-from genctl.cli.table import Command, Conflict, because, flag_of, given, option, switch
+from genctl.cli.table import Command, Conflict, because, flag_of, given, needless_force, option, same_file, switch
 from genctl.config.layers import Resolved
 from genctl.errors import UsageError
 
@@ -62,15 +62,9 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     (given("plan", "arguments"), "a prompt belongs to a measurement, and --plan decodes nothing"),
     *_each(*_MEASURED, sentence="FLAG belongs to a measurement, and --plan decodes nothing", plan=[True]),
-    (
-        given("force", without=["output", "save_cache"]),
-        "--force replaces an existing --output or --save-cache file, but there is neither",
-    ),
+    needless_force("output", "save_cache"),
     (given(save_cache=["-"]), "--save-cache -: a prompt cache is a file that is read again; give it a name"),
-    (
-        lambda options: options.save_cache is not None and options.save_cache == options.output,
-        "--save-cache {save_cache}: --output names the same file",
-    ),
+    same_file("save_cache", "output"),
     (given("template", "diff"), "--diff gives a whole prompt, which --template does not make: write out both"),
     (given(diff=[""]), "--diff: the other prompt is empty"),
     *_each(

@@ -12,14 +12,16 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from genctl.batch import writers
+from genctl.batch.record_output import RecordOutput
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import first_sign, strategy
+from genctl.cli import first_sign
 from genctl.cli.event_log import EventFile
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import ModelOptions
 from genctl.cli.reuse import Reuse
+from genctl.config import named_strategies
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.errors import Exit, GenctlError
 from genctl.events import Began, Event
@@ -47,6 +49,8 @@ class Job(ABC, Generic[SomeOptions]):
     def __init__(self, options: SomeOptions, interrupt: Interrupt) -> None:
         self.options, self.interrupt = options, interrupt
         self.listeners: list[Listener] = []  # each gets every event, in this order
+        self.output: RecordOutput | None = None  # of records, one or more for each row
+        self.shown = False  # the view shows results in place of `output`
         self.view: Any = None  # draws what is live; `hide` takes it away
         self.failed = 0  # rows
         self.load_s = 0.0
@@ -191,7 +195,7 @@ class Job(ABC, Generic[SomeOptions]):
         resolved = session.resolve(layers)
         kind = session.check(resolved)
         if strategy_name is not None:
-            strategy.check(strategy_name, kind)
+            named_strategies.check(strategy_name, kind)
         return resolved
 
     def describe(self, session: Session, resolved: Resolved, prefix: str = "") -> None:
@@ -222,9 +226,14 @@ class Job(ABC, Generic[SomeOptions]):
                 yield row, made
 
     def fail(self, row: InputRow | BadRow, code: str, message: str) -> None:
-        """Count a row that failed, and say why."""
+        """Count a row that failed, and write its record; where there is none to read, say why."""
         self.failed += 1
-        self.say_failed(error_record(row.id, code, message))
+        record = error_record(row.id, code, message)
+        with self.interrupt.busy():
+            if self.output is None or self.shown:
+                self.say_failed(record)
+            if self.output is not None:
+                self.output.put(row.index, [record])
 
     # -- stream --------------------------------------------------------------------------------------------------------
 

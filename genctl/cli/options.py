@@ -24,11 +24,19 @@ PROMPTS = "prompts; without them --input, else standard input"
 InputFormat = Literal["lines", "text", "jsonl", "nul"]
 TreeFormat = Literal["text", "dot", "json"]
 
+COLOR: Any = option("colours: auto decides for each stream (default: auto)", default="auto")
+QUIET: Any = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
+EVENTS: Any = option("also write every event as JSON lines", metavar="FILE", group=SHOWN)
+PLUGINS: Any = switch("let presets name processors by dotted path", group=TRUST)
 WATCH: Any = repeated(
     "show this token's log-probability and rank at each step: its text, or id:N; repeatable",
     "--watch",
     metavar="TOKEN",
     group=SHOWN,
+)
+TIMING: Conflict = (
+    given("timing", format=("text", "md", "tsv")),
+    "--timing adds seconds to records, but --format {format} has no place for them",
 )
 WATCH_TSV: Conflict = (
     given("watch", without=["events"], format=["tsv"]),
@@ -57,9 +65,9 @@ class ModelOptions(CommandOptions):
     output: str | None = option("write results to a file", "--output", "-o", metavar="FILE", group=IN_OUT)
     force: bool = switch("replace an existing --output file", group=IN_OUT)
     format: str = "text"
-    quiet: bool = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
+    quiet: bool = QUIET
     verbose: bool = switch("say what is loaded; show the summary even in a pipe", "--verbose", "-v")
-    color: Color = option("colours: auto decides for each stream (default: auto)", default="auto")
+    color: Color = COLOR
     allow_pickle: bool = switch("load pickle weights, which can run code", group=TRUST)
     trust_remote_code: bool = switch("run Python code that comes with a checkpoint", group=TRUST)
     allow_plugins: bool = False
@@ -136,7 +144,7 @@ class PresetOptions(ModelOptions):
     )
     set: tuple[str, ...] = repeated("any preset key, as a TOML value", metavar="KEY=VALUE", group=SETTINGS)
     strategy: str | None = option("a decoding mode by name; other flags refine it", metavar="NAME", group=SETTINGS)
-    allow_plugins: bool = switch("let presets name processors by dotted path", group=TRUST)
+    allow_plugins: bool = PLUGINS
     beneath: Sequence[Layer] = ()  # settings of the command itself, below everything else
 
     def layers(self) -> list[Layer]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.batch.input_scan import InputScan, scan
+from genctl.batch.record_output import RecordOutput
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli import job, resume
@@ -75,8 +76,8 @@ class RunJob(job.Job[RunOptions]):
         self.live = not plain and options.format == "text" and is_terminal(sys.stdout)
         view = self._make_view()
         search = Search(options, self.err_console, stream=options.stream, raw=options.raw, live=self.live)
-        shown = self.live or options.stream
-        self.output = open_records(options, self.tally, self._written, self.say_failed, shown=shown)
+        self.shown = self.live or options.stream
+        self.output: RecordOutput = open_records(options, self.tally, self._written, self.say_failed, shown=self.shown)
         stack.push(self._close_output)
         self.open_event_log(stack, options.events, force=options.force)
         self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
@@ -298,15 +299,10 @@ class RunJob(job.Job[RunOptions]):
 
     def fail(self, row: InputRow | BadRow, code: str, message: str) -> None:
         """Write the record of a row that failed; with --strict it is the last one."""
-        record = error_record(row.id, code, message)
-        if self.options.strict:
-            if self.stop_at is None or row.index < self.stop_at:
-                self.stop_at, self.stopper = row.index, [record]
-            return
-        with self.interrupt.busy():
-            if self.live or self.options.stream:
-                self.say_failed(record)
-            self.output.put(row.index, [record])
+        if not self.options.strict:
+            super().fail(row, code, message)
+        elif self.stop_at is None or row.index < self.stop_at:
+            self.stop_at, self.stopper = row.index, [error_record(row.id, code, message)]
 
     def _written(self, index: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Count a row whose records are written."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from genctl.batch import scored, writers
-from genctl.batch.records import error_record
+from genctl.batch.record_output import RecordOutput
 from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import WIDTH, Job, Rows
@@ -38,7 +38,7 @@ class ScoreJob(Job[ScoreOptions]):
     def __init__(self, options: ScoreOptions, interrupt: Interrupt) -> None:
         super().__init__(options, interrupt)
         self.open_consoles()
-        self.live = options.on_screen
+        self.shown = options.on_screen
         self.details = options.scores or options.top_logprobs is not None
         self.top = shown_top(options)
         self.labels = not options.rank and len(options.arguments) != 1
@@ -55,10 +55,10 @@ class ScoreJob(Job[ScoreOptions]):
         """Open the output."""
         options = self.options
         writer: writers.Writer = writers.Unclosed()
-        if not self.live:
+        if not self.shown:
             sink = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
             writer = scored.open_writer(options.format, sink, on_error=self.say_failed)
-        self.ordered = writers.Ordered(writer)
+        self.output: RecordOutput = RecordOutput(writer)
 
     def load(self) -> None:
         """Load the checkpoint."""
@@ -85,9 +85,9 @@ class ScoreJob(Job[ScoreOptions]):
                 self.fail(row, outcome.code, outcome.message)
                 continue
             self._show(row, outcome)
-            self.ordered.put(row.index, [self._record(row, one, self.scorer.loaded.name) for one in outcome])
+            self.output.put(row.index, [self._record(row, one, self.scorer.loaded.name) for one in outcome])
         self.detail(*self.scorer.findings)
-        self.ordered.close(partial=bool(self.interrupt.status))
+        self.output.close(cut_short=bool(self.interrupt.status))
 
     def status(self) -> int:
         """The exit status. Prints the summary."""
@@ -99,16 +99,16 @@ class ScoreJob(Job[ScoreOptions]):
         from genctl.scoring.scorer import Options, Scorer
 
         options = self.options
-        width = session.width(self.early, 1 if self.live else WIDTH)
+        width = session.width(self.early, 1 if self.shown else WIDTH)
         scoring = Options(
             add_eos=options.add_eos,
             stride=options.stride,
             window=options.window,
             by=options.by or "mean",
             batch_size=width,
-            chunk=width if self.live else SORTED * width,
+            chunk=width if self.shown else SORTED * width,
             detail=Detail(self.details, self.top),
-            captions=self.live or self.details,
+            captions=self.shown or self.details,
         )
         scorer = Scorer(session, scoring)
         scorer.check(context=options.context, target=options.target, rank=options.rank)
@@ -185,21 +185,21 @@ class ScoreJob(Job[ScoreOptions]):
             self.nll += one.nll
             self.tokens += one.count
             self.bytes += one.bytes
-        console = self.out if self.live else self.err
-        if not self.live and not (self.details and self.options.format == "text"):
+        console = self.out if self.shown else self.err
+        if not self.shown and not (self.details and self.options.format == "text"):
             return
         width = console.width
         lines = []
         if self.labels:
             lines.append(widgets.header(width, f"text {row.id}", row.prompt or ""))
         ranked = outcome[0].rank is not None
-        if ranked and self.live:
+        if ranked and self.shown:
             entries = [token_heat.RankedToken(one.text, _figures(one)) for one in outcome]
             lines += token_heat.ranking(entries, BY[self.options.by or "mean"], width)
         for one in outcome:
             if ranked and self.details:
                 lines.append(widgets.header(width, f"rank {one.rank}", one.text))
-            if not ranked and self.live:
+            if not ranked and self.shown:
                 context = row.prompt if one.text != row.prompt else row.extra.get("context", self.options.context)
                 lines += token_heat.heat(context or "", one.lead, one.tokens, width)
                 self.mapped = True
@@ -207,16 +207,8 @@ class ScoreJob(Job[ScoreOptions]):
                 lines += token_heat.token_table(one.tokens, width, self.top)
         for line in lines:
             console.print(line)
-        if self.live and not ranked:
+        if self.shown and not ranked:
             console.print(token_heat.figures(_figures(outcome[0])))
-
-    def fail(self, row: InputRow | BadRow, code: str, message: str) -> None:
-        """Write the record of a row that failed."""
-        self.failed += 1
-        record = error_record(row.id, code, message)
-        if self.live:
-            self.say_failed(record)
-        self.ordered.put(row.index, [record])
 
     def _sum_up(self) -> None:
         from genctl.render import token_heat
@@ -225,7 +217,7 @@ class ScoreJob(Job[ScoreOptions]):
             return
         if self.mapped:
             self.out.print(token_heat.legend())
-        wanted = self.options.verbose or self.live or is_terminal(sys.stderr)
+        wanted = self.options.verbose or self.shown or is_terminal(sys.stderr)
         if not wanted or self.options.rank or self.texts + self.failed < (1 if self.options.verbose else 2):
             return
         words = [f"{self.texts} text{'' if self.texts == 1 else 's'}"]

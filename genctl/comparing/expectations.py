@@ -329,14 +329,15 @@ def notes(before: Recording, checkpoints: Mapping[str, str], versions: Mapping[s
     return lines
 
 
-def settings_given(resolved: Resolved, seed: int) -> dict[str, Any]:
-    """The settings of a run from all layers above the checkpoint's."""
+def run_entry(name: str, resolved: Resolved, seed: int) -> dict[str, Any]:
+    """A run: `settings` are those from all layers above the checkpoint's, `resolved` are all."""
     names = {key for key, setting in resolved.settings.items() if setting.kind != "model"}
     values = {key: value for key, value in settings_of(resolved).items() if key in names}
     for key, listed in (("processors", resolved.processors), ("stopping", resolved.stopping)):
         if key in names and listed is not None:
             values[key] = list(listed)
-    return {**values, "seed": seed}
+    resolved_values = {**settings_of(resolved), "seed": seed}
+    return {"name": name, "settings": {**values, "seed": seed}, "resolved": resolved_values}
 
 
 def versions() -> dict[str, str]:

@@ -11,6 +11,7 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.comparing import references
 from genctl.comparing.formats import finite
 from genctl.comparing.metrics import Divergence, Values, divergence, divergence_entry, mean_of, measure
+from genctl.errors import InputError
 from genctl.results import Result
 from genctl.results import Sequence as Written
 
@@ -56,6 +57,22 @@ class ComparedPrompt:
     def sequences(self, run: int) -> list[Written]:
         """All texts of a run."""
         return [sequence for result in self.results(run) for sequence in result.sequences]
+
+
+def prompts_of(rows: Sequence[InputRow | BadRow], path: str | None, runs: int, seeds: int) -> list[ComparedPrompt]:
+    """The prompts with their references, from the rows or from the file at `path`.
+
+    Raises InputError where both have one, or where the file does not fit.
+    """
+    given: list[list[str]] = [[]] * len(rows) if path is None else [[line] for line in references.read(path, len(rows))]
+    prompts = []
+    for place, row in enumerate(rows):
+        own: Any = [] if isinstance(row, BadRow) else row.extra.get("reference", [])
+        known = [own] if isinstance(own, str) else list(own)
+        if known and given[place]:
+            raise InputError(f"{row.where} has a reference, and so has line {place + 1} of --references")
+        prompts.append(ComparedPrompt(row, tuple(known or given[place]), [[None] * seeds for _ in range(runs)]))
+    return prompts
 
 
 @dataclass(frozen=True)

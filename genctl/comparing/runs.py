@@ -61,6 +61,18 @@ def checkpoint_of(resolved: Resolved) -> tuple[Any, ...]:
     return tuple(getattr(resolved.runtime, name) for name in LOADING)
 
 
+def check_prompt_caches(runs: Sequence[tuple[str, Runtime]]) -> None:
+    """Raises UsageError where runs of one checkpoint, which read a prompt together, name different prompt caches."""
+    (first, mine), *others = runs
+    for name, other in others:
+        if mine.prompt_cache != other.prompt_cache:
+            raise UsageError(
+                f"run {first}: prompt_cache = {mine.prompt_cache or 'none'}, run {name}: prompt_cache = "
+                f"{other.prompt_cache or 'none'}; runs of one checkpoint read a prompt once, for all of them",
+                hint="give --prompt-cache on the command line: it holds for every run",
+            )
+
+
 def read_runs(
     names: Sequence[str], inline: Sequence[str], models: Sequence[str], flags: Sequence[Layer]
 ) -> tuple[RunSpec, ...]:
