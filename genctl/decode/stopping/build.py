@@ -24,7 +24,8 @@ from genctl.decode.stopping.tail import BROKEN, TailText
 from genctl.decode.stopping.text import Pattern, StopRegex, StopStrings, quoted
 from genctl.decode.stopping.trim import trim
 from genctl.errors import PresetError, UsageError
-from genctl.params import CRITERIA, Generation
+from genctl.listed_knobs import CRITERIA
+from genctl.params import Generation
 
 
 @dataclass(frozen=True)
