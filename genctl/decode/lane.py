@@ -94,13 +94,6 @@ class LaneState:
         """The scored row that each row of the next pass continues."""
         return [parent for parent in self.parents for _ in range(self.branches)]
 
-    @property
-    def newest(self) -> list[int] | None:
-        """The one token of each row that the model has not read; None where that is not all, or not so."""
-        if self.draft is not None or self.front is not None:
-            return None
-        return [node[0] for node in self.live.text.nodes if node is not None]
-
     def unfed(self) -> Tensor:
         """What the model has not read yet, int64 [N, F]: the newest token, unless a draft held it, and the draft."""
         tokens = self.live.tokens
