@@ -367,8 +367,8 @@ _Captioned: TypeAlias = "tuple[Words, tuple[Token, ...]]"  # a row's detokenizer
 def _captioned(state: _Captioned, row: Row | Ended) -> _Captioned:
     words, written = state[0], []
     for token in row.written:
-        top = tuple((id, words.piece(id), logprob) for id, _, logprob in token.top) if token.top else ()
-        watched = tuple((id, words.piece(id), logprob, rank) for id, _, logprob, rank in token.watched)
+        top = token.top and tuple((id, words.piece(id), logprob) for id, _, logprob in token.top)
+        watched = token.watched and tuple((id, words.piece(id), value, rank) for id, _, value, rank in token.watched)
         # spelled out: `dataclasses.replace` takes three times as long, for every token
         text = words.push(token.id)
         written.append(Token(token.id, token.logprob, text, token.rank, token.entropy, top, token.trace, watched))
