@@ -12,10 +12,6 @@ from genctl.batch.writers import escaped, open_output
 from genctl.errors import InputError, OutputError, reason_of
 
 
-class Torn(InputError):
-    """The last line of a recording is cut short."""
-
-
 def read_recording(name: str, torn: Callable[[str], object] | None = None) -> list[events.Event]:
     """The events of a file (`-`: standard input), in order.
 
@@ -30,19 +26,20 @@ def read_recording(name: str, torn: Callable[[str], object] | None = None) -> li
     history = RunHistory()
     try:
         for number, line in enumerate(_lines(name), start=1):
+            place = f"{shown}, line {number}"
             if not line.strip():
                 continue
-            try:
-                event = _event(line, f"{shown}, line {number}")
-            except Torn as error:
+            event = _event(line, place)
+            if event is None:
+                sentence = f"{place}: the line is cut short"
                 if torn is None or not recorded:
-                    raise
-                torn(error.message)
+                    raise InputError(sentence, hint="the recording was interrupted")
+                torn(sentence)
                 break
             try:
                 history = fold(history, event)
             except InputError as error:
-                raise InputError(f"{shown}, line {number}: {error.message}", hint=error.hint) from error
+                raise InputError(f"{place}: {error.message}", hint=error.hint) from error
             if isinstance(event, (events.Finished, events.Failed)):
                 history = history.without(event.lane)
             recorded.append(event)
@@ -63,29 +60,21 @@ def _lines(name: str) -> Iterator[bytes]:
         yield from file
 
 
-def _event(line: bytes, place: str) -> events.Event:
+def _event(line: bytes, place: str) -> events.Event | None:
+    """The event of a line; None for a line that is cut short."""
     try:
         data = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        if not line.endswith(b"\n"):
-            raise _torn(place) from error
-        raise InputError(f"{place}: byte {error.start + 1} is not UTF-8") from error
-    except json.JSONDecodeError as error:
-        if not line.endswith(b"\n"):
-            raise _torn(place) from error
-        raise InputError(f"{place}: {reason_of(error)}") from error
-    except (RecursionError, ValueError) as error:  # ValueError: a number has too many digits
-        raise InputError(f"{place}: {reason_of(error)}") from error
+    except (ValueError, RecursionError) as error:  # a plain ValueError: a number has too many digits
+        if not line.endswith(b"\n") and isinstance(error, (UnicodeDecodeError, json.JSONDecodeError)):
+            return None
+        words = f"byte {error.start + 1} is not UTF-8" if isinstance(error, UnicodeDecodeError) else reason_of(error)
+        raise InputError(f"{place}: {words}") from error
     if not isinstance(data, dict):
         raise InputError(f"{place}: an event is a JSON object, this is not")
     try:
         return events.from_json(data)
     except ValueError as error:
         raise InputError(f"{place}: {error}") from error
-
-
-def _torn(place: str) -> Torn:
-    return Torn(f"{place}: the line is cut short", hint="the recording was interrupted")
 
 
 class EventFile:

@@ -20,11 +20,11 @@ from genctl.cli import first_sign
 from genctl.cli.event_log import EventFile
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import ModelOptions
-from genctl.cli.reuse import Reuse
 from genctl.config import named_strategies
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.errors import Exit, GenctlError
 from genctl.events import Began, Event
+from genctl.inspecting.notes import Reuse, cache_notes
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
@@ -200,8 +200,6 @@ class Job(ABC, Generic[SomeOptions]):
 
     def describe(self, session: Session, resolved: Resolved, prefix: str = "") -> None:
         """Notes on the settings, and on what the checkpoint makes of them."""
-        from genctl.inspecting.notes import cache_notes
-
         self.detail(*(f"{prefix}{line}" for line in resolved.notes))
         self.note(*(f"{prefix}{line}" for line in (*resolved.notices, *cache_notes(session, resolved))))
 

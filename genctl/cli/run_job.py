@@ -13,14 +13,14 @@ from genctl.batch.input_scan import InputScan, scan
 from genctl.batch.record_output import RecordOutput
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
+from genctl.batch.tally import RowTally
 from genctl.cli import job, resume
 from genctl.cli.beam_output import Search
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import shown_top
-from genctl.cli.output import ends_to_tell, open_records, records_of
+from genctl.cli.output import open_records, records_of
 from genctl.cli.run_options import RunOptions, check_search
 from genctl.cli.standard_streams import is_terminal
-from genctl.cli.tally import RowTally
 from genctl.cli.view import make_view, shows, wants_bar
 from genctl.errors import CheckError, Exit
 from genctl.params import Runtime
@@ -43,7 +43,7 @@ class RunJob(job.Job[RunOptions]):
 
     def __init__(self, options: RunOptions, interrupt: Interrupt) -> None:
         super().__init__(options, interrupt)
-        self.tally = RowTally()
+        self.tally = RowTally(heard=self._row_done)
         self.watched: tuple[int, ...] = ()  # ids, known once there is a tokenizer
         self.rows: dict[str, InputRow] = {}  # those that are being decoded
         self.stop_at: int | None = None  # with --strict, the first row that failed
@@ -77,7 +77,7 @@ class RunJob(job.Job[RunOptions]):
         view = self._make_view()
         search = Search(options, self.err_console, stream=options.stream, raw=options.raw, live=self.live)
         self.shown = self.live or options.stream
-        self.output: RecordOutput = open_records(options, self.tally, self._written, self.say_failed, shown=self.shown)
+        self.output: RecordOutput = open_records(options, self.tally, self.say_failed, shown=self.shown)
         stack.push(self._close_output)
         self.open_event_log(stack, options.events, force=options.force)
         self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
@@ -170,7 +170,6 @@ class RunJob(job.Job[RunOptions]):
         self.seed = self.output.begin(
             identity, self.span, self.base.origins, seed_given=self.base.runtime.seed is not None
         )
-        self.tally.go_on(self.output.done, self.output.tally)
 
     def _skip(self) -> None:
         """Pass over the rows that need not be decoded, comparing them with what was read before."""
@@ -285,7 +284,7 @@ class RunJob(job.Job[RunOptions]):
         if row.index >= self.output.done:
             for note in result.shortfalls(f"prompt {row.id}"):
                 self.say(f"warning: {note}")
-        self.tally.expect(row.index, ends_to_tell(self.options.fail_on, row, result, texts=self.texts))
+        self.tally.look(row, result, self.options.fail_on, texts=self.texts)
         records: Sequence[Mapping[str, Any]] = self.search.records(row.id) or records_of(
             self.options,
             row,
@@ -304,9 +303,7 @@ class RunJob(job.Job[RunOptions]):
         elif self.stop_at is None or row.index < self.stop_at:
             self.stop_at, self.stopper = row.index, [error_record(row.id, code, message)]
 
-    def _written(self, index: int, records: Sequence[Mapping[str, Any]]) -> None:
-        """Count a row whose records are written."""
-        failed = self.tally.written(index, records)
+    def _row_done(self, failed: bool) -> None:
         if self.bar is not None:
             self.bar.row(failed=failed)
 
