@@ -56,11 +56,9 @@ COMPARE = Command(
     "compare",
     CompareOptions,
     "genctl.cli.compare_job:perform",
-    """Continue the same prompts in several ways, and see how the texts differ.
-
-    Each -p and each --strategy is one run. Other flags hold for every run, above its preset or inline knobs. The runs
-    of a checkpoint share one prefill of the prompt and one forward pass per step; each text equals what its run gives
-    alone.""",
+    """Each -p and each --strategy is one run. Other flags hold for every run, above its preset or inline knobs. The
+    runs of a checkpoint share one prefill of the prompt and one forward pass per step; each text equals what its run
+    gives alone.""",
     (
         'genctl compare -p greedy -p beam5 "The sea"',
         "genctl compare -p creative -p precise -i prompts.txt",

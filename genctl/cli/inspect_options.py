@@ -76,9 +76,7 @@ INSPECT_CACHE = Command(
     "inspect-cache",
     InspectOptions,
     "genctl.cli.inspect_job:perform",
-    """Show what is in the KV cache, layer by layer and pass by pass, measured.
-
-    The prompt is read (step 0), then --steps passes of one token each follow, under any preset. Bytes and shapes are
+    """The prompt is read (step 0), then --steps passes of one token each follow, under any preset. Bytes and shapes are
     those of the tensors in memory. Prompts given together are decoded together, in one batch.
 
     --format json writes one object: of the last pass `layers`, `total_bytes` and what is derived from them, and in

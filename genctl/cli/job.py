@@ -55,6 +55,7 @@ class Job(ABC, Generic[SomeOptions]):
         self.failed = 0  # rows
         self.load_s = 0.0
         self.reuse = Reuse(None)
+        interrupt.hide = self.hide
         self._cuts: set[str] = set()  # notes of prompts that were cut
 
     @classmethod

@@ -31,10 +31,8 @@ MODELS = Command(
     "models",
     ModelsOptions,
     "genctl.cli.models:perform",
-    """List the built-in and the cached checkpoints.
-
-    Each with its architecture, size on disk, dtype, runtime (native, or transformers) and context length in tokens. A
-    damaged one is listed with the reason. The network is not used, and no weights are read.""",
+    """Each with its architecture, size on disk, dtype, runtime (native, or transformers) and context length in
+    tokens. A damaged one is listed with the reason. The network is not used, and no weights are read.""",
     ("genctl models", "genctl models -v", "genctl models --format jsonl"),
     knobs=(),
 )

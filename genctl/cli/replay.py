@@ -71,9 +71,7 @@ REPLAY = Command(
     "replay",
     ReplayOptions,
     "genctl.cli.replay:perform",
-    """Show a recorded run again, as it was seen, or step by step.
-
-    The pace is even, since a recording does not say how long each step took. In a pipe, the texts.""",
+    """The pace is even, since a recording does not say how long each step took. In a pipe, the texts.""",
     ("genctl replay run.jsonl", "genctl replay run.jsonl --step"),
     conflicts=CONFLICTS,
     knobs=(),

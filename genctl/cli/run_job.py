@@ -82,7 +82,6 @@ class RunJob(job.Job[RunOptions]):
         self.open_event_log(stack, options.events, force=options.force)
         self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
         self.search = stack.enter_context(search)
-        self.interrupt.hide = self.hide
         self.looked = self._look()
 
     def load(self) -> None:
@@ -134,7 +133,7 @@ class RunJob(job.Job[RunOptions]):
 
         out, self.err_console = make_consoles(options.color)
         several = len(options.arguments) != 1 or self.early.generation.num_return_sequences > 1
-        return make_view(options, out, self.err_console, live=self.live, top=self._report().top, several=several)
+        return make_view(options, out, self.err_console, live=self.live, several=several)
 
     def _look(self) -> InputScan | None:
         """Look the input file over, where the number of its rows or its content is needed."""

@@ -147,9 +147,7 @@ RUN = Command(
     "run",
     RunOptions,
     "genctl.cli.run_job:perform",
-    """Continue prompts with a causal or an encoder-decoder checkpoint.
-
-    Prompts are arguments, else --input, else standard input, one per line. On a terminal the text streams as it is
+    """Prompts are arguments, else --input, else standard input, one per line. On a terminal the text streams as it is
     written; in a pipe it is plain.""",
     (
         'genctl run -m Qwen/Qwen3-0.6B --chat "What is a prime?"',
@@ -163,9 +161,7 @@ BEAM = Command(
     "beam",
     BeamOptions,
     "genctl.cli.run_job:perform",
-    """Search for the best continuation, and watch the beams.
-
-    As genctl run, with num_beams = 5 where nothing else sets it. On a terminal the beams evolve, and a table of all
+    """As genctl run, with num_beams = 5 where nothing else sets it. On a terminal the beams evolve, and a table of all
     finished hypotheses follows, with the formula of the score. In a pipe comes the best text, or with
     --num-return-sequences N and --format tsv or jsonl the N best with their scores (and, in jsonl, `parents`: the row
     that each token continued).""",

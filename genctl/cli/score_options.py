@@ -77,16 +77,14 @@ SCORE = Command(
     "score",
     ScoreOptions,
     "genctl.cli.score_job:perform",
-    """Score texts: log-likelihood, perplexity and bits per byte, in total and for each token.
+    """On a terminal a heat map: each token in the colour of its probability, its tenths as a digit beneath. In a pipe
+    one line for each text: perplexity, negative log-likelihood in nats, scored tokens and the text (the target, where
+    there is one; tabs, newlines and other controls as escapes), between tabs. --format jsonl has everything; its
+    rows, as those of a JSONL input, have the keys text (or prompt), context, target and candidates.
 
-    On a terminal a heat map: each token in the colour of its probability, its tenths as a digit beneath. In a pipe one
-    line for each text: perplexity, negative log-likelihood in nats, scored tokens and the text (the target, where there
-    is one; tabs, newlines and other controls as escapes), between tabs. --format jsonl has everything; its rows, as
-    those of a JSONL input, have the keys text (or prompt), context, target and candidates.
-
-    Every token counts that the model's own loss counts: all but the first, for which a causal model has no score. Where
-    the tokenizer puts BOS in front, that is the first. Special tokens that the tokenizer adds at the end are scored.
-    Bits per byte divides by the UTF-8 bytes of the text, without those of a first token that has no score.
+    Every token counts that the model's own loss counts: all but the first, for which a causal model has no score.
+    Where the tokenizer puts BOS in front, that is the first. Special tokens that the tokenizer adds at the end are
+    scored. Bits per byte divides by the UTF-8 bytes of the text, without those of a first token that has no score.
 
     A context is tokenised as it is alone, and the text as it continues from there; nothing is put between them, so
     begin the text with a space where there is one.""",

@@ -266,7 +266,7 @@ class Command:
     name: str
     options: type[CommandOptions]
     perform: str
-    about: str
+    about: str = ""  # the help, without its first paragraph
     examples: tuple[str, ...] = ()
     brief: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     conflicts: tuple[Conflict, ...] = ()
@@ -274,8 +274,8 @@ class Command:
     without: frozenset[str] = frozenset()
     input: str = "prompt"  # what a command without input lacks
 
-    def build(self, epilog: str) -> Any:
-        """The command as Typer runs it."""
+    def build(self, epilog: str, summary: str = "") -> Any:
+        """The command as Typer runs it. `summary` is the first paragraph of its help."""
 
         def callback(ctx: typer.Context, help_all: bool = False, **given: Any) -> int:
             return self._run(ctx, given)
@@ -288,7 +288,9 @@ class Command:
         ]
         callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         app = typer.Typer(rich_markup_mode=None, context_settings=SETTINGS, add_completion=False)
-        app.command(self.name, cls=TableCommand, help=self.about, epilog=epilog)(callback)
+        app.command(
+            self.name, cls=TableCommand, help=f"{summary}\n\n{inspect.cleandoc(self.about)}".strip(), epilog=epilog
+        )(callback)
         command = typer.main.get_command(app)
         assert isinstance(command, TableCommand)
         command.examples, command.brief = self.examples, self.brief
