@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from genctl import events
@@ -77,29 +78,19 @@ def _event(line: bytes, place: str) -> events.Event | None:
         raise InputError(f"{place}: {error}") from error
 
 
-class EventFile:
-    """Every event as a JSON line: a file that `genctl replay` can show again.
+def event_writer(stack: ExitStack, path: str, *, force: bool) -> Callable[[events.Event], None]:
+    """A listener that writes every event as a JSON line: a file that `genctl replay` can show again.
 
-    It is opened as `--output` is: an existing file is refused, or replaced with `force`.
+    It is opened as `--output` is: an existing file is refused, or replaced with `force`. `stack` closes it.
     """
+    sink = open_output(path, sys.stdout, force=force)
+    stack.push(lambda kind, *_: sink.close() if kind is None else sink.abandon())
 
-    def __init__(self, path: str, *, force: bool) -> None:
-        self.path, self.force = path, force
-
-    def __enter__(self) -> EventFile:
-        self.sink = open_output(self.path, sys.stdout, force=self.force)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.sink.close()
-        else:
-            self.sink.abandon()
-
-    def write(self, event: events.Event) -> None:
-        """Append one event. Raises OutputError."""
+    def write(event: events.Event) -> None:
         line = escaped(json.dumps(events.to_json(event), ensure_ascii=False)) + "\n"
         try:
-            self.sink.write(line.encode("utf-8", "backslashreplace"))
+            sink.write(line.encode("utf-8", "backslashreplace"))
         except BrokenPipeError as error:  # results are not to end quietly with the reader of the events
-            raise OutputError(f"cannot write events to {self.path}: {reason_of(error)}") from error
+            raise OutputError(f"cannot write events to {path}: {reason_of(error)}") from error
+
+    return write

@@ -17,7 +17,7 @@ from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import first_sign
-from genctl.cli.event_log import EventFile
+from genctl.cli.event_log import event_writer
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import ModelOptions
 from genctl.config import named_strategies
@@ -153,7 +153,7 @@ class Job(ABC, Generic[SomeOptions]):
     def open_event_log(self, stack: ExitStack, path: str | None, *, force: bool) -> None:
         """Add the listener that writes --events."""
         if path is not None:
-            self.listeners.append(stack.enter_context(EventFile(path, force=force)).write)
+            self.listeners.append(event_writer(stack, path, force=force))
 
     def sink(self, stack: ExitStack, path: str | None, *, force: bool, stdout: Any = None) -> writers.Sink:
         """Where results go; an error gives it up, so that no old file is lost to it."""

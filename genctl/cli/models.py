@@ -21,7 +21,7 @@ class ModelsOptions(CommandOptions):
     """The command line of `genctl models`."""
 
     format: Literal["text", "json", "jsonl", "tsv"] = option(
-        "how the list is written (default: text)", metavar="text|json|jsonl|tsv", default="text"
+        "how the list is written (default: text)", "text|json|jsonl|tsv", default="text"
     )
     verbose: bool = switch("say why a checkpoint does not run natively, and where it is", "--verbose", "-v")
     color: Color = COLOR

@@ -35,10 +35,12 @@ class ReplayOptions(CommandOptions):
 
     file: str = argument("a file that --events or --trace wrote; - is standard input", "FILE", required=True)
     step: bool = switch("wait for a key after each step: space or enter, q ends")
-    speed: float | None = option("speed factor (default: 1)", metavar="X")
+    speed: float | None = option("speed factor (default: 1)", "X")
     tree: bool = switch("draw the search tree at the end (on standard error where output is piped)")
     tree_format: TreeFormat | None = option("write the search tree instead of the texts")
-    echo: bool | None = option("begin the text with the prompt (default: on a terminal, dimmed)", "--echo/--no-echo")
+    echo: bool | None = option(
+        "begin the text with the prompt (default: on a terminal, dimmed)", None, "--echo/--no-echo"
+    )
     scores: bool = switch("show what was recorded of each token")
     explain: bool = switch("show what each logits processor did")
     quiet: bool = QUIET

@@ -78,7 +78,7 @@ class RunJob(job.Job[RunOptions]):
         search = Search(options, self.err_console, stream=options.stream, raw=options.raw, live=self.live)
         self.shown = self.live or options.stream
         self.output: RecordOutput = open_records(options, self.tally, self.say_failed, shown=self.shown)
-        stack.push(self._close_output)
+        stack.push(lambda kind, *_: self.output.abandon() if kind else self.output.close(cut_short=self._cut_short))
         self.open_event_log(stack, options.events, force=options.force)
         self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
         self.search = stack.enter_context(search)
@@ -311,13 +311,6 @@ class RunJob(job.Job[RunOptions]):
     @property
     def _cut_short(self) -> bool:
         return bool(self.interrupt.status) or self.stop_at is not None
-
-    def _close_output(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the output at the end; after an error abandon it, so that an old file is kept."""
-        if kind is None:
-            self.output.close(cut_short=self._cut_short)
-        else:
-            self.output.abandon()
 
     def keep_partial(self) -> None:
         """Write what the unfinished rows have so far; with --resume the next run decodes them again."""

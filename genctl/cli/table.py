@@ -46,27 +46,27 @@ class CommandOptions:
 # -- rows of the table -------------------------------------------------------------------------------------------------
 
 
-def option(
-    help: str,
-    *flags: str,
-    metavar: str | None = None,
-    group: str = GENERAL,
-    default: Any = None,
-    least: int | None = None,
-) -> Any:
-    """A field that is an option. Without `flags`, its flag is its name. `least` is the lowest value it takes."""
-    row = {"help": help, "flags": flags, "metavar": metavar, "group": group, "least": least}
-    return dataclasses.field(default=default, metadata=row)
+class Group(str):
+    """A heading of the help. Its methods make the options under it: fields of the table of a command."""
+
+    def option(
+        self, help: str, metavar: str | None = None, *flags: str, default: Any = None, least: int | None = None
+    ) -> Any:
+        """A field that is an option. Without `flags`, its flag is its name. `least` is the lowest value it takes."""
+        row = {"help": help, "flags": flags, "metavar": metavar, "group": str(self), "least": least}
+        return dataclasses.field(default=default, metadata=row)
+
+    def switch(self, help: str, *flags: str) -> Any:
+        """A field that is an option without a value."""
+        return self.option(help, None, *flags, default=False)
+
+    def repeated(self, help: str, metavar: str, *flags: str) -> Any:
+        """A field `tuple[T, ...]` that is an option and may be given several times."""
+        return self.option(help, metavar, *flags, default=())
 
 
-def switch(help: str, *flags: str, group: str = GENERAL) -> Any:
-    """A field that is an option without a value."""
-    return option(help, *flags, group=group, default=False)
-
-
-def repeated(help: str, *flags: str, metavar: str, group: str = GENERAL) -> Any:
-    """A field `tuple[T, ...]` that is an option and may be given several times."""
-    return option(help, *flags, metavar=metavar, group=group, default=())
+_GENERAL = Group(GENERAL)
+option, switch, repeated = _GENERAL.option, _GENERAL.switch, _GENERAL.repeated
 
 
 def argument(help: str, metavar: str, *, required: bool = False) -> Any:
