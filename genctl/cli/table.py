@@ -124,17 +124,12 @@ def check(options: CommandOptions, conflicts: Iterable[Conflict]) -> None:
     """
     for item in _rows(type(options)):
         least, value = item.metadata["least"], getattr(options, item.name)
-        if least is not None and value is not None:
-            check_count(_flags(item)[0].lstrip("-"), value, least=least)
+        if least is not None and value is not None and not value >= least:
+            shown = value if isinstance(value, int) else f"{value:g}"
+            raise UsageError(f"{_flags(item)[0]} {shown}: must be at least {least}")
     for when, sentence in conflicts:
         if when(options):
             raise UsageError(sentence.format_map(vars(options)))
-
-
-def check_count(name: str, value: float | None, *, least: int) -> None:
-    """Raises UsageError if a numeric option is below its bound."""
-    if value is not None and not value >= least:
-        raise UsageError(f"--{name} {value if isinstance(value, int) else f'{value:g}'}: must be at least {least}")
 
 
 def given(*names: str, without: Sequence[str] = (), **values: Sequence[Any]) -> Callable[[Any], bool]:
@@ -187,10 +182,6 @@ class Mixed(str):
     """The value of a flag as it is typed: TOML (`true`, 3, `["a"]`), or bare text."""
 
 
-def _mixed(text: str) -> Mixed:
-    return Mixed(text)
-
-
 def _plain_type(hint: Any) -> Any:
     """The type of a knob as a flag takes it. Bounds are checked later, with all layers; so are mixed types, as TOML."""
     if get_origin(hint) is Annotated:
@@ -217,7 +208,7 @@ def _knob_parameters(kinds: Sequence[type], without: frozenset[str]) -> Iterator
             if hint is not bool and not extra:
                 # read and checked with all other layers, so that every mistake is reported at once, in the same words
                 choices = "|".join(map(str, get_args(hint)))
-                extra = {"metavar": f"<{choices}>" if choices else METAVARS.get(hint, "VALUE"), "parser": _mixed}
+                extra = {"metavar": f"<{choices}>" if choices else METAVARS.get(hint, "VALUE"), "parser": Mixed}
                 hint = Mixed
             about = item.metadata["about"]
             if isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != "":
