@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from genctl.cli.options import CHECKS, EVENTS, IN_OUT, PLUGINS, SHOWN, TIMING, WATCH, WATCH_TSV, ModelOptions
-from genctl.cli.table import Command, Group, given, needless_force, same_file
+from genctl.cli.table import Command, OptionGroup, given, needless_force, same_file
 from genctl.comparing import expectations
 from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, each, read_runs, recorded_layer, split_models
 from genctl.config.layers import Layer, Resolved, model_layer
 from genctl.errors import UsageError
 
-RUNS = Group("Runs")
+RUNS = OptionGroup("Runs")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class CompareOptions(ModelOptions):
 COMPARE = Command(
     "compare",
     CompareOptions,
-    "genctl.cli.compare_job:perform",
+    "genctl.cli.compare_job:CompareJob",
     """Each -p and each --strategy is one run. Other flags hold for every run, above its preset or inline knobs. The
     runs of a checkpoint share one prefill of the prompt and one forward pass per step; each text equals what its run
     gives alone.""",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from genctl.cli.compare_job import CompareJob
     from genctl.cli.compare_options import CompareOptions
-    from genctl.comparing.sharing import Sharing
+    from genctl.comparing.shared_work import SharedWork
 
 ByRun = dict[str, list[Measured]]
 
@@ -147,7 +147,7 @@ class ComparisonOutput:
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
-    def end(self, saved: Sharing) -> None:
+    def end(self, saved: SharedWork) -> None:
         """Write tables over all prompts, and say what sharing saved."""
         done = max((len(values) for values in self.tally.prompts.values()), default=0)
         wanted = self.markdown or (self.options.format == "text" and not self.silent)
@@ -168,7 +168,7 @@ class ComparisonOutput:
         if not quiet and saved.lanes:
             put(self.err, Text(DOT.join(self._summary(saved, done)), style="dim"))
 
-    def _summary(self, saved: Sharing, done: int) -> list[str]:
+    def _summary(self, saved: SharedWork, done: int) -> list[str]:
         tokens = sum(self.tally.tokens.values())
         words = [count(len(self.names), "run"), count(done, "prompt")]
         words += [count(self.job.seeds, "seed")] if self.job.seeds > 1 else []

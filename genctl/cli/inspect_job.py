@@ -235,6 +235,3 @@ def tsv_rows(report: dict[str, Any]) -> list[list[Any]]:
 def _uncached(request: Request) -> Request:
     generation = replace(request.resolved.generation, use_cache=False, cache_implementation="off")
     return replace(request, resolved=replace(request.resolved, generation=generation))
-
-
-perform = InspectJob.perform

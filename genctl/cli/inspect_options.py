@@ -10,7 +10,7 @@ from genctl.cli.options import IN_OUT, PresetOptions
 from genctl.cli.table import (
     Command,
     Conflict,
-    Group,
+    OptionGroup,
     because,
     flag_of,
     given,
@@ -21,7 +21,7 @@ from genctl.config.layers import Resolved
 from genctl.errors import UsageError
 
 STEPS = 8
-MEASURED, PLAN, FILES = Group("What is shown"), Group("A plan instead"), Group("Prompt cache on disk")
+MEASURED, PLAN, FILES = OptionGroup("What is shown"), OptionGroup("A plan instead"), OptionGroup("Prompt cache on disk")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ CONFLICTS: tuple[Conflict, ...] = (
 INSPECT_CACHE = Command(
     "inspect-cache",
     InspectOptions,
-    "genctl.cli.inspect_job:perform",
+    "genctl.cli.inspect_job:InspectJob",
     """The prompt is read (step 0), then --steps passes of one token each follow, under any preset. Bytes and shapes are
     those of the tensors in memory. Prompts given together are decoded together, in one batch.
 

@@ -17,7 +17,7 @@ from genctl.cli.table import (
     Color,
     CommandOptions,
     Conflict,
-    Group,
+    OptionGroup,
     argument,
     given,
     knob_layers,
@@ -27,8 +27,8 @@ from genctl.cli.table import (
 from genctl.config import settings
 from genctl.config.layers import Layer
 
-IN_OUT, SETTINGS, SHOWN = Group("Input and output"), Group("Settings"), Group("What is shown")
-CHECKS, TRUST = Group("Checks"), Group("Trust")
+IN_OUT, SETTINGS, SHOWN = OptionGroup("Input and output"), OptionGroup("Settings"), OptionGroup("What is shown")
+CHECKS, TRUST = OptionGroup("Checks"), OptionGroup("Trust")
 SHOWN_TOP = 3  # alternatives shown with --scores
 PROMPTS = "prompts; without them --input, else standard input"
 

@@ -355,6 +355,3 @@ class RunJob(job.Job[RunOptions]):
             self.bar.hide()
         if self.view is not None:
             self.view.pause()
-
-
-perform = RunJob.perform

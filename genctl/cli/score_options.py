@@ -7,10 +7,10 @@ from typing import Literal
 
 from genctl import params
 from genctl.cli.options import IN_OUT, SHOWN, ModelOptions
-from genctl.cli.table import Command, Conflict, Group, argument, flag_of, given, needless_force
+from genctl.cli.table import Command, Conflict, OptionGroup, argument, flag_of, given, needless_force
 from genctl.errors import UsageError
 
-SCORED = Group("What is scored")
+SCORED = OptionGroup("What is scored")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def check_encoding(options: ScoreOptions) -> None:
 SCORE = Command(
     "score",
     ScoreOptions,
-    "genctl.cli.score_job:perform",
+    "genctl.cli.score_job:ScoreJob",
     """On a terminal a heat map: each token in the colour of its probability, its tenths as a digit beneath. In a pipe
     one line for each text: perplexity, negative log-likelihood in nats, scored tokens and the text (the target, where
     there is one; tabs, newlines and other controls as escapes), between tabs. --format jsonl has everything; its

@@ -46,7 +46,7 @@ class CommandOptions:
 # -- rows of the table -------------------------------------------------------------------------------------------------
 
 
-class Group(str):
+class OptionGroup(str):
     """A heading of the help. Its methods make the options under it: fields of the table of a command."""
 
     def option(
@@ -65,7 +65,7 @@ class Group(str):
         return self.option(help, metavar, *flags, default=())
 
 
-_GENERAL = Group(GENERAL)
+_GENERAL = OptionGroup(GENERAL)
 option, switch, repeated = _GENERAL.option, _GENERAL.switch, _GENERAL.repeated
 
 
@@ -250,8 +250,9 @@ _HELP_ALL = _parameter(
 class Command:
     """A command: its table, what it checks, and the function that does it.
 
-    `perform` is `module:function`, imported when the command runs, not for its help. The function takes the options and
-    returns the exit status, or None where there is no input. `brief` is the short help: headings and names of options.
+    `perform` is `module:name` of a function or a `Job`, imported when the command runs, not for its help. It takes the
+    options and returns the exit status, or None where there is no input. `brief` is the short help: headings and names
+    of options.
     """
 
     name: str
@@ -298,7 +299,8 @@ class Command:
         options = self.parsed(given)
         check(options, self.conflicts)
         module, _, name = self.perform.partition(":")
-        status: int | None = getattr(import_module(module), name)(options)
+        target = getattr(import_module(module), name)
+        status: int | None = getattr(target, "perform", target)(options)
         if status is not None:
             return status
         print(context.get_usage(), file=sys.stderr)

@@ -348,12 +348,3 @@ def run_entry(name: str, resolved: Resolved, seed: int) -> dict[str, Any]:
             values[key] = list(listed)
     resolved_values = {**settings_of(resolved), "seed": seed}
     return {"name": name, "settings": {**values, "seed": seed}, "resolved": resolved_values}
-
-
-def versions() -> dict[str, str]:
-    """The versions that the numbers depend on."""
-    from importlib.metadata import version
-
-    from genctl import __version__
-
-    return {"genctl": __version__, "torch": version("torch"), "transformers": version("transformers")}
