@@ -12,12 +12,12 @@ from torch import Tensor
 from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode import lane_events
+from genctl.decode.choice_group import choice_group
 from genctl.decode.commit import Facts, commit
 from genctl.decode.pruning import retain
 from genctl.decode.row_tokens import RowTokens
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.score import ModelScores, Stages
-from genctl.decode.sharing import sharing
 from genctl.decode.transfer import to_device
 from genctl.decode.types import Choice, FinishedRow, Lane, Prefix, Rows, Search
 from genctl.errors import GenctlError, ModelError
@@ -45,7 +45,7 @@ class LaneState:
         self.live = Rows(text, [0.0], [0.0], [None], text.length)
         self.rng = torch.Generator(device=prefix.logits.device)
         self.rng.manual_seed(lane.seed)
-        self.sharing = sharing(lane)
+        self.sharing = choice_group(lane)
         self.search: Search | None = None
         self.stages: Stages = []  # what each processor did at this step, where it is traced
         self.ended: list[FinishedRow] = []  # results so far
