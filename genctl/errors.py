@@ -10,7 +10,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 
@@ -147,3 +147,12 @@ class Interrupted(GenctlError):
 
     exit = Exit.INTERRUPTED
     code = "interrupted"
+
+
+def joined(errors: Sequence[GenctlError]) -> GenctlError:
+    """One error of the first one's kind, with every message, a line each, and every hint."""
+    error = errors[0]
+    error.message = "\n".join(dict.fromkeys(one.message for one in errors))
+    error.hint = "; ".join(dict.fromkeys(one.hint for one in errors if one.hint))
+    error.args = (error.message,)
+    return error

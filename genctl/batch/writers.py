@@ -60,6 +60,19 @@ def open_writer(
     return JsonlWriter(sink) if format == "jsonl" else JsonWriter(sink)
 
 
+class Unclosed:
+    """A sink or a writer whose `close` does nothing, because somebody else closes it."""
+
+    def __init__(self, write: Callable[[Any], object] = lambda piece: None) -> None:
+        self._write = write
+
+    def write(self, piece: Any) -> None:
+        self._write(piece)
+
+    def close(self) -> None:
+        pass
+
+
 class TextWriter:
     """The text of each sequence, unchanged, and one newline. Errors go to `on_error`."""
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.options import IN_OUT, PresetOptions
-from genctl.cli.table import Command, Conflict, because, flag_of, given, option, switch
+from genctl.cli.table import Command, Conflict, because, flag_of, given, needless_force, option, same_file, switch
 from genctl.config.layers import Resolved
 from genctl.errors import UsageError
 
@@ -30,9 +29,11 @@ class InspectOptions(PresetOptions):
     )
     save_cache: str | None = option("keep the prompt's cache, for --prompt-cache", metavar="FILE", group=FILES)
     plan: bool = switch("predict bytes from the checkpoint's config alone; nothing is decoded", group=PLAN)
-    batch: int | None = option("with --plan: prompts at once (default: 1)", metavar="N", group=PLAN)
-    length: int | None = option("with --plan: tokens of each row (default: the context)", metavar="N", group=PLAN)
-    source_length: int | None = option("with --plan: tokens that an encoder reads", metavar="N", group=PLAN)
+    batch: int | None = option("with --plan: prompts at once (default: 1)", metavar="N", group=PLAN, least=1)
+    length: int | None = option(
+        "with --plan: tokens of each row (default: the context)", metavar="N", group=PLAN, least=1
+    )
+    source_length: int | None = option("with --plan: tokens that an encoder reads", metavar="N", group=PLAN, least=1)
     memory: str | None = option("with --plan: memory for weights and cache, such as 24GiB", metavar="SIZE", group=PLAN)
     force: bool = switch("replace an existing --output or --save-cache file", group=IN_OUT)
     format: Literal["text", "json", "tsv"] = option(
@@ -61,19 +62,10 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     (given("plan", "arguments"), "a prompt belongs to a measurement, and --plan decodes nothing"),
     *_each(*_MEASURED, sentence="FLAG belongs to a measurement, and --plan decodes nothing", plan=[True]),
-    (
-        given("force", without=["output", "save_cache"]),
-        "--force replaces an existing --output or --save-cache file, but there is neither",
-    ),
+    needless_force("output", "save_cache"),
     (given(save_cache=["-"]), "--save-cache -: a prompt cache is a file that is read again; give it a name"),
-    (
-        lambda options: options.save_cache is not None and options.save_cache == options.output,
-        "--save-cache {save_cache}: --output names the same file",
-    ),
-    (
-        given("template", "diff"),
-        "--diff gives a whole prompt, which --template does not make: write out both",
-    ),
+    same_file("save_cache", "output"),
+    (given("template", "diff"), "--diff gives a whole prompt, which --template does not make: write out both"),
     (given(diff=[""]), "--diff: the other prompt is empty"),
     *_each(
         "inputs", "heatmap", "diff", sentence="FLAG has no place in --format tsv; --format json has it", format=["tsv"]
@@ -125,8 +117,8 @@ def check_length(early: Resolved, given: int | None, steps: int) -> None:
         )
 
 
-def check_rows(options: InspectOptions, rows: Sequence[InputRow | BadRow]) -> None:
+def check_rows(options: InspectOptions, count: int) -> None:
     """Raises UsageError where an option takes exactly one prompt."""
     for name in _ONE_PROMPT:
-        if len(rows) != 1 and given(name)(options):
-            raise UsageError(f"{flag_of(name)} takes exactly one prompt; there are {len(rows)}")
+        if count != 1 and given(name)(options):
+            raise UsageError(f"{flag_of(name)} takes exactly one prompt; there are {count}")

@@ -3,32 +3,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from genctl.batch import readers
 from genctl.batch.template import Template
 from genctl.batch.template import read as read_template
+from genctl.cli.standard_streams import is_terminal
 from genctl.cli.table import Color, CommandOptions, Conflict, argument, given, knob_layers, option, repeated, switch
+from genctl.config import settings
 from genctl.config.layers import Layer
 
 IN_OUT, SETTINGS, SHOWN, CHECKS, TRUST = "Input and output", "Settings", "What is shown", "Checks", "Trust"
+SHOWN_TOP = 3  # alternatives shown with --scores
 PROMPTS = "prompts; without them --input, else standard input"
 
 InputFormat = Literal["lines", "text", "jsonl", "nul"]
 TreeFormat = Literal["text", "dot", "json"]
 
+COLOR: Any = option("colours: auto decides for each stream (default: auto)", default="auto")
+QUIET: Any = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
+EVENTS: Any = option("also write every event as JSON lines", metavar="FILE", group=SHOWN)
+PLUGINS: Any = switch("let presets name processors by dotted path", group=TRUST)
 WATCH: Any = repeated(
     "show this token's log-probability and rank at each step: its text, or id:N; repeatable",
     "--watch",
     metavar="TOKEN",
     group=SHOWN,
 )
+TIMING: Conflict = (
+    given("timing", format=("text", "md", "tsv")),
+    "--timing adds seconds to records, but --format {format} has no place for them",
+)
 WATCH_TSV: Conflict = (
     given("watch", without=["events"], format=["tsv"]),
     "--watch tells of each step, which --format tsv has no place for; --format jsonl and --events have",
 )
+
+
+def shown_top(options: Any) -> int:
+    """How many alternatives are asked for: --top-logprobs, else what --scores shows."""
+    given: int | None = options.top_logprobs
+    return given if given is not None else SHOWN_TOP if options.scores and options.format == "text" else 0
 
 
 @dataclass(frozen=True)
@@ -46,9 +65,9 @@ class ModelOptions(CommandOptions):
     output: str | None = option("write results to a file", "--output", "-o", metavar="FILE", group=IN_OUT)
     force: bool = switch("replace an existing --output file", group=IN_OUT)
     format: str = "text"
-    quiet: bool = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
+    quiet: bool = QUIET
     verbose: bool = switch("say what is loaded; show the summary even in a pipe", "--verbose", "-v")
-    color: Color = option("colours: auto decides for each stream (default: auto)", default="auto")
+    color: Color = COLOR
     allow_pickle: bool = switch("load pickle weights, which can run code", group=TRUST)
     trust_remote_code: bool = switch("run Python code that comes with a checkpoint", group=TRUST)
     allow_plugins: bool = False
@@ -58,6 +77,10 @@ class ModelOptions(CommandOptions):
         """The same options with their `flags`. Raises UsageError or PresetError."""
         values = vars(self)  # not every command takes --set and --strategy
         return replace(self, flags=knob_layers(knobs, values.get("set", ()), values.get("strategy")))
+
+    def layers(self) -> list[Layer]:
+        """The settings of the job, lowest first, without those of the checkpoint."""
+        return [*settings.standing_layers(), *self.flags]
 
     @cached_property
     def prompt_template(self) -> Template | None:
@@ -69,6 +92,48 @@ class ModelOptions(CommandOptions):
         """Whether results go to a file of their own."""
         return self.output not in (None, "-")
 
+    @property
+    def on_screen(self) -> bool:
+        """Whether results go to a terminal, for a person to read."""
+        return self.output is None and self.format == "text" and is_terminal(sys.stdout)
+
+    @property
+    def input_kind(self) -> str:
+        """How the prompts of a file or of standard input are separated."""
+        return readers.format_of(self.input_format, self.input or "")
+
+    @property
+    def are_texts(self) -> bool:
+        """Whether every prompt is a text, which needs a tokenizer; JSONL rows may hold token ids."""
+        return bool(self.arguments) or self.template is not None or self.input_kind != "jsonl"
+
+    @property
+    def trust(self) -> dict[str, bool]:
+        """What of a checkpoint may run code."""
+        return {"allow_pickle": self.allow_pickle, "trust_remote_code": self.trust_remote_code}
+
+    def prompts(self, hide: Callable[[], object], **how: Any) -> readers.Prompts | None:
+        """The prompts of the command line, or None if there is none. `how` goes to `readers.open_prompts`.
+
+        Remarks on the input go to standard error, after `hide` has taken away what moves there.
+        """
+
+        def say(line: str) -> None:
+            if not self.quiet:
+                hide()
+                print(line, file=sys.stderr, flush=True)
+
+        return readers.open_prompts(
+            self.arguments,
+            self.input,
+            sys.stdin,
+            stdin_is_terminal=sys.stdin is None or is_terminal(sys.stdin),
+            format=self.input_format,
+            template=self.prompt_template,
+            say=say,
+            **how,
+        )
+
 
 @dataclass(frozen=True)
 class PresetOptions(ModelOptions):
@@ -79,4 +144,8 @@ class PresetOptions(ModelOptions):
     )
     set: tuple[str, ...] = repeated("any preset key, as a TOML value", metavar="KEY=VALUE", group=SETTINGS)
     strategy: str | None = option("a decoding mode by name; other flags refine it", metavar="NAME", group=SETTINGS)
-    allow_plugins: bool = switch("let presets name processors by dotted path", group=TRUST)
+    allow_plugins: bool = PLUGINS
+    beneath: Sequence[Layer] = ()  # settings of the command itself, below everything else
+
+    def layers(self) -> list[Layer]:
+        return [*self.beneath, *settings.standing_layers(self.presets), *self.flags]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import collection, events
 from genctl.cli.event_log import read_recording
-from genctl.cli.inputs import is_terminal
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.options import TreeFormat
+from genctl.cli.options import COLOR, QUIET, TreeFormat
 from genctl.cli.run_options import TREE_ECHO
+from genctl.cli.standard_streams import is_terminal
 from genctl.cli.table import Color, Command, CommandOptions, Conflict, argument, because, given, option, switch
 from genctl.errors import Exit, UsageError
 
@@ -41,8 +41,8 @@ class ReplayOptions(CommandOptions):
     echo: bool | None = option("begin the text with the prompt (default: on a terminal, dimmed)", "--echo/--no-echo")
     scores: bool = switch("show what was recorded of each token")
     explain: bool = switch("show what each logits processor did")
-    quiet: bool = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
-    color: Color = option("colours: auto decides for each stream (default: auto)", default="auto")
+    quiet: bool = QUIET
+    color: Color = COLOR
 
 
 def _live(options: ReplayOptions) -> bool:

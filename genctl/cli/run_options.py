@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
-from genctl.cli.options import CHECKS, IN_OUT, SHOWN, WATCH, WATCH_TSV, PresetOptions, TreeFormat
-from genctl.cli.table import Command, Conflict, because, given, option, repeated, switch
+from genctl.cli.options import CHECKS, EVENTS, IN_OUT, SHOWN, TIMING, WATCH, WATCH_TSV, PresetOptions, TreeFormat
+from genctl.cli.table import Command, Conflict, because, given, needless_force, option, repeated, same_file, switch
 from genctl.config.layers import Layer, Resolved
 from genctl.errors import UsageError
 
@@ -43,7 +43,7 @@ class RunOptions(PresetOptions):
     top_logprobs: int | None = option("number of alternatives for each token", metavar="K", group=SHOWN, least=0)
     watch: tuple[str, ...] = WATCH
     explain: bool = switch("show what each logits processor did to each step", group=SHOWN)
-    events: str | None = option("also write every event as JSON lines", metavar="FILE", group=SHOWN)
+    events: str | None = EVENTS
     timing: bool = switch("add load, prefill and decode seconds to records", group=SHOWN)
     fail_on: tuple[Ending, ...] = repeated(
         "exit with 4 if a sequence ended so, is empty, or lacks a forced word (unmet); repeatable",
@@ -56,7 +56,6 @@ class RunOptions(PresetOptions):
     )
     dry: bool = switch("print all settings as TOML, with their origins", group=CHECKS)
     view: Literal["run", "beam"] = "run"
-    beneath: Sequence[Layer] = ()  # settings of the command itself, below everything else
     tree: bool = False
     tree_format: TreeFormat | None = None
 
@@ -94,34 +93,16 @@ def check_search(early: Resolved) -> None:
         )
 
 
-def _is_file(path: str) -> bool:
-    return path != "-" and not path.startswith("/dev/")
-
-
 RECORDS = ("json", "jsonl", "tsv")
-NO_OUTPUT: Conflict = (
-    given("force", without=["output"]),
-    "--force replaces an existing --output file, but there is no --output",
-)
-SAME_EVENTS: Conflict = (
-    lambda options: options.events is not None and options.events == options.output and _is_file(options.events),
-    "--events {events}: --output names the same file",
-)
 TREE_ECHO: Conflict = (
     lambda options: options.tree_format is not None and bool(options.echo),
     "--echo begins texts with their prompt, but --tree-format writes trees instead of texts",
 )
 TREES = "--tree-format {tree_format} writes trees instead of texts"
 CONFLICTS: tuple[Conflict, ...] = (
-    (
-        given("force", without=["output", "events"]),
-        "--force replaces an existing --output or --events file, but there is neither",
-    ),
-    SAME_EVENTS,
-    (
-        given("timing", format=("text", "tsv")),
-        "--timing adds seconds to records, but --format {format} has no place for them",
-    ),
+    needless_force("output", "events"),
+    same_file("events", "output"),
+    TIMING,
     (
         given("raw", format=RECORDS),
         "--raw writes texts as they are to a terminal, but --format {format} writes records",

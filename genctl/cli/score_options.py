@@ -7,8 +7,7 @@ from typing import Literal
 
 from genctl import params
 from genctl.cli.options import IN_OUT, SHOWN, ModelOptions
-from genctl.cli.run_options import NO_OUTPUT
-from genctl.cli.table import Command, Conflict, argument, flag_of, given, option, switch
+from genctl.cli.table import Command, Conflict, argument, flag_of, given, needless_force, option, switch
 from genctl.errors import UsageError
 
 SCORED = "What is scored"
@@ -45,7 +44,7 @@ class ScoreOptions(ModelOptions):
 
 
 CONFLICTS: tuple[Conflict, ...] = (
-    NO_OUTPUT,
+    needless_force("output"),
     (
         given("window", without=["stride"]),
         "--window {window} is for long texts read with --stride, but there is no --stride",

@@ -30,6 +30,14 @@ def mend() -> None:
     sys.stderr = _diagnostics(sys.stderr)
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal. One that is missing or closed is none."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
 def say_interrupted() -> None:
     """Say on standard error that Ctrl-C ended the command, past what another thread may hold of the stream."""
     with suppress(OSError):

@@ -22,8 +22,8 @@ import typer.main
 from genctl import params
 from genctl.cli.completion import COMPLETIONS
 from genctl.cli.help import GENERAL, TableCommand, help_all
-from genctl.cli.strategy import layer as strategy_layer
 from genctl.config.layers import Layer, flags_layer
+from genctl.config.named_strategies import layer as strategy_layer
 from genctl.errors import Exit, UsageError
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -155,6 +155,24 @@ def because(when: Callable[[Any], object], start: str, *rows: Conflict) -> tuple
         return lambda options: when(options) and other(options)
 
     return tuple((both(other), f"{start}{sentence}") for other, sentence in rows)
+
+
+def needless_force(*names: str) -> Conflict:
+    """--force without any of the files that it replaces."""
+    flags = [flag_of(name) for name in names]
+    absent = "there is neither" if flags[1:] else f"there is no {flags[0]}"
+    listed = " or ".join([", ".join(flags[:-1]), flags[-1]] if flags[1:] else flags)
+    return given("force", without=names), f"--force replaces an existing {listed} file, but {absent}"
+
+
+def same_file(name: str, other: str) -> Conflict:
+    """Two options that name the same file. Streams may be shared."""
+
+    def holds(options: Any) -> bool:
+        path = getattr(options, name)
+        return path is not None and path == getattr(options, other) and path != "-" and not path.startswith("/dev/")
+
+    return holds, f"{flag_of(name)} {{{name}}}: {flag_of(other)} names the same file"
 
 
 def flag_of(name: str) -> str:

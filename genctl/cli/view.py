@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from genctl.cli.inputs import is_terminal
 from genctl.cli.run_options import RunOptions
+from genctl.cli.standard_streams import is_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from genctl.batch import jsonl
+from genctl.batch.printable import RefusedRow
 from genctl.batch.rows import InputRow
 from genctl.batch.writers import to_json
 from genctl.config.dry import settings_of
@@ -57,6 +59,15 @@ class Recording:
             lines.append(f'"{key}": {shown}')
         lines.append(f'"records": {_lines(self.records)}')
         return ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8", "backslashreplace")
+
+    def rows(self, name: str) -> Iterator[InputRow]:
+        """Its prompts. `name` is the file, for messages. Raises InputError."""
+        for index, data in enumerate(self.prompts):
+            try:
+                own, fields = jsonl.row_id(data), jsonl.fields(data)
+            except RefusedRow as error:
+                raise InputError(f"--expect: {name}: prompt {index + 1}: {error}") from None
+            yield InputRow(str(index) if own is None else own, index, where=f"{name}, prompt {index + 1}", **fields)
 
 
 def _lines(items: Sequence[Mapping[str, Any]]) -> str:
@@ -318,14 +329,15 @@ def notes(before: Recording, checkpoints: Mapping[str, str], versions: Mapping[s
     return lines
 
 
-def settings_given(resolved: Resolved, seed: int) -> dict[str, Any]:
-    """The settings of a run from all layers above the checkpoint's."""
+def run_entry(name: str, resolved: Resolved, seed: int) -> dict[str, Any]:
+    """A run: `settings` are those from all layers above the checkpoint's, `resolved` are all."""
     names = {key for key, setting in resolved.settings.items() if setting.kind != "model"}
     values = {key: value for key, value in settings_of(resolved).items() if key in names}
     for key, listed in (("processors", resolved.processors), ("stopping", resolved.stopping)):
         if key in names and listed is not None:
             values[key] = list(listed)
-    return {**values, "seed": seed}
+    resolved_values = {**settings_of(resolved), "seed": seed}
+    return {"name": name, "settings": {**values, "seed": seed}, "resolved": resolved_values}
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Comparisons as TSV and as Markdown."""
+"""Comparisons as TSV and as Markdown, and numbers in the cells of tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from genctl.batch.writers import TSV_UNSEEN
 COLUMNS = (
     "run", "id", "sequence", "seed", "finish_reason", "logprob", "score", "tokens", "mean_logprob", "perplexity",
     "entropy", "distinct_1", "distinct_2", "longest_repeat", "self_bleu", "exact_match", "chrf", "bleu", "ter",
-    "text", "prompt", "error",
+    "text", "prompt", "error"
 )  # fmt: skip
 
 _MARKS = re.compile(r"([\\`*_{}\[\]<>|#~])")
@@ -41,6 +41,22 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> st
     ]
     lines += ["| " + " | ".join(map(markdown_text, row)) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number in a cell: – if unknown, scientific if too large to read."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return "∞" if value > 0 else "−∞"
+    if abs(value) >= 1e6:
+        return f"{value:.2e}"
+    return f"{value:,.{digits}f}"
+
+
+def signed(value: float | None, digits: int = 2) -> str:
+    """A difference in a cell."""
+    return number(value, digits) if value is None or value < 0 else f"+{number(value, digits)}"
 
 
 def finite(value: float | None) -> float | None:

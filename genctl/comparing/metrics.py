@@ -163,9 +163,4 @@ def divergence_entry(point: Divergence) -> dict[str, object]:
     def entry(token: events.Token | None) -> list[object] | None:
         return None if token is None else [token.id, token.text, token.logprob]
 
-    return {
-        "run": point.against,
-        "position": point.position,
-        "token": entry(point.token),
-        "other": entry(point.other),
-    }
+    return {"run": point.against, "position": point.position, "token": entry(point.token), "other": entry(point.other)}

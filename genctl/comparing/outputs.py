@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from genctl.batch.records import error_record, record
+from genctl.batch.records import error_record, result_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.comparing import references
 from genctl.comparing.formats import finite
 from genctl.comparing.metrics import Divergence, Values, divergence, divergence_entry, mean_of, measure
+from genctl.errors import InputError
 from genctl.results import Result
 from genctl.results import Sequence as Written
 
@@ -56,6 +57,22 @@ class ComparedPrompt:
     def sequences(self, run: int) -> list[Written]:
         """All texts of a run."""
         return [sequence for result in self.results(run) for sequence in result.sequences]
+
+
+def prompts_of(rows: Sequence[InputRow | BadRow], path: str | None, runs: int, seeds: int) -> list[ComparedPrompt]:
+    """The prompts with their references, from the rows or from the file at `path`.
+
+    Raises InputError where both have one, or where the file does not fit.
+    """
+    given: list[list[str]] = [[]] * len(rows) if path is None else [[line] for line in references.read(path, len(rows))]
+    prompts = []
+    for place, row in enumerate(rows):
+        own: Any = [] if isinstance(row, BadRow) else row.extra.get("reference", [])
+        known = [own] if isinstance(own, str) else list(own)
+        if known and given[place]:
+            raise InputError(f"{row.where} has a reference, and so has line {place + 1} of --references")
+        prompts.append(ComparedPrompt(row, tuple(known or given[place]), [[None] * seeds for _ in range(runs)]))
+    return prompts
 
 
 @dataclass(frozen=True)
@@ -132,24 +149,15 @@ def records(
                 metrics["divergence"] = divergence_entry(item.leaves)
             if baseline is not None and run != baseline and found[baseline]:
                 metrics["difference"] = {"to": baseline, **_difference(item.values, found[baseline])}
-            result = item.result
-            timing = None
-            if load_s is not None:
-                timing = {"load_s": load_s, "prefill_s": result.prefill_s, "decode_s": result.decode_s}
             rows.append(
-                record(
+                result_record(
                     row,
+                    item.result,
                     item.number,
-                    item.sequence.hypothesis,
-                    prompt_text=result.prompt,
-                    model=result.model,
-                    strategy=result.strategy,
-                    seed=result.seed,
-                    prompt_tokens=result.prompt_tokens,
-                    tokens=item.sequence.tokens if tokens else None,
-                    timing=timing,
-                    extra={**result.remarks, "run": run, "metrics": metrics},
-                    reused_tokens=result.reused or None,
+                    tokens=tokens,
+                    load_s=load_s,
+                    extra={"run": run, "metrics": metrics},
+                    reused_tokens=item.result.reused or None,
                 )
             )
     return rows

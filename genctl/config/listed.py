@@ -10,7 +10,7 @@ from genctl.config.check import Wrong, check, did_you_mean, known, named, shown
 from genctl.config.toml import printable
 from genctl.errors import nearest
 from genctl.fit import Misfit, check_plain, kind_of
-from genctl.params import CRITERIA, PROCESSORS
+from genctl.listed_knobs import CRITERIA, PROCESSORS
 
 LISTS: dict[str, dict[str, tuple[str, ...]]] = {"processors": PROCESSORS, "stopping": CRITERIA}
 WHAT = {"processors": "processor", "stopping": "stopping criterion"}

@@ -54,7 +54,7 @@ def checked(
     wide = replace(report, top=max(report.top, COMPARED))
     while chunk := list(islice(waiting, width)):
         together: dict[str, Result] = {}
-        collector = Collector(tokens=True)
+        collector = Collector()
         for event in session.stream(chunk, wide, width=width, interrupted=interrupted):
             result = collector.feed(event)
             if result is not None:
@@ -66,7 +66,7 @@ def checked(
             batched = together.get(request.id)
             if batched is None or batched.error is not None:
                 continue
-            again = Collector(tokens=True)
+            again = Collector()
             for event in session.stream([request], wide, interrupted=interrupted):
                 alone = again.feed(event)
                 if alone is not None and alone.error is None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genctl.native.config import NotNative
+from genctl.native.config import Unfit
 from genctl.native.families import spec_of
 from genctl.native.spec import Spec
 
@@ -28,7 +28,7 @@ _NORMS = ("attn_norm", "attn_out_norm", "attn_sum_norm", "mlp_norm", "mlp_out_no
 
 
 class WeightPlan:
-    """What a checkpoint holds for a spec: names and shapes. Raises NotNative where its files hold something else."""
+    """What a checkpoint holds for a spec: names and shapes. Raises Unfit where its files hold something else."""
 
     def __init__(self, config: dict[str, Any], shapes: Shapes) -> None:
         self.spec, self.names = spec_of(config)
@@ -36,13 +36,13 @@ class WeightPlan:
         self.embed = f"{self.prefix}{self.names.embed}.weight"
         self.head = next((head for head in self.names.heads if f"{head}.weight" in shapes), "")
         if not self.head and not self.spec.tied:
-            raise NotNative(f"the weight files lack {self.names.heads[0]}.weight")
+            raise Unfit(f"the weight files lack {self.names.heads[0]}.weight")
         wanted = dict(self._wanted())
         self.tensors = len(wanted)
         for name, shape in wanted.items():
             if shapes.get(name) != shape:
                 held = "nothing" if name not in shapes else str(list(shapes[name]))
-                raise NotNative(f"the weight files hold {held} as {name}, where config.json implies {list(shape)}")
+                raise Unfit(f"the weight files hold {held} as {name}, where config.json implies {list(shape)}")
         self.unused = sorted(
             name for name in shapes if name not in wanted and not name.endswith(self.names.ignored or ("\0",))
         )

@@ -184,22 +184,6 @@ def _way(line: Text, token: Token | None) -> None:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    """A number in a cell: – if unknown, scientific if too large to read."""
-    if value is None:
-        return "–"
-    if not math.isfinite(value):
-        return "∞" if value > 0 else "−∞"
-    if abs(value) >= 1e6:
-        return f"{value:.2e}"
-    return f"{value:,.{digits}f}"
-
-
-def signed(value: float | None, digits: int = 2) -> str:
-    """A difference in a cell."""
-    return number(value, digits) if value is None or value < 0 else f"+{number(value, digits)}"
-
-
 def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[Text]:
     """A table whose first column names the row; columns that do not fit go into a further table below."""
     columns = [[headings[place], *(row[place] for row in rows)] for place in range(len(headings))]

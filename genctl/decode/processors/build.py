@@ -1,4 +1,4 @@
-"""From knobs to processors, in the order of `params.PROCESSORS`.
+"""From knobs to processors, in the order of `listed_knobs.PROCESSORS`.
 
 By default the order is that of transformers. Processors that transformers lacks stand where the tools that have them
 put them: biases and penalties among the penalties, before anything is removed (llama.cpp's `logit_bias`, `penalties`
@@ -21,7 +21,8 @@ from genctl.decode.processors.context import NamedProcessor, ProcessorContext, o
 from genctl.decode.processors.mirostat import Mirostat
 from genctl.decode.types import Processor
 from genctl.errors import GenctlError, UsageError
-from genctl.params import PROCESSORS, Generation, knobs
+from genctl.listed_knobs import PROCESSORS
+from genctl.params import Generation, knobs
 
 __all__ = ["NAMES", "ORDER", "NamedProcessor", "ProcessorContext", "ProcessorEntry", "build", "unlisted"]
 
