@@ -20,7 +20,7 @@ class UsedIds:
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}  # hash of an explicit id -> the first row that has it
-        self._first: list[int] = []  # runs of rows that do not go by their index: their first
+        self._first: list[int] = []  # runs of rows whose id is not their index: the first
         self._last: list[int] = []  # and last index
 
     def claim(self, own_id: str | None, index: int) -> None:

@@ -166,6 +166,16 @@ class Outcome:
     compared: int = 0
     differences: list[Difference] = field(default_factory=list)
 
+    def lines(self, path: str | None, notes: Sequence[str]) -> list[str]:
+        """What differs from the recording at `path`, or that nothing does."""
+        lines: list[str] = []
+        for difference in self.differences:
+            lines += [difference.heading, *(f"  {line}" for line in difference.lines), ""]
+        lines += [f"note: {note}" for note in notes]
+        if not self.differences:
+            lines.append(f"{self.compared:,} output{'' if self.compared == 1 else 's'} as recorded in {path}")
+        return lines
+
 
 def compare(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], tolerance: float) -> Outcome:
     """Compare every recorded output with the current one; outputs on one side only are differences too.
@@ -273,7 +283,7 @@ def _percent(logprob: float | None) -> str:
 
 
 def _texts(before: str, after: str) -> list[str]:
-    """Both texts on a line each, a long common beginning cut."""
+    """Both texts, one per line; a long common prefix is cut."""
     start = max(shared_length(before, after) - 60, 0)
 
     def shown(text: str) -> str:
@@ -312,7 +322,7 @@ def _apart(a: float | None, b: float | None) -> float:
 
 
 def notes(before: Recording, checkpoints: Mapping[str, str], versions: Mapping[str, str]) -> list[str]:
-    """Other changes: checkpoints and versions. They are no failure by themselves."""
+    """Changes of checkpoints and versions, which alone are no failure."""
     lines = []
     for name, now in checkpoints.items():
         known = before.checkpoints.get(name)
@@ -338,12 +348,3 @@ def run_entry(name: str, resolved: Resolved, seed: int) -> dict[str, Any]:
             values[key] = list(listed)
     resolved_values = {**settings_of(resolved), "seed": seed}
     return {"name": name, "settings": {**values, "seed": seed}, "resolved": resolved_values}
-
-
-def versions() -> dict[str, str]:
-    """The versions that the numbers depend on."""
-    from importlib.metadata import version
-
-    from genctl import __version__
-
-    return {"genctl": __version__, "torch": version("torch"), "transformers": version("transformers")}

@@ -17,7 +17,7 @@ from genctl.models.progress import OnEvent
 from genctl.models.weights import few
 from genctl.native import families, seq2seq_families
 from genctl.native.checkpoint import CLASSES, AnyPlan, is_encoder_decoder, plan_of, read
-from genctl.native.config import NotNative
+from genctl.native.config import NotNative, Unfit
 from genctl.native.load import DTYPES
 from genctl.native.seq2seq_spec import Seq2SeqSpec
 from genctl.params import Runtime
@@ -51,7 +51,8 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
 def _fallback(runtime: Runtime, reason: NotNative) -> str:
     """Why transformers' classes run a checkpoint. Raises ModelError if only the native runtime is allowed."""
     if runtime.runtime == "native":
-        raise ModelError(f"--runtime native: {reason}", hint="--runtime auto falls back to transformers") from None
+        hint = "" if isinstance(reason, Unfit) else "--runtime auto falls back to transformers"
+        raise ModelError(f"--runtime native: {reason}", hint=hint) from None
     if runtime.quantize == "int4":
         hint = "--quantize int8 works on transformers' classes too"
         raise ModelError(f"--quantize int4 needs the native runtime: {reason}", hint=hint) from None

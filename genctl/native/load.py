@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from genctl.native.config import NotNative
+from genctl.native.config import Unfit
 from genctl.native.families import spec_of
 from genctl.native.spec import Spec
 
@@ -27,7 +27,7 @@ _NORMS = ("attn_norm", "attn_out_norm", "attn_sum_norm", "mlp_norm", "mlp_out_no
 
 
 class WeightPlan:
-    """What a checkpoint holds for a spec: names and shapes. Raises NotNative where its files hold something else."""
+    """What a checkpoint holds for a spec: names and shapes. Raises Unfit where its files hold something else."""
 
     def __init__(self, config: dict[str, Any], shapes: Shapes) -> None:
         self.spec, self.names = spec_of(config)
@@ -35,7 +35,7 @@ class WeightPlan:
         self.embed = f"{self.prefix}{self.names.embed}.weight"
         self.head = next((head for head in self.names.heads if f"{head}.weight" in shapes), "")
         if not self.head and not self.spec.tied:
-            raise NotNative(f"the weight files lack {self.names.heads[0]}.weight")
+            raise Unfit(f"the weight files lack {self.names.heads[0]}.weight")
         self.tensors, self.unused = checked(self._wanted(), shapes, self.names.ignored)
 
     def _wanted(self) -> Iterator[tuple[str, Shape]]:
@@ -66,13 +66,13 @@ def checked(
 ) -> tuple[int, list[str]]:
     """How many tensors are wanted, and the names of those in the files that nobody reads.
 
-    Raises NotNative where the files hold something else. `ignored` are endings of names.
+    Raises Unfit where the files hold something else. `ignored` are endings of names.
     """
     shape_of = dict(wanted)
     for name, shape in shape_of.items():
         if shapes.get(name) != shape:
             held = "nothing" if name not in shapes else str(list(shapes[name]))
-            raise NotNative(f"the weight files hold {held} as {name}, where config.json implies {list(shape)}")
+            raise Unfit(f"the weight files hold {held} as {name}, where config.json implies {list(shape)}")
     others = shapes.keys() - shape_of.keys() - set(known)
     return len(shape_of), sorted(name for name in others if not name.endswith(ignored or ("\0",)))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from genctl.native.config import NotNative
+from genctl.native.config import NotNative, Unfit
 from genctl.native.load import Shape, Shapes, checked
 from genctl.native.seq2seq_families import spec_of
 from genctl.native.seq2seq_spec import Side
@@ -28,7 +28,7 @@ _NORMS = ("attn_norm", "cross_norm", "mlp_norm")
 
 
 class Seq2SeqPlan:
-    """What a checkpoint holds for a spec: names and shapes. Raises NotNative where its files hold something else."""
+    """What a checkpoint holds for a spec: names and shapes. Raises Unfit where its files hold something else."""
 
     def __init__(self, config: dict[str, Any], shapes: Shapes) -> None:
         self.spec, self.names = spec_of(config)
@@ -57,7 +57,7 @@ class Seq2SeqPlan:
             fallback = dict.fromkeys(own, held[0]) if held else {}
         for part in missing:
             if part not in fallback:
-                raise NotNative(f"the weight files lack {own[part] if spec.shared is False else shared}")
+                raise Unfit(f"the weight files lack {own[part] if spec.shared is False else shared}")
             own[part] = fallback[part]
         return own, held
 
