@@ -13,7 +13,8 @@ from safetensors import safe_open
 
 from genctl.decode import cache as caches
 from genctl.native.decoder import Decoder
-from genctl.native.load import WeightPlan, load
+from genctl.native.files import mapped
+from genctl.native.load import WeightPlan, build
 from tests.native.variations import VARIATIONS, model
 
 CLOSE = 1e-5  # of the largest number
@@ -41,7 +42,7 @@ def _native(name: str, folder: Path) -> Decoder:
         shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
     plan = WeightPlan(json.loads((place / "config.json").read_text()), shapes)
     assert plan.unused == []
-    return load(plan, (path,))
+    return build(plan, mapped((path,)))
 
 
 def layers(name: str) -> list[Any]:
