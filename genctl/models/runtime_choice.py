@@ -51,7 +51,7 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
 def _fallback(runtime: Runtime, reason: NotNative) -> str:
     """Why transformers' classes run a checkpoint. Raises ModelError if only the native runtime is allowed."""
     if runtime.runtime == "native":
-        hint = None if isinstance(reason, Unfit) else "--runtime auto falls back to transformers"
+        hint = "" if isinstance(reason, Unfit) else "--runtime auto falls back to transformers"
         raise ModelError(f"--runtime native: {reason}", hint=hint) from None
     if runtime.quantize == "int4":
         hint = "--quantize int8 works on transformers' classes too"
