@@ -61,7 +61,7 @@ _JSON = {
 
 
 def reason_of(error: Exception) -> str:
-    """Why a file or a JSON text cannot be read, in a few plain words."""
+    """Why a file or a JSON text cannot be read, in a few words."""
     if isinstance(error, OSError):
         return error.strerror or _SYSTEM.get(type(error), "the system gives no reason")
     if isinstance(error, UnicodeDecodeError):

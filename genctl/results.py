@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 
 from genctl import events
 
-# A row's newest token and the link before it, or None; and in the same way the rows it continued. Forks share a stem.
+# Linked lists, newest first: the tokens of a row, and the rows that it continued. Forks share their common part.
 History: TypeAlias = tuple[Any, Any]
 NO_HISTORY: History = (None, None)
 
 
 def grown(history: History, row: events.Row | events.Ended) -> History:
-    """The history of a row, given that of its parent."""
+    """The history of a row, from that of its parent."""
     tokens, parents = history
     for token in row.written:
         tokens = (token, tokens)
@@ -53,7 +53,7 @@ class Sequence:
 
     @property
     def logprob(self) -> float:
-        """Of the whole sequence under the model, in nats."""
+        """The log-probability of the whole sequence under the model, in nats."""
         return self.hypothesis.logprob
 
     @property
@@ -66,7 +66,7 @@ class Sequence:
 
     @property
     def unmet(self) -> tuple[str, ...]:
-        """Forced phrases that it lacks."""
+        """The forced phrases that the text lacks."""
         return self.hypothesis.unmet
 
     @property
@@ -94,7 +94,7 @@ class Result:
     accepted: int = 0
     error: events.Failed | None = None
     reused: int = 0  # tokens of the prompt that a prompt cache held
-    truncated: int = 0  # tokens that were taken from the prompt
+    truncated: int = 0  # tokens dropped from the prompt
     num_return_sequences: int = 1
 
     @property

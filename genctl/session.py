@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from genctl.request_planner import PlannedLane
 
 
-TYPICAL = 2048  # tokens that a row is taken to have at most, where a batch is sized by memory
+TYPICAL = 2048  # assumed length of a row when a batch is sized by memory
 
 
 class Session:

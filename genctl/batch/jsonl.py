@@ -16,7 +16,7 @@ from genctl.batch.printable import RefusedRow, quote
 from genctl.batch.template import Template
 from genctl.errors import nearest, reason_of
 
-DEEPEST = 64  # levels of nesting; far below what recursive code downstream can take
+DEEPEST = 64  # levels of nesting, so that recursive code is safe
 LARGEST_ID = 2**63 - 1  # what an int64 tensor holds
 
 PROMPTS = ("prompt", "prompt_ids", "messages")
@@ -54,14 +54,14 @@ def row_id(data: dict[str, Any]) -> str | None:
         raise RefusedRow("id: is empty")
     try:
         return str(value)
-    except ValueError:  # more digits than may be written
+    except ValueError:  # too many digits
         raise RefusedRow("id: an integer has too many digits") from None
 
 
 def fields(data: dict[str, Any], template: Template | None = None) -> dict[str, Any]:
     """The keyword arguments of `InputRow` besides id, index and where. Raises RefusedRow with all errors.
 
-    With a `template` the prompt is made of the row's fields, which may then have any name.
+    With a `template` the prompt is made from the row's fields, which may have any name.
     """
     if template is not None:
         data = template.apply(data, ("id", "params", *EXTRA), ("prompt_ids", "messages"))

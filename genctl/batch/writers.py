@@ -113,7 +113,7 @@ class JsonWriter:
         self._closed = False
 
     def write(self, record: Record) -> None:
-        # The state moves first: a write that a signal breaks into is finished by the sink, not by us.
+        # The state changes first: if a signal interrupts the write, the sink completes it.
         piece, self._before = f"{self._before}{to_json(record)}".encode(), ",\n"
         self._sink.write(piece)
 
@@ -193,9 +193,9 @@ class Ordered:
         self._writer = writer
         self._unordered = unordered
         self._written = written
-        self._next = start  # the lowest index that has not come
-        self._early: dict[int, Sequence[Record]] = {}  # those above it that have (empty: written already)
-        self._due: deque[Record] = deque()  # to be written now, kept in case a signal breaks into a row of several
+        self._next = start  # the lowest missing index
+        self._early: dict[int, Sequence[Record]] = {}  # results with a higher index (empty: written already)
+        self._due: deque[Record] = deque()  # to be written now; kept in case a signal interrupts a row
 
     @property
     def held(self) -> int:
@@ -203,7 +203,7 @@ class Ordered:
         return 0 if self._unordered else len(self._early)
 
     def put(self, index: int, records: Sequence[Record]) -> None:
-        """The records of row `index`, written when it is their turn. Raises what the writer raises."""
+        """The records of row `index`; they are written when all earlier rows are. Raises what the writer raises."""
         if index < self._next or index in self._early:
             raise RuntimeError(f"row {index} was put twice")
         if not records:
@@ -221,7 +221,7 @@ class Ordered:
                 self._written(self._next - 1, due)
 
     def drop(self) -> None:
-        """Drop the rows that are held back: the rows before them will not come."""
+        """Drop the rows that are held back: earlier rows will not come."""
         self._early.clear()
 
     def close(self, *, partial: bool = False) -> None:

@@ -283,7 +283,7 @@ def _percent(logprob: float | None) -> str:
 
 
 def _texts(before: str, after: str) -> list[str]:
-    """Both texts on a line each, a long common beginning cut."""
+    """Both texts, one per line; a long common prefix is cut."""
     start = max(shared_length(before, after) - 60, 0)
 
     def shown(text: str) -> str:
@@ -322,7 +322,7 @@ def _apart(a: float | None, b: float | None) -> float:
 
 
 def notes(before: Recording, checkpoints: Mapping[str, str], versions: Mapping[str, str]) -> list[str]:
-    """Other changes: checkpoints and versions. They are no failure by themselves."""
+    """Changes of checkpoints and versions, which alone are no failure."""
     lines = []
     for name, now in checkpoints.items():
         known = before.checkpoints.get(name)

@@ -1,4 +1,4 @@
-"""What each run made of each prompt, and the records of it."""
+"""The outputs of each run for each prompt, and their records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Cell: TypeAlias = Result | Failure | None
 
 @dataclass
 class ComparedPrompt:
-    """One prompt and what became of it: `cells[run][repetition]`, None while it has not been done."""
+    """One prompt and its outputs: `cells[run][repetition]`, None until it is finished."""
 
     row: InputRow | BadRow
     references: tuple[str, ...]
@@ -38,20 +38,20 @@ class ComparedPrompt:
 
     @property
     def begun(self) -> bool:
-        """Whether any run has come to an end."""
+        """Whether any run has finished."""
         return any(cell is not None for cells in self.cells for cell in cells)
 
     def forget(self) -> None:
-        """Let go of results that have been written."""
+        """Free the results that have been written."""
         self.cells = [[None] * len(cells) for cells in self.cells]
         self.lanes = {}
 
     def results(self, run: int) -> list[Result]:
-        """What a run made of it, seed by seed."""
+        """The results of a run, one per seed."""
         return [cell for cell in self.cells[run] if isinstance(cell, Result)]
 
     def failures(self, run: int) -> list[Failure]:
-        """Why it could not, each reason once."""
+        """The errors of a run, each once."""
         return list(dict.fromkeys(cell for cell in self.cells[run] if isinstance(cell, Failure)))
 
     def sequences(self, run: int) -> list[Written]:
@@ -77,7 +77,7 @@ def prompts_of(rows: Sequence[InputRow | BadRow], path: str | None, runs: int, s
 
 @dataclass(frozen=True)
 class Measured:
-    """One text, its numbers, and where it leaves the text of the run that it is compared to."""
+    """One text, its metrics, and where it diverges from the text of the base run."""
 
     result: Result
     number: int
@@ -114,7 +114,7 @@ def measured(
 def _leaves(
     prompt: ComparedPrompt, home: int, repetition: int, result: Result, sequence: Written, base: str
 ) -> Divergence | None:
-    """Where a text leaves the first text of the base run with the same seed, or with its first one."""
+    """Where a text diverges from the base run's first text with the same seed, or else from its first text."""
     other = prompt.cells[home][repetition]
     if not isinstance(other, Result) or not other.sequences:
         return None
@@ -132,7 +132,7 @@ def records(
 ) -> list[dict[str, Any]]:
     """The records of a prompt: those of `genctl run` with `run` and `metrics` at their end.
 
-    `metrics.divergence` says where a text leaves that of the first run (or `baseline`): `position` counts the tokens
+    `metrics.divergence` is where a text leaves that of the first run (or `baseline`): `position` counts the tokens
     before it, `token` and `other` are [id, text, logprob], null where a text had ended. With `baseline`,
     `metrics.difference` holds each number less the mean of the baseline's texts. `load_s` adds `timing`.
     """

@@ -20,7 +20,7 @@ T = TypeVar("T")
 NAME = re.compile(r"[\w@][\w .:@+-]{0,59}")
 _OPEN, _CLOSE = "[{(", "]})"
 
-# What decides how a checkpoint is loaded: runs that agree on it share one.
+# The settings that decide how a checkpoint is loaded: runs with equal ones share it.
 LOADING = tuple(
     name for name, item in params.knobs(Runtime).items() if item.metadata["group"] == params.MODEL and name != "offline"
 )
@@ -38,7 +38,7 @@ class RunSpec:
         return self.resolve(())
 
     def resolve(self, beneath: Sequence[Layer]) -> Resolved:
-        """All layers, those of the checkpoint `beneath` them. Raises PresetError."""
+        """All layers above those of the checkpoint (`beneath`). Raises PresetError."""
         return resolve([*beneath, *self.layers], tentative=not beneath)
 
 
@@ -166,7 +166,7 @@ def split_pairs(text: str, place: str) -> list[str]:
             skip = letter == "\\" and quote == '"'
             quote = "" if letter == quote else quote
         elif letter == '"' or (letter == "'" and text[:at].rstrip()[-1:] in ("=", "[", ",", ":", "{")):
-            quote = letter  # an apostrophe within a word opens nothing
+            quote = letter  # an apostrophe inside a word is no quote
         elif letter in _OPEN:
             depth += 1
         elif letter in _CLOSE:

@@ -10,7 +10,7 @@ from genctl.comparing.outputs import ComparedPrompt, Measured
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
-TIE = 1e-5  # nats per token: what rounding in another batch may move
+TIE = 1e-5  # nats per token: the rounding of another batch shape
 _AT_ONCE = 4_000_000  # numbers drawn at a time
 
 

@@ -34,7 +34,7 @@ KINDS: dict[str, Kind] = {
 SPECIAL = ("about", *LISTS)
 MOST_MISTAKES = 100
 
-# Entries of a generation_config that are about the file itself, not about the text.
+# Entries of a generation_config that describe the file itself.
 BOOKKEEPING = {
     "transformers_version", "_from_model_config", "_commit_hash", "generation_kwargs", "is_assistant",
     "trust_remote_code",
@@ -54,7 +54,7 @@ class Layer:
 
     `origin` names the place; `where` gives the exact place of each key (`file.toml:3`, `flag --top-p`). `said` is the
     kind of the layer; without it the first word of the origin decides (`generation_config`, `flag`, `--set`, `params`),
-    and all other origins are files or the environment. `typed`: somebody typed it for this job. `broken` holds what
+    and all other origins are files or the environment. `typed`: it was typed for this job. `broken` holds what
     could not be read here: `resolve` raises it together with all other mistakes.
     """
 
@@ -171,7 +171,7 @@ class _Reading:
 
 
 def _asks_for_nothing(key: str, value: Any) -> bool:
-    """Whether an entry of a generation_config says nothing about the text."""
+    """Whether an entry of a generation_config has no effect on the text."""
     if value is None or key.startswith("_") or key in BOOKKEEPING:
         return True
     return (key in REFUSED or key in params.knobs(Runtime)) and value in (False, 0, 1, "", [], {})

@@ -1,4 +1,6 @@
-"""`[[processors]]` and `[[stopping]]`: lists of tables, each with a name and the knobs of what it names."""
+"""`[[processors]]` and `[[stopping]]`: lists of tables, each with a name and the knobs of the named processor or
+criterion.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ WHAT = {"processors": "processor", "stopping": "stopping criterion"}
 
 
 class ListMistakes(Exception):
-    """Everything that is wrong with a list, one sentence each."""
+    """All mistakes in a list, one sentence each."""
 
     def __init__(self, sentences: list[str]) -> None:
         super().__init__("; ".join(sentences))
@@ -35,7 +37,7 @@ def check_list(key: str, value: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _table(key: str, number: int, item: Any, mistakes: list[str]) -> dict[str, Any]:
-    """One table, checked; what is wrong with it is added to `mistakes`."""
+    """One checked table; its mistakes are added to `mistakes`."""
     place = f"{key}, item {number}"
     if not isinstance(item, dict):
         mistakes.append(f'{place}: must be a table with use = "NAME", not {shown(item)}')

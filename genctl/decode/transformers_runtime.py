@@ -21,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from genctl import compat
 from genctl.decode import cache as caches
 from genctl.decode import model_states, transfer
+from genctl.decode.cache_observer import Passed
 from genctl.decode.capabilities import (
     CACHE_DIFFERS,
     DECODERS,
@@ -35,7 +36,7 @@ from genctl.decode.layers import GrowingLayer, StaticLayer
 from genctl.decode.length_rope import READ_AGAIN, LengthRope
 from genctl.decode.out_of_memory import is_shortage
 from genctl.decode.prefill import Reader
-from genctl.decode.runtime import Output, Passed
+from genctl.decode.runtime import Output
 from genctl.decode.types import Prefix, Source
 from genctl.errors import GenctlError, ModelError
 

@@ -16,7 +16,7 @@ from genctl.results import Collector, Result, Sequence
 from genctl.sequences import shared_length
 from genctl.session import Session
 
-COMPARED = 5  # alternatives looked at to find the probability of the other choice
+COMPARED = 5  # alternatives in which the other choice is looked up
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ def checked(
     told: Callable[[BatchDivergence], None],
     interrupted: Callable[[], str] = lambda: "",
 ) -> Generator[events.Event, None, None]:
-    """`session.stream`, `width` prompts at a time; after each batch its prompts alone, differences passed to `told`.
+    """`session.stream`, `width` prompts at a time; after each batch its prompts alone, and `told` receives the
+    differences.
 
     Yields the events of the batches only.
     """
@@ -75,7 +76,7 @@ def checked(
 
 def differences(batched: Result, alone: Result) -> Iterator[BatchDivergence]:
     """The first difference of each sequence, best sequence first."""
-    none = Sequence(events.Hypothesis((), 0.0, 0.0, ""), ())  # where only one of them has so many
+    none = Sequence(events.Hypothesis((), 0.0, 0.0, ""), ())  # if only one of the two has so many sequences
     pairs = zip_longest(batched.sequences, alone.sequences, fillvalue=none)
     for number, (batched_sequence, alone_sequence) in enumerate(pairs):
         if batched_sequence.token_ids != alone_sequence.token_ids:

@@ -68,7 +68,7 @@ class Part:
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> Part:
-        """From an entry of `describe` for a cache with one row."""
+        """The part of an entry of `describe`, for a cache with one row."""
         columns = 1 if entry["kind"] == STATE else entry["shape"][2]
         return cls(
             entry["layer"],
@@ -111,7 +111,7 @@ class Part:
         return self.rows(size) * columns * self.cell
 
     def entry(self, size: Size, device: str) -> dict[str, Any]:
-        """As an entry of `describe`."""
+        """The part as an entry of `describe`."""
         entry: dict[str, Any] = {
             "layer": self.layer,
             "kind": self.kind,

@@ -47,7 +47,7 @@ class LoadedModel:
     notes: tuple[str, ...] = ()  # for stderr
     checkpoint: check.Checkpoint | None = None
     runtime: str = ""  # with the reason: "native (llama)", "transformers (--compile)"
-    tokenizer_of: str = ""  # if it is another one's: "transformers (there is no tokenizer.json)"
+    tokenizer_of: str = ""  # if not genctl's own: "transformers (there is no tokenizer.json)"
 
     @property
     def verbose_notes(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ def load(
         read_ahead(checkpoint.weights.files)
         native, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         device = device_of(runtime.device) if runtime.device_map is None else None
-        collection.resume()  # torch is imported; garbage of a model may have to be collected from here on
+        collection.resume()  # torch is imported: collect again
         prepare.check_device(runtime, device)
         if native is not None and device is not None:
             reason = runtime_choice.device_reason(native.spec, runtime, device)

@@ -22,7 +22,7 @@ def quiet() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
-    # transformers sets its level as it is imported, which may happen within; no record of its is above CRITICAL
+    # transformers sets its level as it is imported, which may happen within; none of its records is above CRITICAL
     verbosity = os.environ.get("TRANSFORMERS_VERBOSITY")
     os.environ["TRANSFORMERS_VERBOSITY"] = "critical"
     try:
@@ -43,7 +43,7 @@ def download_bar(on_event: OnEvent | None, what: str) -> Any:
     from tqdm.std import tqdm  # type: ignore[import-untyped]
 
     class Bar(tqdm):  # type: ignore[misc]
-        monitor_interval = 0  # no watching thread
+        monitor_interval = 0  # no monitor thread
 
         def __init__(self, *args: Any, **keywords: Any) -> None:
             keywords.pop("name", None)

@@ -18,7 +18,7 @@ BUILTIN = Path(__file__).with_name("builtin")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _UNWRITABLE = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT)
-# Owners under whom the Hub keeps the checkpoints that once had bare ids ("gpt2"). A stranger's "x/gpt2" is never meant.
+# Owners under whom the Hub keeps the checkpoints that once had bare ids ("gpt2"); "x/gpt2" is another model.
 _CANONICAL = (
     "openai-community",
     "google-t5",
@@ -108,7 +108,7 @@ class HubCheckpoint:
                 why = "--offline" if self.offline else "HF_HUB_OFFLINE is set"
                 raise self._nowhere(f"{self._named} is not in the cache, and the Hub is not asked ({why})")
             return CheckpointFolder(folder)
-        if self.revision and _COMMIT.fullmatch(self.revision):  # commits never change: what is cached is what is meant
+        if self.revision and _COMMIT.fullmatch(self.revision):  # a commit never changes, so the cached one is right
             folder = self.cached()
             if folder is not None:
                 return CheckpointFolder(folder)
@@ -130,7 +130,7 @@ class HubCheckpoint:
             ) from error
         except errors.HFValidationError as error:
             raise ModelError(f"no such folder: {self.model}, which is no Hub id either") from error
-        except Exception as error:  # whichever HTTP library the Hub's client uses this year
+        except Exception as error:  # the HTTP library of the Hub's client differs by version
             if isinstance(error, OSError) and error.errno in _UNWRITABLE:
                 raise ModelError(f"cannot write to the cache {constants.HF_HUB_CACHE}: {error.strerror}") from error
             folder = self.cached()

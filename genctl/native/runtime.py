@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from genctl.decode import cache as caches
+from genctl.decode.cache_observer import Passed
 from genctl.decode.encoder_inputs import Sources
 from genctl.decode.length_rope import READ_AGAIN
 from genctl.decode.prefill import Reader
-from genctl.decode.runtime import Output, Passed
+from genctl.decode.runtime import Output
 from genctl.decode.types import Prefix, Source
 from genctl.errors import ModelError
 from genctl.native.decoder import Decoder
