@@ -55,10 +55,6 @@ class Seq2SeqRuntime(NativeRuntime):
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
         return Source(tokens, self.network.encode(tokens))
 
-    def in_one_piece(self, length: int) -> bool:
-        """Positions are those of a token's place, wherever a text is cut."""
-        return False
-
     def __call__(
         self,
         feed: Tensor,
