@@ -64,7 +64,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         raise ModelError(f"{what} is not UTF-8 text (byte {error.start})") from error
     except json.JSONDecodeError as error:
         raise ModelError(f"{what} is {reason_of(error)}") from error
-    except KeyTwice as error:
+    except DuplicateKey as error:
         raise ModelError(f"{what} is not usable JSON: {error}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{what} is not usable JSON: {reason_of(error)}") from error
@@ -191,7 +191,7 @@ def _check_ranges(path: Path, tensors: dict[str, Tensor], data: int, size: int) 
         raise ModelError(f"{path.name} is corrupt: {size - at:,} bytes after its last tensor belong to none")
 
 
-class KeyTwice(ValueError):
+class DuplicateKey(ValueError):
     """A JSON object that has a key twice."""
 
 
@@ -199,7 +199,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     items = dict(pairs)
     if len(items) < len(pairs):
         names = [name for name, _ in pairs]
-        raise KeyTwice(f"{next(name for name in names if names.count(name) > 1)!r:.80} is given twice")
+        raise DuplicateKey(f"{next(name for name in names if names.count(name) > 1)!r:.80} is given twice")
     return items
 
 
