@@ -10,7 +10,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Generic, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -272,6 +272,32 @@ def with_tokens(event: Stepped, written: Sequence[tuple[Token, ...]], ended: tup
             same = False
         rows.append(row)
     return event if same else Stepped(event.lane, event.step, tuple(rows), ended, event.drafted, event.accepted)
+
+
+def reworded(
+    stream: Iterable[Event],
+    states: RowStates[S],
+    written: Callable[[S], tuple[Token, ...]],
+    end: Callable[[Ended, S], Ended],
+    finish: Callable[[str, Hypothesis], Hypothesis],
+    lanes: Container[str] | None = None,
+) -> Iterator[Event]:
+    """The same events with other texts: `written` are the newest tokens of a row's state, `end` changes an ended row by
+    its state, and `finish` a hypothesis of a lane that is done. Only `lanes`, which may grow meanwhile, are changed.
+    """
+    for event in stream:
+        if isinstance(event, Loading) or (lanes is not None and event.lane not in lanes):
+            yield event
+        elif isinstance(event, Stepped):
+            live, ended = states.step(event)
+            last = tuple(map(end, event.ended, ended)) if ended else ()
+            yield with_tokens(event, [written(state) for state in live], last)
+        else:
+            states.forget(event)
+            if isinstance(event, Finished):
+                hypotheses = tuple(finish(event.lane, hypothesis) for hypothesis in event.hypotheses)
+                event = dataclasses.replace(event, hypotheses=hypotheses)
+            yield event
 
 
 def to_json(event: Event) -> dict[str, Any]:

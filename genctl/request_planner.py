@@ -77,12 +77,7 @@ class Planner:
     @property
     def context(self) -> int | None:
         """The maximum number of positions; None if the model has no limit."""
-        config = self.loaded.config.get_text_config(decoder=True)
-        for name in ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx"):
-            value = getattr(config, name, None)
-            if isinstance(value, int) and value > 0 and self.loaded.config.model_type not in UNBOUNDED:
-                return value
-        return None
+        return context_of(self.loaded.config)
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
@@ -379,6 +374,24 @@ class Deadline:
 UNBOUNDED = frozenset(
     {"t5", "mt5", "umt5", "longt5", "switch_transformers", "bloom", "mpt", "mamba", "mamba2", "falcon_mamba"}
 )
+
+
+def context_of(config: Any) -> int | None:
+    """Most positions that a model, or the decoder of one, was made for; None where nothing bounds them."""
+    names = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx")
+    return None if config.model_type in UNBOUNDED else _first_size(config.get_text_config(decoder=True), names)
+
+
+def source_context_of(config: Any) -> int | None:
+    """Most tokens that an encoder reads; None where nothing bounds them."""
+    own = getattr(config, "encoder", None) or config  # of a composite; others say it for both sides
+    names = ("max_source_positions", "max_encoder_position_embeddings", "max_position_embeddings", "n_positions")
+    return None if getattr(own, "model_type", None) in UNBOUNDED else _first_size(own, names)
+
+
+def _first_size(config: Any, names: Sequence[str]) -> int | None:
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def _ids(value: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -207,7 +207,7 @@ class Session:
             lane = planned.lane.name
             if planned.guard.needed:
                 guards[lane] = planned.guard
-            if planned.healed is not None:
+            if planned.healed is not None and planned.healed.text:
                 healed[lane] = planned.healed
             if planned.rerank is not None:
                 ranked[lane] = planned.rerank

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from genctl.batch.printable import RefusedRow, quote
 from genctl.batch.template import Template
 from genctl.errors import nearest, reason_of
+from genctl.strict_json import DuplicateKey, once
 
 DEEPEST = 64  # levels of nesting, so that recursive code is safe
 LARGEST_ID = 2**63 - 1  # what an int64 tensor holds
@@ -29,11 +30,13 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def parse(line: str) -> dict[str, Any]:
     """The object on this line. Raises RefusedRow for anything but one plain, finite, unambiguous JSON object."""
     try:
-        data = json.loads(line, parse_constant=_constant, object_pairs_hook=_object)
+        data = json.loads(line, parse_constant=_constant, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise RefusedRow(reason_of(error)) from None
     except RecursionError:
         raise RefusedRow(f"nested more than {DEEPEST} levels deep") from None
+    except DuplicateKey as error:
+        raise RefusedRow(f"the key {quote(error.key)} occurs twice") from None
     except ValueError:  # the interpreter's limit on the digits of an integer
         raise RefusedRow("an integer has too many digits") from None
     if not isinstance(data, dict):
@@ -168,15 +171,6 @@ def _check_plain(key: str, value: Any) -> None:
 
 def _constant(name: str) -> NoReturn:
     raise RefusedRow(f"not JSON: {name} is not a JSON number")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    items: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in items:
-            raise RefusedRow(f"the key {quote(key)} occurs twice")
-        items[key] = value
-    return items
 
 
 def kind_of(value: Any) -> str:

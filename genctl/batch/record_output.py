@@ -10,13 +10,13 @@ from genctl.batch import writers
 from genctl.batch.resumable import Resumable
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.same_job import check_same
+from genctl.batch.tally import RowTally
 
 Record = writers.Record
-Written = Callable[[int, Sequence[Record]], object]
 
 
 class RecordOutput:
-    """Records to a writer, in the order of their rows. `written` is told of each row."""
+    """Records to a writer, in the order of their rows. `tally` counts them."""
 
     done = 0  # rows whose records are out since an earlier run
     again = 0  # the first row to decode: rows before `done` are decoded again where others need them beside them
@@ -24,18 +24,17 @@ class RecordOutput:
     compared = False  # the input is known to be, byte by byte, what it was
     hurried = False  # to be set where closing must not take its time
     differs = False  # rows that were decoded again came out differently
-    tally: Mapping[str, Any] = {}  # what earlier runs have counted in the rows that are done
 
     def __init__(
         self,
         writer: writers.Writer,
         sink: writers.Sink | None = None,
-        written: Written = lambda index, records: None,
+        tally: RowTally | None = None,
         *,
         unordered: bool = False,
     ) -> None:
-        self._sink = sink
-        self._ordered = writers.Ordered(writer, unordered=unordered, written=written)
+        self._sink, self._tally = sink, tally or RowTally()
+        self._ordered = writers.Ordered(writer, unordered=unordered, written=self._tally.written)
 
     def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
         """Begin or continue, now that the checkpoint is loaded. Returns the seed that holds."""
@@ -70,23 +69,16 @@ class ResumedOutput(RecordOutput):
     """Records to a file with a journal beside it. Rows that an earlier run has finished are not written again.
 
     Rows before `done` that are decoded beside those that follow (`again`) are compared with what was written: the last
-    digits of a row's numbers depend on the rows that are computed with it. `counted` gives the counts to keep.
+    digits of a row's numbers depend on the rows that are computed with it.
     """
 
-    def __init__(
-        self,
-        path: str,
-        format: writers.Format,
-        written: Written,
-        on_error: Callable[[Record], None],
-        counted: Callable[[], Mapping[str, Any]],
-    ) -> None:
-        self._format, self._on_error = format, on_error
-        self._counted, self._row_written = counted, written
+    def __init__(self, path: str, format: writers.Format, tally: RowTally, on_error: Callable[[Record], None]) -> None:
+        self._format, self._tally, self._on_error = format, tally, on_error
         self.file = Resumable(path)
         mark = self.file.mark
         self.done = self.again = mark.rows
-        self.finished, self.tally = mark.done, mark.tally
+        self.finished = mark.done
+        tally.go_on(mark.rows, mark.tally)
         self._digest = hashlib.blake2b(digest_size=16)
         self._echo: writers.Ordered | None = None
 
@@ -139,8 +131,8 @@ class ResumedOutput(RecordOutput):
         self.file.abandon()
 
     def _note(self, index: int, records: Sequence[Record]) -> None:
-        self._row_written(index, records)
-        self.file.written(index + 1, self._counted())
+        self._tally.written(index, records)
+        self.file.written(index + 1, self._tally.kept())
 
     def _compare(self, index: int, records: Sequence[Record]) -> None:
         """At the last row that is decoded again, compare all of them with the file."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 from genctl.batch.output import Sink as Sink
@@ -151,6 +151,13 @@ class TsvWriter:
 def to_json(record: Record) -> str:
     """The record on one line (`ensure_ascii=False`). ValueError for a number that is not finite."""
     return escaped(json.dumps(record, ensure_ascii=False, allow_nan=False))
+
+
+def report_text(report: Record, format: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A report as JSON, or `rows` of it as TSV."""
+    if format == "json":
+        return f"{to_json(report)}\n"
+    return "".join("\t".join(map(str, row)) + "\n" for row in (columns, *rows))
 
 
 def escaped(line: str) -> str:

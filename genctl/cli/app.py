@@ -79,7 +79,11 @@ class Root(CommandGroup):
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         target = getattr(import_module(module), name)
-        command = typer.main.get_command(target) if isinstance(target, typer.Typer) else target.build(EPILOG)
+        command = (
+            typer.main.get_command(target)
+            if isinstance(target, typer.Typer)
+            else target.build(EPILOG, COMMANDS[cmd_name][1])
+        )
         command.name = cmd_name
         return command
 

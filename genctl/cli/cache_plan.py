@@ -36,20 +36,18 @@ def perform(options: InspectOptions, early: Resolved) -> int:
 
 
 def _write(report: Mapping[str, Any], options: InspectOptions) -> None:
-    from genctl.batch.writers import to_json
+    from genctl.batch.writers import report_text
     from genctl.render.cache_plan import plan_lines
     from genctl.render.console import make_consoles
     from genctl.render.widgets import visible
 
     out, err = make_consoles(options.color)
-    if options.format == "json":
-        print(to_json(report))
-    elif options.format == "tsv":
-        for cells in (COLUMNS, *([layer[name] for name in COLUMNS] for layer in report["layers"])):
-            print(*cells, sep="\t")
-    else:
+    if options.format == "text":
         for line in plan_lines(report, out.width if out.is_terminal else None):
             out.print(line)
+    else:
+        rows = [[layer[name] for name in COLUMNS] for layer in report["layers"]]
+        sys.stdout.write(report_text(report, options.format, COLUMNS, rows))
     sys.stdout.flush()
     for note in report["plan"]["notes"]:
         err.print(visible(f"note: {note}"), style="dim")

@@ -19,9 +19,10 @@ from genctl.cli.job import Job, request_of, start_seed
 from genctl.comparing import expectations
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
 from genctl.comparing.runs import RunSpec, check_prompt_caches, checkpoint_of, each
-from genctl.comparing.sharing import Sharing
+from genctl.comparing.shared_work import SharedWork
 from genctl.config.dry import to_toml
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
+from genctl.identity import versions
 from genctl.params import Runtime
 from genctl.results import Collector, Result
 
@@ -39,7 +40,8 @@ class CompareJob(Job[CompareOptions]):
     def __init__(self, options: CompareOptions, interrupt: Interrupt) -> None:
         super().__init__(options, interrupt)
         self.recording = None if options.expect is None else expectations.read(options.expect)
-        self.saved = Sharing()
+        self.saved = SharedWork()
+        self.versions = versions("torch", "transformers")
         self.checkpoints: dict[str, str] = {}
         self.records: list[dict[str, Any]] = []  # kept for --save and --expect
         self.lanes: dict[str, tuple[ComparedPrompt, int, int]] = {}  # live ones: prompt, run, repetition
@@ -264,15 +266,14 @@ class CompareJob(Job[CompareOptions]):
             for prompt in self.prompts
             if isinstance(prompt.row, InputRow)
         ]
-        versions = expectations.versions()
         parts = (tuple(runs), tuple(prompts), tuple(self.records))
-        return expectations.Recording(self.seed, self.seeds, versions, self.checkpoints, *parts)
+        return expectations.Recording(self.seed, self.seeds, self.versions, self.checkpoints, *parts)
 
     def _compare(self, recording: expectations.Recording) -> None:
         """Compare with what --expect read, and write the differences."""
         tolerance = expectations.TOLERANCE if self.options.tolerance is None else self.options.tolerance
         outcome = expectations.compare(recording.records, self.records, tolerance)
-        self.report.compared(outcome, expectations.notes(recording, self.checkpoints, expectations.versions()))
+        self.report.compared(outcome, expectations.notes(recording, self.checkpoints, self.versions))
         self.differing, self.compared = len(outcome.differences), outcome.compared
 
     def status(self) -> int:
@@ -286,6 +287,3 @@ class CompareJob(Job[CompareOptions]):
                 hint="--save FILE --force records them as they are now",
             )
         return int(Exit.DONE)
-
-
-perform = CompareJob.perform

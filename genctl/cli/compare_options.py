@@ -7,60 +7,51 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from genctl.cli.options import CHECKS, EVENTS, IN_OUT, PLUGINS, SHOWN, TIMING, WATCH, WATCH_TSV, ModelOptions
-from genctl.cli.table import Command, given, needless_force, option, repeated, same_file, switch
+from genctl.cli.table import Command, OptionGroup, given, needless_force, same_file
 from genctl.comparing import expectations
 from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, each, read_runs, recorded_layer, split_models
 from genctl.config.layers import Layer, Resolved, model_layer
 from genctl.errors import UsageError
 
-RUNS = "Runs"
+RUNS = OptionGroup("Runs")
 
 
 @dataclass(frozen=True)
 class CompareOptions(ModelOptions):
     """The command line of `genctl compare`."""
 
-    presets: tuple[str, ...] = repeated(
-        "a preset by name or path: each is a run", "--preset", "-p", metavar="NAME", group=RUNS
+    presets: tuple[str, ...] = RUNS.repeated("a preset by name or path: each is a run", "NAME", "--preset", "-p")
+    strategies: tuple[str, ...] = RUNS.repeated(
+        "a run given inline; values as TOML or JSON; extends=PRESET", "NAME:KNOB=VALUE,…", "--strategy"
     )
-    strategies: tuple[str, ...] = repeated(
-        "a run given inline; values as TOML or JSON; extends=PRESET",
-        "--strategy",
-        metavar="NAME:KNOB=VALUE,…",
-        group=RUNS,
+    models: tuple[str, ...] = RUNS.repeated("each run on each of these checkpoints", "A,B")
+    seeds: int | None = RUNS.option("repeat each run with N seeds (default: 1)", "N", least=1)
+    baseline: str | None = RUNS.option("show differences against this run", "RUN")
+    set: tuple[str, ...] = RUNS.repeated("any preset key, as a TOML value, for every run", "KEY=VALUE")
+    references: str | None = IN_OUT.option("expected texts, a line for each prompt", "FILE")
+    force: bool = IN_OUT.switch("replace existing --output, --save and --events files")
+    format: Literal["text", "json", "jsonl", "tsv", "md"] = IN_OUT.option(
+        "how results are written (default: text)", default="text"
     )
-    models: tuple[str, ...] = repeated("each run on each of these checkpoints", metavar="A,B", group=RUNS)
-    seeds: int | None = option("repeat each run with N seeds (default: 1)", metavar="N", group=RUNS, least=1)
-    baseline: str | None = option("show differences against this run", metavar="RUN", group=RUNS)
-    set: tuple[str, ...] = repeated("any preset key, as a TOML value, for every run", metavar="KEY=VALUE", group=RUNS)
-    references: str | None = option("expected texts, a line for each prompt", metavar="FILE", group=IN_OUT)
-    force: bool = switch("replace existing --output, --save and --events files", group=IN_OUT)
-    format: Literal["text", "json", "jsonl", "tsv", "md"] = option(
-        "how results are written (default: text)", group=IN_OUT, default="text"
+    save: str | None = CHECKS.option("record outputs, for --expect", "FILE")
+    expect: str | None = CHECKS.option("repeat what --save recorded; exit with 4 if it is different", "FILE")
+    tolerance: float | None = CHECKS.option(
+        "how far --expect lets log-probabilities be, in nats (default: 0.001)", "X", least=0
     )
-    save: str | None = option("record outputs, for --expect", metavar="FILE", group=CHECKS)
-    expect: str | None = option(
-        "repeat what --save recorded; exit with 4 if it is different", metavar="FILE", group=CHECKS
-    )
-    tolerance: float | None = option(
-        "how far --expect lets log-probabilities be, in nats (default: 0.001)", metavar="X", group=CHECKS, least=0
-    )
-    dry: bool = switch("print each run as TOML, with origins of values", group=CHECKS)
+    dry: bool = CHECKS.switch("print each run as TOML, with origins of values")
     watch: tuple[str, ...] = WATCH
     events: str | None = EVENTS
-    timing: bool = switch("add seconds and tokens per second to records", group=SHOWN)
+    timing: bool = SHOWN.switch("add seconds and tokens per second to records")
     allow_plugins: bool = PLUGINS
 
 
 COMPARE = Command(
     "compare",
     CompareOptions,
-    "genctl.cli.compare_job:perform",
-    """Continue the same prompts in several ways, and see how the texts differ.
-
-    Each -p and each --strategy is one run. Other flags hold for every run, above its preset or inline knobs. The runs
-    of a checkpoint share one prefill of the prompt and one forward pass per step; each text equals what its run gives
-    alone.""",
+    "genctl.cli.compare_job:CompareJob",
+    """Each -p and each --strategy is one run. Other flags hold for every run, above its preset or inline knobs. The
+    runs of a checkpoint share one prefill of the prompt and one forward pass per step; each text equals what its run
+    gives alone.""",
     (
         'genctl compare -p greedy -p beam5 "The sea"',
         "genctl compare -p creative -p precise -i prompts.txt",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from genctl.cli.compare_job import CompareJob
     from genctl.cli.compare_options import CompareOptions
-    from genctl.comparing.sharing import Sharing
+    from genctl.comparing.shared_work import SharedWork
 
 ByRun = dict[str, list[Measured]]
 
@@ -72,18 +72,16 @@ class ComparisonOutput:
         return records(prompt, self.names, self._latest[1], baseline=None, tokens=True)
 
     def _failures(self, prompt: ComparedPrompt) -> int:
-        report = self.writer is None and not self.silent
-        if isinstance(prompt.row, BadRow):
-            if report:
-                self.job.say(f"error: prompt {prompt.row.id}: {prompt.row.message}")
-            return 1
-        failed = 0
-        for place, name in enumerate(self.names):
-            for failure in prompt.failures(place):
-                failed += 1
-                if report:
-                    self.job.say(f"error: prompt {prompt.row.id}, run {name}: {failure.message}")
-        return failed
+        """Say which runs failed, where no record does. Returns how many."""
+        row = prompt.row
+        sentences = [
+            f", run {name}: {one.message}" for place, name in enumerate(self.names) for one in prompt.failures(place)
+        ]
+        if isinstance(row, BadRow):
+            sentences = [f": {row.message}"]
+        for sentence in sentences if self.writer is None and not self.silent else ():
+            self.job.say(f"error: prompt {row.id}{sentence}")
+        return len(sentences)
 
     def _parts(self, prompt: ComparedPrompt, by_run: ByRun, tally: RunStatistics) -> Iterator[list[Text]]:
         """What is written of a prompt, part by part: its texts, where they diverge, watched tokens, numbers."""
@@ -117,12 +115,9 @@ class ComparisonOutput:
             failures = prompt.failures(place)
             passages = [_passage(one, self._label(one)) for one in by_run[name]]
             blocks.append(shown.Block(name, tuple(passages), failures[0].message if failures else ""))
-            first = next((one for one in by_run[name] if one.leaves is not None), None)
-            if first is not None and first.leaves is not None:
-                leaves = first.leaves
+            for leaves in [one.leaves for one in by_run[name] if one.leaves is not None][:1]:
                 same = models[place] == home
-                parting = shown.Parting(name, leaves.against, leaves.position, leaves.token, leaves.other, same)
-                partings.append(parting)
+                partings.append(shown.Parting(name, leaves.against, leaves.position, leaves.token, leaves.other, same))
         return blocks, partings
 
     def _watched(self, by_run: ByRun) -> Iterator[Table]:
@@ -136,18 +131,11 @@ class ComparisonOutput:
                 title = f"watched in {name}{f' ({label})' if label else ''}: log-probability and rank at each step"
                 heads = [widgets.token_text(id, text) for id, text, _, _ in tokens[0].watched]
                 headings = ["step", "token", *(cell for head in heads for cell in (head, "rank"))]
-                rows = [
-                    [
-                        str(step),
-                        widgets.token_text(token.id, token.text),
-                        *(
-                            cell
-                            for _, _, value, rank in token.watched
-                            for cell in (formats.number(value, 3), str(rank))
-                        ),
-                    ]
-                    for step, token in enumerate(tokens, 1)
-                ]
+                rows = []
+                for step, token in enumerate(tokens, 1):
+                    rows.append([str(step), widgets.token_text(token.id, token.text)])
+                    for _, _, value, rank in token.watched:
+                        rows[-1] += [formats.number(value, 3), str(rank)]
                 yield Table(title, headings, rows)
 
     def _label(self, one: Measured) -> str:
@@ -159,7 +147,7 @@ class ComparisonOutput:
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
-    def end(self, saved: Sharing) -> None:
+    def end(self, saved: SharedWork) -> None:
         """Write tables over all prompts, and say what sharing saved."""
         done = max((len(values) for values in self.tally.prompts.values()), default=0)
         wanted = self.markdown or (self.options.format == "text" and not self.silent)
@@ -180,32 +168,23 @@ class ComparisonOutput:
         if not quiet and saved.lanes:
             put(self.err, Text(DOT.join(self._summary(saved, done)), style="dim"))
 
-    def _summary(self, saved: Sharing, done: int) -> list[str]:
+    def _summary(self, saved: SharedWork, done: int) -> list[str]:
         tokens = sum(self.tally.tokens.values())
         words = [count(len(self.names), "run"), count(done, "prompt")]
         words += [count(self.job.seeds, "seed")] if self.job.seeds > 1 else []
         words += [f"{count(tokens, 'token')} in {saved.decode_s:.2f} s"]
         passes = count(saved.forwards, "forward pass", "forward passes")
         words.append(f"{passes} instead of {saved.alone:,}" if saved.alone != saved.forwards else passes)
+        words.append(count(saved.prefills, "prefill"))
         if saved.lanes > saved.prefills:
-            words.append(
-                f"{count(saved.prefills, 'prefill')} instead of {saved.lanes:,} ({saved.prefill_s:.2f} s, "
-                f"{saved.spared_s:.2f} s saved)"
-            )
-        else:
-            words.append(count(saved.prefills, "prefill"))
+            words[-1] += f" instead of {saved.lanes:,} ({saved.prefill_s:.2f} s, {saved.spared_s:.2f} s saved)"
         words += [f"{self.job.failed} failed"] if self.job.failed else []
         words.append(f"seed {self.job.seed}")
         return words
 
     def compared(self, outcome: Outcome, notes: Sequence[str]) -> None:
         """Write what `--expect` found: to the output where it is text, else to standard error."""
-        lines: list[str] = []
-        for difference in outcome.differences:
-            lines += [difference.heading, *(f"  {line}" for line in difference.lines), ""]
-        lines += [f"note: {note}" for note in notes]
-        if not outcome.differences:
-            lines.append(f"{count(outcome.compared, 'output')} as recorded in {self.options.expect}")
+        lines = outcome.lines(self.options.expect, notes)
         if self.silent:
             self._write([Text(widgets.visible(line)) for line in lines])
         else:
@@ -261,8 +240,6 @@ def heading(row: InputRow | BadRow, width: int) -> Text:
 
 
 def _passage(one: Measured, label: str) -> shown.Passage:
-    hypothesis = one.sequence.hypothesis
-    state = stop_words(hypothesis.reason, hypothesis.cause)
-    if one.leaves is None:
-        return shown.Passage(one.sequence.shown, state, label)
-    return shown.Passage(one.sequence.shown, state, label, one.leaves.character, one.leaves.token)
+    state = stop_words(one.sequence.finish_reason, one.sequence.hypothesis.cause)
+    leaves = () if one.leaves is None else (one.leaves.character, one.leaves.token)
+    return shown.Passage(one.sequence.shown, state, label, *leaves)

@@ -193,10 +193,8 @@ class InspectJob(Job[InspectOptions]):
 
     def _write(self, report: dict[str, Any]) -> None:
         """Write the report in its --format."""
-        if self.options.format == "json":
-            content = f"{writers.to_json(report)}\n"
-        elif self.options.format == "tsv":
-            content = "".join("\t".join(map(str, line)) + "\n" for line in [COLUMNS, *tsv_lines(report)])
+        if self.options.format != "text":
+            content = writers.report_text(report, self.options.format, COLUMNS, tsv_rows(report))
         else:
             lines = self._lines(report)
             if self.results is None or (self.options.output is None and self.out.is_terminal):
@@ -225,7 +223,7 @@ class InspectJob(Job[InspectOptions]):
         return lines
 
 
-def tsv_lines(report: dict[str, Any]) -> list[list[Any]]:
+def tsv_rows(report: dict[str, Any]) -> list[list[Any]]:
     """A line for each layer of each pass; `rows` and `shape` as JSON lists."""
     return [
         [one["step"], one["rows"], *(layer[name] for name in COLUMNS[2:])]
@@ -237,6 +235,3 @@ def tsv_lines(report: dict[str, Any]) -> list[list[Any]]:
 def _uncached(request: Request) -> Request:
     generation = replace(request.resolved.generation, use_cache=False, cache_implementation="off")
     return replace(request, resolved=replace(request.resolved, generation=generation))
-
-
-perform = InspectJob.perform

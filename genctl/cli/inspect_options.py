@@ -7,38 +7,41 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from genctl.cli.options import IN_OUT, PresetOptions
-from genctl.cli.table import Command, Conflict, because, flag_of, given, needless_force, option, same_file, switch
+from genctl.cli.table import (
+    Command,
+    Conflict,
+    OptionGroup,
+    because,
+    flag_of,
+    given,
+    needless_force,
+    same_file,
+)
 from genctl.config.layers import Resolved
 from genctl.errors import UsageError
 
 STEPS = 8
-MEASURED, PLAN, FILES = "What is shown", "A plan instead", "Prompt cache on disk"
+MEASURED, PLAN, FILES = OptionGroup("What is shown"), OptionGroup("A plan instead"), OptionGroup("Prompt cache on disk")
 
 
 @dataclass(frozen=True)
 class InspectOptions(PresetOptions):
     """The command line of `genctl inspect-cache`."""
 
-    steps: int | None = option(
-        "passes after the prompt, of one token each (default: 8)", metavar="N", group=MEASURED, least=0
+    steps: int | None = MEASURED.option("passes after the prompt, of one token each (default: 8)", "N", least=0)
+    inputs: bool = MEASURED.switch("show what each pass is given, with and without a cache")
+    heatmap: bool = MEASURED.switch("show the norms of keys and values, by layer and position")
+    diff: str | None = MEASURED.option(
+        "what this prompt could reuse of the first one's cache, and what that saves", "PROMPT"
     )
-    inputs: bool = switch("show what each pass is given, with and without a cache", group=MEASURED)
-    heatmap: bool = switch("show the norms of keys and values, by layer and position", group=MEASURED)
-    diff: str | None = option(
-        "what this prompt could reuse of the first one's cache, and what that saves", metavar="PROMPT", group=MEASURED
-    )
-    save_cache: str | None = option("keep the prompt's cache, for --prompt-cache", metavar="FILE", group=FILES)
-    plan: bool = switch("predict bytes from the checkpoint's config alone; nothing is decoded", group=PLAN)
-    batch: int | None = option("with --plan: prompts at once (default: 1)", metavar="N", group=PLAN, least=1)
-    length: int | None = option(
-        "with --plan: tokens of each row (default: the context)", metavar="N", group=PLAN, least=1
-    )
-    source_length: int | None = option("with --plan: tokens that an encoder reads", metavar="N", group=PLAN, least=1)
-    memory: str | None = option("with --plan: memory for weights and cache, such as 24GiB", metavar="SIZE", group=PLAN)
-    force: bool = switch("replace an existing --output or --save-cache file", group=IN_OUT)
-    format: Literal["text", "json", "tsv"] = option(
-        "how the result is written (default: text)", group=IN_OUT, default="text"
-    )
+    save_cache: str | None = FILES.option("keep the prompt's cache, for --prompt-cache", "FILE")
+    plan: bool = PLAN.switch("predict bytes from the checkpoint's config alone; nothing is decoded")
+    batch: int | None = PLAN.option("with --plan: prompts at once (default: 1)", "N", least=1)
+    length: int | None = PLAN.option("with --plan: tokens of each row (default: the context)", "N", least=1)
+    source_length: int | None = PLAN.option("with --plan: tokens that an encoder reads", "N", least=1)
+    memory: str | None = PLAN.option("with --plan: memory for weights and cache, such as 24GiB", "SIZE")
+    force: bool = IN_OUT.switch("replace an existing --output or --save-cache file")
+    format: Literal["text", "json", "tsv"] = IN_OUT.option("how the result is written (default: text)", default="text")
 
 
 def _each(*names: str, sentence: str, **values: Sequence[Any]) -> tuple[Conflict, ...]:
@@ -75,10 +78,8 @@ CONFLICTS: tuple[Conflict, ...] = (
 INSPECT_CACHE = Command(
     "inspect-cache",
     InspectOptions,
-    "genctl.cli.inspect_job:perform",
-    """Show what is in the KV cache, layer by layer and pass by pass, measured.
-
-    The prompt is read (step 0), then --steps passes of one token each follow, under any preset. Bytes and shapes are
+    "genctl.cli.inspect_job:InspectJob",
+    """The prompt is read (step 0), then --steps passes of one token each follow, under any preset. Bytes and shapes are
     those of the tensors in memory. Prompts given together are decoded together, in one batch.
 
     --format json writes one object: of the last pass `layers`, `total_bytes` and what is derived from them, and in

@@ -17,14 +17,14 @@ from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import first_sign
-from genctl.cli.event_log import EventFile
+from genctl.cli.event_log import event_writer
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import ModelOptions
-from genctl.cli.reuse import Reuse
 from genctl.config import named_strategies
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.errors import Exit, GenctlError
 from genctl.events import Began, Event
+from genctl.inspecting.notes import Reuse, cache_notes
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Job(ABC, Generic[SomeOptions]):
         self.failed = 0  # rows
         self.load_s = 0.0
         self.reuse = Reuse(None)
+        interrupt.hide = self.hide
         self._cuts: set[str] = set()  # notes of prompts that were cut
 
     @classmethod
@@ -152,7 +153,7 @@ class Job(ABC, Generic[SomeOptions]):
     def open_event_log(self, stack: ExitStack, path: str | None, *, force: bool) -> None:
         """Add the listener that writes --events."""
         if path is not None:
-            self.listeners.append(stack.enter_context(EventFile(path, force=force)).write)
+            self.listeners.append(event_writer(stack, path, force=force))
 
     def sink(self, stack: ExitStack, path: str | None, *, force: bool, stdout: Any = None) -> writers.Sink:
         """Where results go; an error gives it up, so that no old file is lost to it."""
@@ -200,8 +201,6 @@ class Job(ABC, Generic[SomeOptions]):
 
     def describe(self, session: Session, resolved: Resolved, prefix: str = "") -> None:
         """Notes on the settings, and on what the checkpoint makes of them."""
-        from genctl.inspecting.notes import cache_notes
-
         self.detail(*(f"{prefix}{line}" for line in resolved.notes))
         self.note(*(f"{prefix}{line}" for line in (*resolved.notices, *cache_notes(session, resolved))))
 

@@ -21,7 +21,7 @@ class ModelsOptions(CommandOptions):
     """The command line of `genctl models`."""
 
     format: Literal["text", "json", "jsonl", "tsv"] = option(
-        "how the list is written (default: text)", metavar="text|json|jsonl|tsv", default="text"
+        "how the list is written (default: text)", "text|json|jsonl|tsv", default="text"
     )
     verbose: bool = switch("say why a checkpoint does not run natively, and where it is", "--verbose", "-v")
     color: Color = COLOR
@@ -31,10 +31,8 @@ MODELS = Command(
     "models",
     ModelsOptions,
     "genctl.cli.models:perform",
-    """List the built-in and the cached checkpoints.
-
-    Each with its architecture, size on disk, dtype, runtime (native, or transformers) and context length in tokens. A
-    damaged one is listed with the reason. The network is not used, and no weights are read.""",
+    """Each with its architecture, size on disk, dtype, runtime (native, or transformers) and context length in
+    tokens. A damaged one is listed with the reason. The network is not used, and no weights are read.""",
     ("genctl models", "genctl models -v", "genctl models --format jsonl"),
     knobs=(),
 )

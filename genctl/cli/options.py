@@ -13,11 +13,22 @@ from genctl.batch import readers
 from genctl.batch.template import Template
 from genctl.batch.template import read as read_template
 from genctl.cli.standard_streams import is_terminal
-from genctl.cli.table import Color, CommandOptions, Conflict, argument, given, knob_layers, option, repeated, switch
+from genctl.cli.table import (
+    Color,
+    CommandOptions,
+    Conflict,
+    OptionGroup,
+    argument,
+    given,
+    knob_layers,
+    option,
+    switch,
+)
 from genctl.config import settings
 from genctl.config.layers import Layer
 
-IN_OUT, SETTINGS, SHOWN, CHECKS, TRUST = "Input and output", "Settings", "What is shown", "Checks", "Trust"
+IN_OUT, SETTINGS, SHOWN = OptionGroup("Input and output"), OptionGroup("Settings"), OptionGroup("What is shown")
+CHECKS, TRUST = OptionGroup("Checks"), OptionGroup("Trust")
 SHOWN_TOP = 3  # alternatives shown with --scores
 PROMPTS = "prompts; without them --input, else standard input"
 
@@ -26,13 +37,10 @@ TreeFormat = Literal["text", "dot", "json"]
 
 COLOR: Any = option("colours: auto decides for each stream (default: auto)", default="auto")
 QUIET: Any = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
-EVENTS: Any = option("also write every event as JSON lines", metavar="FILE", group=SHOWN)
-PLUGINS: Any = switch("let presets name processors by dotted path", group=TRUST)
-WATCH: Any = repeated(
-    "show this token's log-probability and rank at each step: its text, or id:N; repeatable",
-    "--watch",
-    metavar="TOKEN",
-    group=SHOWN,
+EVENTS: Any = SHOWN.option("also write every event as JSON lines", "FILE")
+PLUGINS: Any = TRUST.switch("let presets name processors by dotted path")
+WATCH: Any = SHOWN.repeated(
+    "show this token's log-probability and rank at each step: its text, or id:N; repeatable", "TOKEN", "--watch"
 )
 TIMING: Conflict = (
     given("timing", format=("text", "md", "tsv")),
@@ -55,21 +63,19 @@ class ModelOptions(CommandOptions):
     """What every command takes that reads prompts and loads a checkpoint."""
 
     arguments: tuple[str, ...] = argument(PROMPTS, "PROMPT")
-    input: str | None = option("read prompts from a file; - is stdin", "--input", "-i", metavar="FILE", group=IN_OUT)
-    input_format: InputFormat | None = option(
-        "how prompts are separated (default: lines; jsonl for *.jsonl)", group=IN_OUT
+    input: str | None = IN_OUT.option("read prompts from a file; - is stdin", "FILE", "--input", "-i")
+    input_format: InputFormat | None = IN_OUT.option("how prompts are separated (default: lines; jsonl for *.jsonl)")
+    template: str | None = IN_OUT.option(
+        "make each prompt of a text with {prompt}, or the {fields} of JSONL rows", "TEXT|@FILE"
     )
-    template: str | None = option(
-        "make each prompt of a text with {prompt}, or the {fields} of JSONL rows", metavar="TEXT|@FILE", group=IN_OUT
-    )
-    output: str | None = option("write results to a file", "--output", "-o", metavar="FILE", group=IN_OUT)
-    force: bool = switch("replace an existing --output file", group=IN_OUT)
+    output: str | None = IN_OUT.option("write results to a file", "FILE", "--output", "-o")
+    force: bool = IN_OUT.switch("replace an existing --output file")
     format: str = "text"
     quiet: bool = QUIET
     verbose: bool = switch("say what is loaded; show the summary even in a pipe", "--verbose", "-v")
     color: Color = COLOR
-    allow_pickle: bool = switch("load pickle weights, which can run code", group=TRUST)
-    trust_remote_code: bool = switch("run Python code that comes with a checkpoint", group=TRUST)
+    allow_pickle: bool = TRUST.switch("load pickle weights, which can run code")
+    trust_remote_code: bool = TRUST.switch("run Python code that comes with a checkpoint")
     allow_plugins: bool = False
     flags: Sequence[Layer] = ()  # flags of knobs, `--set` and `--strategy`
 
@@ -139,11 +145,11 @@ class ModelOptions(CommandOptions):
 class PresetOptions(ModelOptions):
     """The same with the settings of one run."""
 
-    presets: tuple[str, ...] = repeated(
-        "a preset by name or path; the last one wins", "--preset", "-p", metavar="NAME", group=SETTINGS
+    presets: tuple[str, ...] = SETTINGS.repeated(
+        "a preset by name or path; the last one wins", "NAME", "--preset", "-p"
     )
-    set: tuple[str, ...] = repeated("any preset key, as a TOML value", metavar="KEY=VALUE", group=SETTINGS)
-    strategy: str | None = option("a decoding mode by name; other flags refine it", metavar="NAME", group=SETTINGS)
+    set: tuple[str, ...] = SETTINGS.repeated("any preset key, as a TOML value", "KEY=VALUE")
+    strategy: str | None = SETTINGS.option("a decoding mode by name; other flags refine it", "NAME")
     allow_plugins: bool = PLUGINS
     beneath: Sequence[Layer] = ()  # settings of the command itself, below everything else
 

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from genctl.batch import writers
-from genctl.batch.record_output import RecordOutput, ResumedOutput, Written
+from genctl.batch.record_output import RecordOutput, ResumedOutput
 from genctl.batch.records import result_record
 from genctl.batch.rows import InputRow
+from genctl.batch.tally import RowTally
 from genctl.cli.run_options import RunOptions
-from genctl.cli.tally import RowTally
 from genctl.results import Result
 
 
 def open_records(
-    options: RunOptions, tally: RowTally, written: Written, on_error: Callable[[writers.Record], None], *, shown: bool
+    options: RunOptions, tally: RowTally, on_error: Callable[[writers.Record], None], *, shown: bool
 ) -> RecordOutput:
     """The output of a run: standard output, a device or a file; nothing where the view has `shown` it."""
     if options.resume:
         assert options.output is not None
-        return ResumedOutput(options.output, options.format, written, on_error, tally.kept)
+        return ResumedOutput(options.output, options.format, tally, on_error)
     if shown:
-        return RecordOutput(writers.Unclosed(), None, written, unordered=options.unordered)
+        return RecordOutput(writers.Unclosed(), None, tally, unordered=options.unordered)
     sink = writers.open_output(options.output, sys.stdout, force=options.force)
     escape: Callable[[str], str] = str
     if sink.is_terminal and not (options.raw or options.tree_format):
         from genctl.render.widgets import visible as escape
     format: writers.Format = "json" if options.tree_format == "json" else options.format
     writer = writers.open_writer(format, sink, on_error=on_error, shown=escape)
-    return RecordOutput(writer, sink, written, unordered=options.unordered)
+    return RecordOutput(writer, sink, tally, unordered=options.unordered)
 
 
 def records_of(
@@ -71,17 +71,3 @@ def records_of(
             )
         )
     return records
-
-
-def ends_to_tell(wanted: Sequence[str], row: InputRow, result: Result, *, texts: bool = True) -> list[str]:
-    """A sentence for each sequence that --fail-on looks for. Without `texts`, a sequence without tokens is empty."""
-    sentences = []
-    for number, sequence in enumerate(result.sequences):
-        what = f"prompt {row.id}, sequence {number}"
-        if sequence.finish_reason in wanted:
-            sentences.append(f"{what} ended by {sequence.finish_reason}")
-        elif "empty" in wanted and not (sequence.text.strip() if texts else sequence.token_ids):
-            sentences.append(f"{what} is empty")
-        elif "unmet" in wanted and sequence.unmet:
-            sentences.append(f"{what} {sequence.lack}")
-    return sentences

@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from genctl import __version__
 from genctl.batch.records import SCHEMA
 from genctl.cli.run_options import RunOptions
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
+from genctl.identity import versions
 
 APART = ("seed", "offline")  # settings that are kept elsewhere, or change no result
 IN_FILES = ("json_schema", "grammar", "prompt_cache")  # settings that may name a file
@@ -56,20 +55,10 @@ def identity(
         "records": records,
         "batch": batch,
         "input": input,
-        "versions": {"genctl": __version__, "schema": SCHEMA, **{name: _version(name) for name in _COUNTED}},
+        "versions": {**versions("torch", "transformers", "tokenizers"), "schema": SCHEMA},
     }
     plain: dict[str, Any] = json.loads(json.dumps(header))
     return plain
-
-
-_COUNTED = ("torch", "transformers", "tokenizers")  # their versions decide the last digits
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _digest(value: Any) -> str:

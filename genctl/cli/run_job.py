@@ -13,14 +13,14 @@ from genctl.batch.input_scan import InputScan, scan
 from genctl.batch.record_output import RecordOutput
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
+from genctl.batch.tally import RowTally
 from genctl.cli import job, resume
 from genctl.cli.beam_output import Search
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import shown_top
-from genctl.cli.output import ends_to_tell, open_records, records_of
+from genctl.cli.output import open_records, records_of
 from genctl.cli.run_options import RunOptions, check_search
 from genctl.cli.standard_streams import is_terminal
-from genctl.cli.tally import RowTally
 from genctl.cli.view import make_view, shows, wants_bar
 from genctl.errors import CheckError, Exit
 from genctl.params import Runtime
@@ -43,7 +43,7 @@ class RunJob(job.Job[RunOptions]):
 
     def __init__(self, options: RunOptions, interrupt: Interrupt) -> None:
         super().__init__(options, interrupt)
-        self.tally = RowTally()
+        self.tally = RowTally(heard=self._row_done)
         self.watched: tuple[int, ...] = ()  # ids, known once there is a tokenizer
         self.rows: dict[str, InputRow] = {}  # those that are being decoded
         self.stop_at: int | None = None  # with --strict, the first row that failed
@@ -77,12 +77,11 @@ class RunJob(job.Job[RunOptions]):
         view = self._make_view()
         search = Search(options, self.err_console, stream=options.stream, raw=options.raw, live=self.live)
         self.shown = self.live or options.stream
-        self.output: RecordOutput = open_records(options, self.tally, self._written, self.say_failed, shown=self.shown)
-        stack.push(self._close_output)
+        self.output: RecordOutput = open_records(options, self.tally, self.say_failed, shown=self.shown)
+        stack.push(lambda kind, *_: self.output.abandon() if kind else self.output.close(cut_short=self._cut_short))
         self.open_event_log(stack, options.events, force=options.force)
         self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
         self.search = stack.enter_context(search)
-        self.interrupt.hide = self.hide
         self.looked = self._look()
 
     def load(self) -> None:
@@ -134,7 +133,7 @@ class RunJob(job.Job[RunOptions]):
 
         out, self.err_console = make_consoles(options.color)
         several = len(options.arguments) != 1 or self.early.generation.num_return_sequences > 1
-        return make_view(options, out, self.err_console, live=self.live, top=self._report().top, several=several)
+        return make_view(options, out, self.err_console, live=self.live, several=several)
 
     def _look(self) -> InputScan | None:
         """Look the input file over, where the number of its rows or its content is needed."""
@@ -170,7 +169,6 @@ class RunJob(job.Job[RunOptions]):
         self.seed = self.output.begin(
             identity, self.span, self.base.origins, seed_given=self.base.runtime.seed is not None
         )
-        self.tally.go_on(self.output.done, self.output.tally)
 
     def _skip(self) -> None:
         """Pass over the rows that need not be decoded, comparing them with what was read before."""
@@ -285,7 +283,7 @@ class RunJob(job.Job[RunOptions]):
         if row.index >= self.output.done:
             for note in result.shortfalls(f"prompt {row.id}"):
                 self.say(f"warning: {note}")
-        self.tally.expect(row.index, ends_to_tell(self.options.fail_on, row, result, texts=self.texts))
+        self.tally.look(row, result, self.options.fail_on, texts=self.texts)
         records: Sequence[Mapping[str, Any]] = self.search.records(row.id) or records_of(
             self.options,
             row,
@@ -304,9 +302,7 @@ class RunJob(job.Job[RunOptions]):
         elif self.stop_at is None or row.index < self.stop_at:
             self.stop_at, self.stopper = row.index, [error_record(row.id, code, message)]
 
-    def _written(self, index: int, records: Sequence[Mapping[str, Any]]) -> None:
-        """Count a row whose records are written."""
-        failed = self.tally.written(index, records)
+    def _row_done(self, failed: bool) -> None:
         if self.bar is not None:
             self.bar.row(failed=failed)
 
@@ -315,13 +311,6 @@ class RunJob(job.Job[RunOptions]):
     @property
     def _cut_short(self) -> bool:
         return bool(self.interrupt.status) or self.stop_at is not None
-
-    def _close_output(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the output at the end; after an error abandon it, so that an old file is kept."""
-        if kind is None:
-            self.output.close(cut_short=self._cut_short)
-        else:
-            self.output.abandon()
 
     def keep_partial(self) -> None:
         """Write what the unfinished rows have so far; with --resume the next run decodes them again."""
@@ -366,6 +355,3 @@ class RunJob(job.Job[RunOptions]):
             self.bar.hide()
         if self.view is not None:
             self.view.pause()
-
-
-perform = RunJob.perform

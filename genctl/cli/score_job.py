@@ -234,6 +234,3 @@ def _figures(one: Scored) -> Figures:
     from genctl.render.token_heat import Figures
 
     return Figures(one.nll, one.bits, one.ppl, one.bpb, one.count)
-
-
-perform = ScoreJob.perform

@@ -166,6 +166,16 @@ class Outcome:
     compared: int = 0
     differences: list[Difference] = field(default_factory=list)
 
+    def lines(self, path: str | None, notes: Sequence[str]) -> list[str]:
+        """What differs from the recording at `path`, or that nothing does."""
+        lines: list[str] = []
+        for difference in self.differences:
+            lines += [difference.heading, *(f"  {line}" for line in difference.lines), ""]
+        lines += [f"note: {note}" for note in notes]
+        if not self.differences:
+            lines.append(f"{self.compared:,} output{'' if self.compared == 1 else 's'} as recorded in {path}")
+        return lines
+
 
 def compare(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], tolerance: float) -> Outcome:
     """Compare every recorded output with the current one; outputs on one side only are differences too.
@@ -338,12 +348,3 @@ def run_entry(name: str, resolved: Resolved, seed: int) -> dict[str, Any]:
             values[key] = list(listed)
     resolved_values = {**settings_of(resolved), "seed": seed}
     return {"name": name, "settings": {**values, "seed": seed}, "resolved": resolved_values}
-
-
-def versions() -> dict[str, str]:
-    """The versions that the numbers depend on."""
-    from importlib.metadata import version
-
-    from genctl import __version__
-
-    return {"genctl": __version__, "torch": version("torch"), "transformers": version("transformers")}

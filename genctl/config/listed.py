@@ -11,6 +11,7 @@ from genctl.config.toml import printable
 from genctl.errors import nearest
 from genctl.fit import Misfit, check_plain, kind_of
 from genctl.listed_knobs import CRITERIA, PROCESSORS
+from genctl.plugins import installed
 
 LISTS: dict[str, dict[str, tuple[str, ...]]] = {"processors": PROCESSORS, "stopping": CRITERIA}
 WHAT = {"processors": "processor", "stopping": "stopping criterion"}
@@ -50,8 +51,8 @@ def _table(key: str, number: int, item: Any, mistakes: list[str]) -> dict[str, A
         return {}
     if use in LISTS[key]:
         return {"use": use, **_values(f"{place}: {use}", LISTS[key][use], item, mistakes)}
-    if ":" not in use and use not in (others := _installed(key)):
-        near = nearest(use.strip().lower(), names := [*LISTS[key], *others])
+    if ":" not in use and use not in (others := installed(WHAT[key])):
+        near = nearest(use.strip().lower(), names := [*LISTS[key], *(printable(name, 60) for name in sorted(others))])
         meant = f"did you mean {near}?" if near else f"there are {', '.join(names)}, and package.module:Class"
         mistakes.append(f"{place}: unknown {WHAT[key]} {shown(use)}; {meant}")
     try:
@@ -84,10 +85,3 @@ def _values(place: str, knobs: tuple[str, ...], item: dict[str, Any], mistakes: 
             mistakes.append(f"{place}: {name} = {shown(value)}: {misfit}")
         values[name] = value
     return values
-
-
-def _installed(key: str) -> list[str]:
-    """The names of installed processors or criteria, sorted."""
-    from importlib.metadata import entry_points  # slow, and seldom needed
-
-    return sorted(printable(name, 60) for name in set(entry_points(group=f"genctl.{key}").names))

@@ -8,7 +8,7 @@ from typing import Any
 
 from genctl import events
 from genctl.decode.cache_contents import describe
-from genctl.decode.runtime import Passed
+from genctl.decode.cache_observer import Passed
 from genctl.decode.types import Prefix
 from genctl.errors import GenctlError, InputError, ModelError
 from genctl.inspecting.measurement import CROSS, STATE

@@ -37,7 +37,6 @@ MOST_EXPERTS = 1 << 17  # layers times experts
 
 _LAYERS = re.compile(r"(^|_)layers?$|^depth$|^num_blocks$")
 _EXPERTS = re.compile(r"^(num|n)_.*experts$")
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass
@@ -74,12 +73,21 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
     prepare.check_options(runtime)
     device = _device(runtime)
     with quiet():
-        place = _locate(runtime, allow_pickle, trust_remote_code)
+        place = resolve.resolve(
+            runtime.model,
+            revision=runtime.revision,
+            offline=runtime.offline,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
+            configs_only=True,
+        )
         checkpoint = _checkpoint(place.folder, allow_pickle, trust_remote_code)
         config = architecture.read_config(checkpoint, trust_remote_code)
         kind = architecture.auto_class(checkpoint, config, trust_remote_code)
         notes = list(place.notes)
-        dtype = _dtype(runtime, config, checkpoint, notes)
+        if runtime.dtype == "auto" and not runtime_choice.stored_dtype(checkpoint):
+            notes.append("config.json names no dtype: float32 is taken; --dtype says otherwise")
+        dtype = getattr(torch, runtime_choice.dtype_of(runtime, checkpoint))
         if runtime.dtype == "auto" and device.startswith("cuda") and not checkpoint.config.get("quantization_config"):
             able = not torch.cuda.is_available() or torch.cuda.is_bf16_supported()  # no GPU here: assume a new one
             dtype = getattr(torch, prepare.dtype_on("cuda", str(dtype).removeprefix("torch."), able))
@@ -192,38 +200,6 @@ def _packs(model: nn.Module, module: nn.Module, names: Sequence[str], runtime: R
 # -- finding the config ------------------------------------------------------------------------------------------------
 
 
-class ConfigOnly(resolve.HubCheckpoint):
-    """A Hub id of which only the configs are fetched."""
-
-    @property
-    def _allow(self) -> list[str]:
-        return ["config.json", "generation_config.json", *(["*.py"] if self.trust_remote_code else [])]
-
-    def _check_listing(self, files: list[str]) -> None:
-        if "config.json" not in files:
-            raise ModelError(f"{self.model} on the Hub is not a checkpoint: it has no config.json")
-
-
-def _locate(runtime: Runtime, allow_pickle: bool, trust_remote_code: bool) -> resolve.CheckpointFolder:
-    if _is_local(runtime.model):
-        return resolve.resolve(runtime.model, revision=runtime.revision)
-    arguments = (runtime.model, runtime.revision, runtime.offline, allow_pickle, trust_remote_code, None)
-    return ConfigOnly(*arguments).fetch()
-
-
-def _is_local(model: str) -> bool:
-    """Whether `resolve` decides without the Hub, including refusals."""
-    if model.startswith("builtin:") or not resolve.HUB_ID.fullmatch(model):
-        return True
-    if "--" in model or ".." in model or model.endswith((".git", "/", ".safetensors")):
-        return True
-    try:
-        path = Path(model)
-        return path.exists() or path.is_symlink()
-    except OSError:
-        return True
-
-
 def _checkpoint(folder: Path, allow_pickle: bool, trust_remote_code: bool) -> check.Checkpoint:
     """The folder, with every check that its files allow: weights are optional."""
     config = check.read_config(folder)
@@ -281,21 +257,6 @@ def _device(runtime: Runtime) -> str:
         raise UsageError(f"--device {runtime.device!r} is no device that torch knows") from error
     prepare.check_device(runtime, device if runtime.device_map is None else None)
     return str(device)
-
-
-def _dtype(runtime: Runtime, config: Any, checkpoint: check.Checkpoint, notes: list[str]) -> torch.dtype:
-    """The dtype that `load` gives the weights: with auto that of the config, else that of the files."""
-    if runtime.dtype != "auto":
-        named: torch.dtype = getattr(torch, runtime.dtype)
-        return named
-    configured = getattr(config, "dtype", None)
-    if isinstance(configured, torch.dtype) and configured.is_floating_point:
-        return configured
-    for tensor in checkpoint.weights.tensors.values():
-        if tensor.dtype in _DTYPES:
-            return _DTYPES[tensor.dtype]
-    notes.append("config.json names no dtype: float32 is taken; --dtype says otherwise")
-    return torch.float32
 
 
 def _made(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:

@@ -67,15 +67,6 @@ def weights_bar(on_event: OnEvent | None, what: str) -> Iterator[None]:
     def hook(factory: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> _Bar:
         return _Bar(args[0] if args else keywords.get("iterable", ()), on_event, what)
 
-    if not hasattr(hf, "set_tqdm_hook"):  # older releases have no hook
-        active = hf.is_progress_bar_enabled()
-        hf.disable_progress_bar()
-        try:
-            yield
-        finally:
-            if active:
-                hf.enable_progress_bar()
-        return
     before = hf.set_tqdm_hook(hook)
     try:
         yield

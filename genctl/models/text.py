@@ -11,11 +11,11 @@ import copy
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+from genctl.decode.token_bytes import bytes_of
 from genctl.errors import InputError, ModelError
-from genctl.events import Ended, Event, Finished, Hypothesis, Row, RowStates, Stepped, Token, with_tokens
+from genctl.events import Ended, Event, Hypothesis, Row, RowStates, Token, reworded
 from genctl.models import rust_panics
 
 if TYPE_CHECKING:
@@ -217,10 +217,7 @@ class _Vocabulary:
         """The bytes of a token of a byte-level vocabulary; b"" for an id that it lacks."""
         content = self._bytes.get(id)
         if content is None:
-            token = self.token(id) or ""
-            table = _byte_table()
-            known = all(char in table for char in token)
-            content = self._bytes[id] = bytes(table[char] for char in token) if known else token.encode()
+            content = self._bytes[id] = bytes_of(self.token(id) or "")
         return content
 
     def is_byte(self, id: int) -> bool:
@@ -327,19 +324,11 @@ def _safe_cut(text: str, start: int) -> int:
     return 0
 
 
-@lru_cache(maxsize=1)
-def _byte_table() -> dict[str, int]:
-    """GPT-2's printable characters for the 256 bytes, each with its byte."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
 def _byte_name(token: str | None) -> bool:
     return token is not None and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
-def caption(events: Iterable[Event], detokenizer_factory: Callable[[], Words]) -> Iterator[Event]:
+def caption(stream: Iterable[Event], detokenizer_factory: Callable[[], Words]) -> Iterator[Event]:
     """Fill in every `text` of the events: tokens, alternatives, hypotheses.
 
     Each live row has a detokenizer, which is forked if the row has several children. The last token of an ended row
@@ -347,19 +336,7 @@ def caption(events: Iterable[Event], detokenizer_factory: Callable[[], Words]) -
     """
     reader = detokenizer_factory()
     states = RowStates(lambda lane: (reader.fork(), ()), _captioned, _forked)
-    for event in events:
-        if isinstance(event, Stepped):
-            live, ended = states.step(event)
-            last = tuple(map(_ended, event.ended, ended)) if ended else ()
-            yield with_tokens(event, [written for _, written in live], last)
-            continue
-        states.forget(event)
-        if isinstance(event, Finished):
-            yield dataclasses.replace(
-                event, hypotheses=tuple(_hypothesis(hypothesis, reader) for hypothesis in event.hypotheses)
-            )
-        else:
-            yield event
+    return reworded(stream, states, lambda state: state[1], _ended, lambda lane, whole: _hypothesis(whole, reader))
 
 
 _Captioned: TypeAlias = "tuple[Words, tuple[Token, ...]]"  # a row's detokenizer, and the newest tokens with their text
@@ -368,8 +345,8 @@ _Captioned: TypeAlias = "tuple[Words, tuple[Token, ...]]"  # a row's detokenizer
 def _captioned(state: _Captioned, row: Row | Ended) -> _Captioned:
     words, written = state[0], []
     for token in row.written:
-        top = tuple((id, words.piece(id), logprob) for id, _, logprob in token.top) if token.top else ()
-        watched = tuple((id, words.piece(id), logprob, rank) for id, _, logprob, rank in token.watched)
+        top = token.top and tuple((id, words.piece(id), logprob) for id, _, logprob in token.top)
+        watched = token.watched and tuple((id, words.piece(id), value, rank) for id, _, value, rank in token.watched)
         # spelled out: `dataclasses.replace` takes three times as long, for every token
         text = words.push(token.id)
         written.append(Token(token.id, token.logprob, text, token.rank, token.entropy, top, token.trace, watched))

@@ -121,32 +121,8 @@ def _gpt_neox(fields: Fields) -> Tokenizer:
     return tokenizer
 
 
-def _cohere(fields: Fields) -> Tokenizer:
-    tokenizer = _byte_level_bpe(fields)
-    space = fields.flag("add_prefix_space", False)
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=space, trim_offsets=True),
-        ]
-    )
-    return tokenizer
-
-
 def _qwen2(fields: Fields) -> Tokenizer:
-    model = models.BPE(
-        vocab=fields.vocabulary,
-        merges=fields.merges,
-        dropout=None,
-        unk_token=None,
-        continuing_subword_prefix="",
-        end_of_word_suffix="",
-        fuse_unk=False,
-        byte_fallback=False,
-    )
-    tokenizer = Tokenizer(model)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _byte_level_bpe(fields)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -245,16 +221,6 @@ def _qwen2_end(backend: Tokenizer, fields: Fields, special: dict[str, Any]) -> N
     backend.add_tokens([AddedToken(token, special=True) for token in names])
 
 
-def _cohere_end(backend: Tokenizer, fields: Fields, special: dict[str, Any]) -> None:
-    extra = fields.settings.get("extra_special_tokens") or []
-    backend.add_special_tokens(
-        [
-            token if isinstance(token, AddedToken) else AddedToken(token, special=True, normalized=False)
-            for token in (*special.values(), *extra)
-        ]
-    )
-
-
 def _gpt_neox_end(backend: Tokenizer, fields: Fields, special: dict[str, Any]) -> None:
     backend.post_processor = alone()
 
@@ -302,14 +268,6 @@ RECIPES: dict[str, Recipe] = {
     "GPT2Tokenizer": Recipe(_gpt2, _named(unk=_END, bos=_END, eos=_END, pad=None)),
     "CodeGenTokenizer": Recipe(_codegen, _named(unk=_END, bos=_END, eos=_END, pad=None)),
     "GPTNeoXTokenizer": Recipe(_gpt_neox, _named(unk=_END, bos=_END, eos=_END, pad="<|padding|>"), _gpt_neox_end),
-    "CohereTokenizer": Recipe(
-        _cohere,
-        _named(
-            **{"unk": "<UNK>", "bos": "<BOS_TOKEN>", "eos": "<|END_OF_TURN_TOKEN|>"},
-            **{"pad": "<PAD>", "cls": "<CLS>", "sep": "<SEP>", "mask": "<MASK_TOKEN>"},
-        ),
-        _cohere_end,
-    ),
     "Qwen2Tokenizer": Recipe(_qwen2, _named(unk=_END, bos=None, eos=_END, pad=_END), _qwen2_end),
     "LlamaTokenizer": Recipe(_llama, _COMMON),
     "GemmaTokenizer": Recipe(_gemma, _named(unk="<unk>", bos="<bos>", eos="<eos>", pad="<pad>", mask="<mask>")),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.events import Token
+from genctl.request_planner import source_context_of
 from genctl.scoring.passes import Detail, Passes, Piece
 from genctl.scoring.texts import EncodedText, TextReader, TextToScore
 from genctl.scoring.windows import windows
@@ -106,7 +107,7 @@ class Scorer:
         self.options = options
         self.is_encoder_decoder = session.forward.is_encoder_decoder
         self.context = planner.context
-        self.source_context = _encoder_context(loaded.config) if self.is_encoder_decoder else None
+        self.source_context = source_context_of(loaded.config) if self.is_encoder_decoder else None
         start = planner.decoder_start if planner.decoder_start is not None else planner.bos
         self.reader = TextReader(
             loaded, eos=planner.eos[0] if planner.eos else None, start=start, add_eos=options.add_eos
@@ -326,17 +327,3 @@ class Scorer:
         if worded and not whole:
             worded[-1] = dataclasses.replace(worded[-1], text=worded[-1].text + words.flush())
         return lead, tuple(worded)
-
-
-def _encoder_context(config: object) -> int | None:
-    """The most tokens that the encoder reads; None if it has no limit."""
-    from genctl.request_planner import UNBOUNDED
-
-    own = getattr(config, "encoder", config)  # of a composite model; others have one field for both sides
-    if getattr(own, "model_type", None) in UNBOUNDED:
-        return None
-    for name in ("max_source_positions", "max_encoder_position_embeddings", "max_position_embeddings", "n_positions"):
-        value = getattr(own, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return None

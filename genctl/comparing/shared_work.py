@@ -8,7 +8,7 @@ from genctl import events
 
 
 @dataclass
-class Sharing:
+class SharedWork:
     """Counts prefills and forward passes: what was spent, and what the lanes would take one by one.
 
     A listener of events; `expect` comes before those of a lane. `forwards` is counted by whoever runs the model.
