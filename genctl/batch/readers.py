@@ -163,11 +163,11 @@ def read(
     kind = format_of(format, name)
     if kind not in get_args(Format):
         raise UsageError(f"unknown input format {quote(kind)}: expected one of {', '.join(get_args(Format))}")
-    looks = _Looks(say, printable(name), watch=format is None and kind == "lines")
-    return _read(source, kind, printable(name), limit, fields, template, looks)
+    remarks = _Remarks(say, printable(name), watch=format is None and kind == "lines")
+    return _read(source, kind, printable(name), limit, fields, template, remarks)
 
 
-class _Looks:
+class _Remarks:
     """Remarks on an input as a whole."""
 
     def __init__(self, say: Say, name: str, *, watch: bool) -> None:
@@ -199,7 +199,7 @@ class _Looks:
 
 
 def _read(
-    source: IO[bytes], kind: str, name: str, limit: int, fields: Fields, template: Template | None, looks: _Looks
+    source: IO[bytes], kind: str, name: str, limit: int, fields: Fields, template: Template | None, remarks: _Remarks
 ) -> Rows:
     ids = UsedIds()
     index = -1
@@ -210,7 +210,7 @@ def _read(
         own_id: str | None = None
         try:
             text = _text(piece, limit)
-            looks.line(text)
+            remarks.line(text)
             if kind == "jsonl":
                 if not text:
                     raise RefusedRow("empty prompt")
@@ -226,7 +226,7 @@ def _read(
             yield BadRow(str(index) if own_id is None else own_id, index, where, "input", message)
         else:
             yield row
-    looks.end(index + 1)
+    remarks.end(index + 1)
 
 
 class _Piece(NamedTuple):

@@ -61,7 +61,7 @@ class Passes:
         lengths = [(len(piece.ids), len(piece.source or ())) for piece in pieces]
         for place in sorted(range(len(pieces)), key=lambda place: lengths[place], reverse=True):
             piece = pieces[place]
-            if batch and not self._alike(lengths[batch[0]], lengths[place]):
+            if batch and not self._may_share_pass(lengths[batch[0]], lengths[place]):
                 yield batch
                 batch, longest, columns = [], 0, 0
             longest = max(longest, len(piece.ids))
@@ -75,7 +75,7 @@ class Passes:
         if batch:
             yield batch
 
-    def _alike(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
+    def _may_share_pass(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
         """Whether texts of these lengths, with their sources, may share a pass."""
         if a[0] != b[0] and (not self.forward.pads_behind or max(a[0], b[0]) > self.forward.bound):
             return False
