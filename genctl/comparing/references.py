@@ -14,8 +14,6 @@ from typing import Any
 from genctl.comparing.metrics import Values
 from genctl.errors import InputError, reason_of
 
-KEYS = ("exact_match", "chrf", "bleu", "ter")
-
 
 @cache
 def _bleu() -> Any:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from genctl.decode.token_bytes import bytes_of
+from genctl.byte_level import bytes_of
 from genctl.errors import InputError, ModelError
 from genctl.events import Ended, Event, Hypothesis, Row, RowStates, Token, reworded
 from genctl.models import rust_panics
