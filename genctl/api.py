@@ -76,9 +76,10 @@ class Model:
             result = collector.feed(event)
             if result is not None:
                 results[result.lane] = result
-        for result in results.values():
+        for place, result in results.items():
             if result.error is not None:
-                raise GenctlError(f"prompt {result.lane}: {result.error.message}")
+                which = f"prompt {int(place) + 1} of {len(results)}: " if len(results) > 1 else ""
+                raise GenctlError(f"{which}{result.error.message}")
         return [results[str(place)] for place in range(len(results))]
 
     def _requests(self, prompts: Sequence[Prompt], resolved: Any, seed: int) -> Iterator[Request]:
@@ -86,7 +87,7 @@ class Model:
 
         for place, prompt in zip(itertools.count(), prompts, strict=False):
             text, ids, messages = _kind(prompt)
-            yield Request(str(place), resolved, row_seed(seed, str(place), place), text, ids, messages)
+            yield Request(str(place), resolved, row_seed(seed, str(place), place), text, ids, messages, place + 1)
 
 
 def load(

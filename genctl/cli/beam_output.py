@@ -45,12 +45,8 @@ class Search:
                 self.stream = StreamView(pipe_writer(), echo=bool(options.echo))
             else:
                 write, write_prompt = terminal_writers(options.color)
-                self.stream = StreamView(write, echo=options.echo is not False, write_prompt=write_prompt)
-
-    def begin(self, encoder_decoder: bool) -> None:
-        """The checkpoint is loaded: an encoder-decoder answers its prompt, so a tab separates them with --echo."""
-        if self.stream is not None:
-            self.stream.between = "\t" if encoder_decoder else ""
+                echo = options.echo is not False
+                self.stream = StreamView(write, echo=echo, between="\n", write_prompt=write_prompt)
 
     def feed(self, event: events.Event) -> None:
         """Take in one event."""

@@ -96,6 +96,7 @@ class CompareJob(Job[CompareOptions]):
         self.seed = random_seed() if given is None else given
         self.starts = [self.seed if one.runtime.seed is None else one.runtime.seed for one in self.resolved]
         self.prompts = self._prompts()
+        self.lone = len(rows) == 1
         self.texts = bool(options.arguments) or len(rows) == 1 or options.verbose
 
     def open(self, stack: ExitStack) -> None:
@@ -240,7 +241,7 @@ class CompareJob(Job[CompareOptions]):
 
     def _take(self, result: Result) -> None:
         prompt, run, repetition = self.lanes.pop(result.lane)
-        for note in shortfalls(result, f"prompt {prompt.row.id}, run {self.runs[run].name}"):
+        for note in shortfalls(result, self.of(prompt.row, f"run {self.runs[run].name}")):
             self.say(f"warning: {note}")
         failure = result.error
         prompt.cells[run][repetition] = result if failure is None else Failure(failure.code, failure.message)
@@ -306,10 +307,11 @@ class CompareJob(Job[CompareOptions]):
             return
         prompt, run, _ = self.lanes[event.lane]
         assert isinstance(prompt.row, InputRow)
-        note = notes.cut_note(event, prompt.row.id, prompt.row, self.resolved[run].runtime)
-        if note and note not in self.cuts:
-            self.cuts.add(note)
-            self.say(f"note: {note}")
+        note = notes.cut_note(event, prompt.row, self.resolved[run].runtime)
+        line = f"note: {self.of(prompt.row)}{note}"
+        if note and line not in self.cuts:
+            self.cuts.add(line)
+            self.say(line)
 
     def _settle(self, chunk: Sequence[ComparedPrompt]) -> None:
         self.hide()

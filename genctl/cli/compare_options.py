@@ -211,4 +211,6 @@ def _recorded_rows(recording: expectations.Recording, name: str) -> Iterator[Inp
             fields = jsonl.fields(data)
         except RefusedRow as error:
             raise InputError(f"--expect: {name}: prompt {index + 1}: {error}") from None
-        yield InputRow(str(index) if own is None else own, index, where=f"{name}, prompt {index + 1}", **fields)
+        id = str(index) if own is None else own
+        where = f"{name}, prompt {index + 1}"
+        yield InputRow(id, index, where=where, own_id=own not in (None, str(index)), **fields)

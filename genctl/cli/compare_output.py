@@ -96,14 +96,14 @@ class ComparisonOutput:
         report = self.writer is None and not self.silent
         if isinstance(prompt.row, BadRow):
             if report:
-                self.job.say(f"error: prompt {prompt.row.id}: {prompt.row.message}")
+                self.job.say(f"error: {self.job.of(prompt.row)}{prompt.row.message}")
             return 1
         failed = 0
         for place, name in enumerate(self.names):
             for failure in prompt.failures(place):
                 failed += 1
                 if report:
-                    self.job.say(f"error: prompt {prompt.row.id}, run {name}: {failure.message}")
+                    self.job.say(f"error: {self.job.of(prompt.row, f'run {name}')}{failure.message}")
         return failed
 
     def _text(self, prompt: ComparedPrompt, by_run: dict[str, list[Measured]], tally: RunStatistics) -> None:
@@ -203,8 +203,13 @@ class ComparisonOutput:
     def compared(self, outcome: Outcome, notes: Sequence[str]) -> None:
         """Write what `--expect` found: to the output where it is text, else to standard error."""
         lines: list[str] = []
+        names = {prompt.row.id: "" if self.job.lone else prompt.row.name for prompt in self.job.prompts}
         for difference in outcome.differences:
-            lines += [difference.heading, *(f"  {line}" for line in difference.lines), ""]
+            lines += [
+                difference.heading(names.get(difference.id, difference.id)),
+                *(f"  {line}" for line in difference.lines),
+                "",
+            ]
         lines += [f"note: {note}" for note in notes]
         if not outcome.differences:
             lines.append(f"{count(outcome.compared, 'output')} as recorded in {self.options.expect}")
@@ -288,7 +293,7 @@ class ComparisonOutput:
 
     def _markdown(self, prompt: ComparedPrompt, by_run: dict[str, list[Measured]], tally: RunStatistics) -> None:
         row = prompt.row
-        pieces = [f"## Prompt {formats.markdown_text(row.id)}"]
+        pieces = [] if self.job.lone else [f"## Prompt {formats.markdown_text(row.name)}"]
         if isinstance(row, BadRow):
             self._write_markdown([*pieces, formats.markdown_text(f"failed: {row.message}")])
             return
@@ -326,7 +331,7 @@ class ComparisonOutput:
 def heading(row: InputRow | BadRow, width: int) -> Text:
     """The heading above the texts of one prompt of several."""
     text = row.prompt or "" if isinstance(row, InputRow) else ""
-    return widgets.header(width, f"prompt {row.id}", widgets.first_words(text, max(width - 24, 16)))
+    return widgets.header(width, f"prompt {row.name}", widgets.first_words(text, max(width - 24, 16)))
 
 
 def _passage(one: Measured, label: str) -> shown.Passage:

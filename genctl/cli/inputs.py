@@ -18,8 +18,10 @@ def prompts_of(options: ModelOptions, hide: Callable[[], object] = lambda: None,
 
     def say(line: str) -> None:
         if not options.quiet:
+            from genctl.render.message import print_message
+
             hide()
-            print(line, file=sys.stderr, flush=True)
+            print_message(line)
 
     return readers.open_prompts(
         options.arguments,

@@ -63,6 +63,7 @@ class InspectJob(Job[InspectOptions]):
     ) -> None:
         super().__init__(options, interrupt)
         self.layers, self.early, self.steps, self.rows = layers, early, steps, rows
+        self.lone = len(rows) == 1
         self.heat: tuple[int, list[dict[str, Any]], list[dict[str, Any]]] | None = None
         self.asides: list[str] = []  # notes for the end
 
@@ -148,7 +149,7 @@ class InspectJob(Job[InspectOptions]):
                         raise InputError(f"{row.where}: {name} contradicts --steps {self.steps}")
                 resolved = self.settings_of(row, base)
             except GenctlError as error:
-                self._failure(row.id, error.message)
+                self._failure(row, error.message)
                 continue
             requests.append(request_of(row, resolved, seed_of(row, resolved, start)))
         return requests
@@ -174,7 +175,7 @@ class InspectJob(Job[InspectOptions]):
             self.asides += self.reuse.notes(session, verbose=options.verbose)
         for prompt in measured.failures:
             if prompt.failed is not None:
-                self._failure(prompt.id, prompt.failed.message)
+                self._failure(self._row(prompt.id), prompt.failed.message)
         if not measured.passes or len(measured.failures) == len(measured.prompts):
             return None
         uncached: Measurement | None = None
@@ -203,9 +204,12 @@ class InspectJob(Job[InspectOptions]):
 
     def _note_cut(self, event: events.Event) -> None:
         if isinstance(event, events.Began):
-            row = next((row for row in self.rows if row.id == event.lane and isinstance(row, InputRow)), None)
-            note = notes.cut_note(event, event.lane, row, self.base.runtime)
-            self.asides += [note] if note else []
+            row = self._row(event.lane)
+            note = notes.cut_note(event, row, self.base.runtime)
+            self.asides += [f"{self.of(row)}{note}"] if note else []
+
+    def _row(self, lane: str) -> InputRow:
+        return next(row for row in self.rows if row.id == lane and isinstance(row, InputRow))
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
@@ -242,9 +246,9 @@ class InspectJob(Job[InspectOptions]):
             lines += diff_lines(report["diff"], width)
         return lines
 
-    def _failure(self, id: str, message: str) -> None:
+    def _failure(self, row: InputRow | BadRow, message: str) -> None:
         self.failed += 1
-        self.say(f"error: prompt {id}: {message}")
+        self.say(f"error: {self.of(row)}{message}")
 
 
 def tsv_lines(report: dict[str, Any]) -> list[list[Any]]:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from genctl.batch import writers
-from genctl.batch.rows import InputRow
+from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import row_seed
 from genctl.cli import first_sign, notes, strategy
 from genctl.cli.event_log import EventFile
@@ -43,6 +43,7 @@ class Job(ABC, Generic[SomeOptions]):
         self.listeners: list[Listener] = []  # each gets every event, in this order
         self.view: Any = None  # draws what is live; `hide` takes it away
         self.failed = 0  # rows
+        self.lone = False  # there is one prompt, so messages do not say which
         self.load_s = 0.0
         self.reuse = notes.Reuse(None)
 
@@ -84,10 +85,15 @@ class Job(ABC, Generic[SomeOptions]):
 
     def say(self, line: str) -> None:
         """Print one line on standard error."""
-        from genctl.render.widgets import visible
+        from genctl.render.message import print_message
 
         self.hide()
-        print(visible(line), file=sys.stderr, flush=True)
+        print_message(line)
+
+    def of(self, row: InputRow | BadRow, *more: str, what: str = "prompt") -> str:
+        """What a message is about, before its colon: `prompt 2, run a: `; "" where there is nothing to tell apart."""
+        words = [*([] if self.lone else [f"{what} {row.name}"]), *more]
+        return f"{', '.join(words)}: " if words else ""
 
     def note(self, *lines: str) -> None:
         """Print notes on standard error, but not with --quiet."""
@@ -200,4 +206,4 @@ def request_of(row: InputRow, resolved: Resolved, seed: int, lane: str = "") -> 
     """The request of one row. Its lane is named by the row, unless `lane` says otherwise."""
     from genctl.requests import Request
 
-    return Request(lane or row.id, resolved, seed, row.prompt, row.prompt_ids, row.messages)
+    return Request(lane or row.id, resolved, seed, row.prompt, row.prompt_ids, row.messages, row.place)

@@ -70,10 +70,11 @@ def announce_compiling(session: Session, say: Callable[[str], None], *, quiet: b
         session.forward.compiled.say = (lambda line: None) if quiet else (lambda line: say(f"note: {line}"))
 
 
-def cut_note(event: events.Event, prompt: str, row: InputRow | None, runtime: Runtime) -> str:
+def cut_note(event: events.Event, row: InputRow | None, runtime: Runtime) -> str:
     """A note when a prompt begins that was shortened; "" for every other event."""
     taken = event.settings.get("truncated", 0) if isinstance(event, events.Began) else 0
     if not taken:
         return ""
     side = runtime.truncate if row is None else row.params.get("truncate", runtime.truncate)
-    return f"prompt {prompt}: {taken:,} tokens were taken from it (--truncate {side})"
+    were = "token was" if taken == 1 else "tokens were"
+    return f"{taken:,} {were} taken from the prompt (--truncate {side})"

@@ -219,11 +219,14 @@ def records_of(
     return records
 
 
-def ends_to_tell(wanted: Sequence[str], row: InputRow, result: Result, *, texts: bool = True) -> list[str]:
-    """A sentence for each sequence that --fail-on looks for. Without `texts`, a sequence without tokens is empty."""
+def ends_to_tell(wanted: Sequence[str], prompt: str, result: Result, *, texts: bool = True) -> list[str]:
+    """A sentence for each sequence that --fail-on looks for. Without `texts`, a sequence without tokens is empty.
+
+    `prompt` says which prompt it is, with a colon; "" if it is alone.
+    """
     sentences = []
-    for number, sequence in enumerate(result.sequences):
-        what = f"prompt {row.id}, sequence {number}"
+    for number, sequence in enumerate(result.sequences, 1):
+        what = f"{prompt}{f'sequence {number}' if len(result.sequences) > 1 else 'the text'}"
         if sequence.finish_reason in wanted:
             sentences.append(f"{what} ended by {sequence.finish_reason}")
         elif "empty" in wanted and not (sequence.text.strip() if texts else sequence.token_ids):

@@ -87,13 +87,13 @@ REPLAY = Command(
 def perform(options: ReplayOptions) -> int:
     """Show the recording. Returns the exit status."""
     from genctl.render.console import make_consoles
-    from genctl.render.widgets import visible
+    from genctl.render.message import print_message
 
     torn: list[str] = []
     collection.resume()  # no model is loaded here
     recorded = read_recording(options.file, torn=lambda place: torn.append(place))
     for place in torn:
-        print(f"note: {visible(place)}: the recording was interrupted here", file=sys.stderr)
+        print_message(f"note: {place}: the recording was interrupted here")
     out, err = make_consoles(options.color)
     if not _live(options):
         return _write(recorded, err, options)
@@ -103,7 +103,7 @@ def perform(options: ReplayOptions) -> int:
     with Interrupt(), ExitStack() as stack:
         pause = stack.enter_context(_keys()) if options.step else _pace(STEP_S / (options.speed or 1.0))
         if options.step and not options.quiet:
-            print("space or enter: next step; q: end", file=sys.stderr)
+            print_message("space or enter: next step; q: end")
         view = stack.enter_context(_view(recorded, out, err, options, searching=searching or options.tree))
         steps = sum(isinstance(event, events.Stepped) for event in recorded)
         came, ended = 0, False
@@ -117,7 +117,7 @@ def perform(options: ReplayOptions) -> int:
     if not options.quiet:
         _sum_up(view, err)
         if ended:
-            print(f"ended after step {came} of {steps}", file=sys.stderr)
+            print_message(f"ended after step {came} of {steps}")
     return _status(recorded)
 
 
@@ -133,6 +133,7 @@ def _view(
     )
     shared: dict[str, Any] = {name: getattr(options, name) for name in ("scores", "explain")}
     shared["echo"] = options.echo is not False if _live(options) else bool(options.echo)
+    shared |= {"numbered": len(lanes) > 1}
     shared |= {"top": TOP, "labels": several, "quiet": True, "clock": _Ticks() if options.step else time.monotonic}
     if searching:
         return BeamView(out, err, tree=options.tree, formula=True, **shared)
@@ -201,7 +202,9 @@ def _write(recorded: list[events.Event], err: Console, options: ReplayOptions) -
                     trees.write(record)
         unfinished = 0 if search.stream is None else search.stream.unfinished
     if unfinished:
-        print(f"error: the recording ends before {unfinished} of its prompts are done", file=sys.stderr)
+        from genctl.render.message import print_message
+
+        print_message(f"error: the recording ends before {unfinished} of its prompts are done")
         return int(Exit.ROWS_FAILED)
     return _status(recorded)
 

@@ -58,7 +58,7 @@ def perform(options: RunOptions) -> int | None:
         if rows is None:
             return None
         stack.enter_context(rows)
-        return RunJob(options, layers, early, iter(rows), interrupt).run()
+        return RunJob(options, layers, early, iter(rows), interrupt, lone=rows.is_alone()).run()
 
 
 def _dry(options: RunOptions, early: Resolved, layers: Sequence[Layer]) -> int:
@@ -75,15 +75,24 @@ class RunJob(job.Job[RunOptions]):
     """One run of a generating command. `early` is what the layers say without the checkpoint's settings."""
 
     def __init__(
-        self, options: RunOptions, layers: Sequence[Layer], early: Resolved, rows: Rows, interrupt: Interrupt
+        self,
+        options: RunOptions,
+        layers: Sequence[Layer],
+        early: Resolved,
+        rows: Rows,
+        interrupt: Interrupt,
+        *,
+        lone: bool = False,
     ) -> None:
         super().__init__(options, interrupt)
         self.layers, self.early, self.input = layers, early, rows
         self.tally = RowTally()
+        self.lone = lone
         self.watched: tuple[int, ...] = ()  # ids, known once there is a tokenizer
         self.rows: dict[str, InputRow] = {}  # those that are being decoded
         self.stop_at: int | None = None  # with --strict, the first row that failed
         self.stopper: Sequence[Mapping[str, Any]] = ()  # and its record
+        self.subjects: dict[str, str] = {}  # what messages call the rows that failed, by id
         self.read = 0  # rows of the input
         self.different = 0  # sequences that --check-batch found to depend on their batch
         self.checked = False  # whether --check-runtime has compared
@@ -137,9 +146,6 @@ class RunJob(job.Job[RunOptions]):
             total = len(options.arguments) or (None if self.looked is None else self.looked.rows)
             self.bar = RowsBar(self.err_console, total, done=output.done)
             stack.callback(self.bar.close)
-        self.search.begin(self.session.forward.is_encoder_decoder)
-        if self.live and self.session.forward.is_encoder_decoder:
-            self.view.between = "\n"  # type: ignore[union-attr]  # what is live is a RunView
         self.collector = Collector(tokens=options.with_tokens or options.format in ("json", "jsonl"))
         self.unfinished = Unfinished(texts=self.session.loaded.tokenizer is not None)
         self.listeners += [self._show, self._note_cut, self.search.feed, self.reuse.feed, self.unfinished.feed]
@@ -159,8 +165,9 @@ class RunJob(job.Job[RunOptions]):
         from genctl.render.console import make_consoles
 
         out, self.err_console = make_consoles(options.color)
-        several = len(options.arguments) != 1 or self.early.generation.num_return_sequences > 1
-        return make_view(options, out, self.err_console, live=self.live, top=self._report().top, several=several)
+        several = self.early.generation.num_return_sequences > 1
+        how: dict[str, Any] = {"live": self.live, "top": self._report().top, "lone": self.lone, "several": several}
+        return make_view(options, out, self.err_console, **how)
 
     def _look(self) -> InputScan | None:
         """Look the input file over, where the number of its rows or its content is needed."""
@@ -277,12 +284,12 @@ class RunJob(job.Job[RunOptions]):
             self.read += 1
             self.output.consume(row)
             if isinstance(row, BadRow):
-                self._failure(row.id, row.index, row.code, row.message)
+                self._failure(row, row.code, row.message)
                 continue
             try:
                 resolved = self.settings_of(row, self.base)
             except GenctlError as error:
-                self._failure(row.id, row.index, error.code, error.message)
+                self._failure(row, error.code, error.message)
                 continue
             self.rows[row.id] = row
             self.unfinished.expect(row.id, resolved.generation.num_return_sequences)
@@ -303,9 +310,10 @@ class RunJob(job.Job[RunOptions]):
 
     def _note_cut(self, event: events.Event) -> None:
         if isinstance(event, events.Began):
-            note = notes.cut_note(event, event.lane, self.rows.get(event.lane), self.base.runtime)
+            row = self.rows.get(event.lane)
+            note = notes.cut_note(event, row, self.base.runtime)
             if note:
-                self.say(f"note: {note}")
+                self.say(f"note: {'' if row is None else self.of(row)}{note}")
 
     def _collect(self, event: events.Event) -> None:
         result = self.collector.feed(event)
@@ -317,15 +325,15 @@ class RunJob(job.Job[RunOptions]):
         if self.interrupt.status and self.options.resume:
             return  # incomplete: the next run decodes it again
         if result.error is not None:
-            self._failure(row.id, row.index, result.error.code, result.error.message)
+            self._failure(row, result.error.code, result.error.message, shown=self.live)
             return
         if self.stop_at is not None and row.index > self.stop_at:
             return
         if row.index >= self.output.done:
-            for note in shortfalls(result, f"prompt {row.id}"):
+            for note in shortfalls(result, self.of(row)):
                 self.say(f"warning: {note}")
         texts = self.session.loaded.tokenizer is not None
-        self.tally.expect(row.index, ends_to_tell(self.options.fail_on, row, result, texts=texts))
+        self.tally.expect(row.index, ends_to_tell(self.options.fail_on, self.of(row), result, texts=texts))
         records: Sequence[Mapping[str, Any]] = self.search.records(row.id) or records_of(
             self.options,
             row,
@@ -337,16 +345,18 @@ class RunJob(job.Job[RunOptions]):
         )
         self.output.put(row.index, records)
 
-    def _failure(self, id: str, index: int, code: str, message: str) -> None:
-        record = error_record(id, code, message)
+    def _failure(self, row: InputRow | BadRow, code: str, message: str, *, shown: bool = False) -> None:
+        """Write the record of a row that failed. Say so where the writer does not, unless the view has `shown` it."""
+        record = error_record(row.id, code, message)
+        self.subjects[row.id] = self.of(row)
         if self.options.strict:
-            if self.stop_at is None or index < self.stop_at:
-                self.stop_at, self.stopper = index, [record]
+            if self.stop_at is None or row.index < self.stop_at:
+                self.stop_at, self.stopper = row.index, [record]
             return
         with self.interrupt.busy():
-            if self.live or self.options.stream:
+            if (self.live or self.options.stream) and not shown:
                 self._say_failed(record)
-            self.output.put(index, [record])
+            self.output.put(row.index, [record])
 
     def _written(self, index: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Count a row whose records are written."""
@@ -382,21 +392,24 @@ class RunJob(job.Job[RunOptions]):
             )
         if self.stop_at is not None:
             error = self.stopper[0]["error"]
-            before = f"the {self.stop_at:,} rows before it are written" if self.stop_at else "no row is before it"
-            self.say(f"error: prompt {self.stopper[0]['id']}: {error['message']}; --strict stops here, {before}")
+            before = {0: "no row is before it", 1: "the row before it is written"}.get(
+                self.stop_at, f"the {self.stop_at:,} rows before it are written"
+            )
+            subject = self.subjects[self.stopper[0]["id"]]
+            self.say(f"error: {subject}{error['message']}; --strict stops here, {before}")
             return int(Exit.ROWS_FAILED)
         status = self.tally.status()
         if self.runtime_difference:
             raise CheckError(f"--check-runtime: {self.runtime_difference}")
         if self.different:
-            raise CheckError(f"--check-batch: {self.different} sequences differ from those decoded alone")
+            differ = "sequence differs" if self.different == 1 else "sequences differ"
+            raise CheckError(f"--check-batch: {self.different} {differ} from what is decoded alone")
         return status
 
     def _say_failed(self, record: Mapping[str, Any]) -> None:
         if self.options.strict:
             return  # `status` reports it
-        error = record["error"]
-        self.say(f"error: prompt {record['id']}: {error['message']}")
+        self.say(f"error: {self.subjects.get(record['id'], '')}{record['error']['message']}")
 
     def hide(self) -> None:
         """Take away what moves on the terminal."""

@@ -44,13 +44,13 @@ def perform(options: ScoreOptions) -> int | None:
     if rows is None:
         return None
     with Interrupt() as interrupt, rows:
-        return ScoreJob(options, early, iter(rows), interrupt).run()
+        return ScoreJob(options, early, iter(rows), interrupt, lone=rows.is_alone()).run()
 
 
 class ScoreJob(Job[ScoreOptions]):
     """One run of `genctl score`."""
 
-    def __init__(self, options: ScoreOptions, early: Resolved, rows: Rows, interrupt: Interrupt) -> None:
+    def __init__(self, options: ScoreOptions, early: Resolved, rows: Rows, interrupt: Interrupt, *, lone: bool) -> None:
         super().__init__(options, interrupt)
         self.early, self.rows = early, rows
         self.open_consoles()
@@ -58,7 +58,9 @@ class ScoreJob(Job[ScoreOptions]):
         self.details = options.scores or options.top_logprobs is not None
         shown = SHOWN_TOP if options.scores and options.format == "text" else 0
         self.top = shown if options.top_logprobs is None else options.top_logprobs
-        self.labels = not options.rank and len(options.arguments) != 1
+        self.lone = lone
+        self.labels = not (options.rank or self.lone)
+        self.subjects: dict[str, str] = {}  # what messages call the texts that failed, by id
         self.texts = self.tokens = self.bytes = 0
         self.nll = 0.0
         self.mapped = False  # a heat map was shown
@@ -94,7 +96,7 @@ class ScoreJob(Job[ScoreOptions]):
         self.interrupt.gentle = True
         for row, outcome in self.scorer.score(self._wanted(), self.interrupt):
             if isinstance(outcome, GenctlError):
-                self._failure(row.id, row.index, outcome.code, outcome.message)
+                self._failure(row, outcome.code, outcome.message)
                 continue
             self._show(row, outcome)
             self.ordered.put(row.index, [self._record(row, one, self.scorer.loaded.name) for one in outcome])
@@ -133,12 +135,12 @@ class ScoreJob(Job[ScoreOptions]):
         rows = self._read(self.rows)
         for row in self._gathered(rows) if one_row else rows:
             if isinstance(row, BadRow):
-                self._failure(row.id, row.index, row.code, row.message)
+                self._failure(row, row.code, row.message)
                 continue
             try:
                 yield row, self._texts_of(row)
             except InputError as error:
-                self._failure(row.id, row.index, error.code, error.message)
+                self._failure(row, error.code, error.message)
 
     def _read(self, rows: Rows) -> Rows:
         """The rows, until a signal comes: what waits for input is ended at once, and what was read is scored."""
@@ -214,7 +216,7 @@ class ScoreJob(Job[ScoreOptions]):
         width = console.width
         lines = []
         if self.labels:
-            lines.append(widgets.header(width, f"text {row.id}", row.prompt or ""))
+            lines.append(widgets.header(width, f"text {row.name}", row.prompt or ""))
         ranked = outcome[0].rank is not None
         if ranked and self.live:
             entries = [token_heat.RankedToken(one.text, _figures(one)) for one in outcome]
@@ -233,12 +235,13 @@ class ScoreJob(Job[ScoreOptions]):
         if self.live and not ranked:
             console.print(token_heat.figures(_figures(outcome[0])))
 
-    def _failure(self, id: str, index: int, code: str, message: str) -> None:
+    def _failure(self, row: InputRow | BadRow, code: str, message: str) -> None:
         self.failed += 1
-        record = error_record(id, code, message)
+        record = error_record(row.id, code, message)
+        self.subjects[row.id] = self.of(row, what="text")
         if self.live:
             self._say_failed(record)
-        self.ordered.put(index, [record])
+        self.ordered.put(row.index, [record])
 
     def _sum_up(self) -> None:
         from genctl.render import token_heat
@@ -258,7 +261,7 @@ class ScoreJob(Job[ScoreOptions]):
         self.say(" · ".join(words))
 
     def _say_failed(self, record: Mapping[str, Any]) -> None:
-        self.say(f"error: text {record['id']}: {record['error']['message']}")
+        self.say(f"error: {self.subjects.pop(record['id'], '')}{record['error']['message']}")
 
 
 def _figures(one: Scored) -> Figures:

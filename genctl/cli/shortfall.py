@@ -6,19 +6,19 @@ from genctl.results import Result
 
 
 def shortfalls(result: Result, what: str) -> list[str]:
-    """The warnings about a finished prompt, for standard error. `what` names the prompt."""
+    """The warnings about a finished prompt. `what` says which it is, with a colon; "" if it is alone."""
     warnings = []
     if result.fewer:
         returned, wanted = len(result.sequences), result.num_return_sequences
-        warnings.append(f"{what}: {returned} of {wanted} sequences: the search found no others (num_return_sequences)")
-    for number, sequence in enumerate(result.sequences):
-        which = f", sequence {number}" if len(result.sequences) > 1 else ""
+        warnings.append(f"{what}{returned} of {wanted} sequences: the search found no others (num_return_sequences)")
+    for number, sequence in enumerate(result.sequences, 1):
+        which = f"sequence {number}: " if len(result.sequences) > 1 else ""
         if sequence.hypothesis.incomplete:
             count = len(sequence.token_ids)
             cut = f"cut by {sequence.finish_reason} after {count} token{'' if count == 1 else 's'}"
-            warnings.append(f"{what}{which}: {sequence.hypothesis.incomplete}: the text is incomplete, {cut}")
+            warnings.append(f"{what}{which}{sequence.hypothesis.incomplete}: the text is incomplete, {cut}")
         if sequence.unmet:
-            warnings.append(f"{what}{which} lacks {listed(sequence.unmet)} (force_words)")
+            warnings.append(f"{what}{which}the text lacks {listed(sequence.unmet)} (force_words)")
     return warnings
 
 

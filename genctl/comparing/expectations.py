@@ -138,13 +138,12 @@ class Difference:
     seed: int | None
     lines: tuple[str, ...]
 
-    @property
-    def heading(self) -> str:
-        """The run, prompt, seed and sequence of the output."""
+    def heading(self, prompt: str) -> str:
+        """The run, prompt, seed and sequence of the output. `prompt` is what messages call it; "" if it is alone."""
         words = [f"run {self.run}"] if self.run else []
-        words.append(f"prompt {self.id}")
+        words += [f"prompt {prompt}"] if prompt else []
         words += [f"seed {self.seed}"] if self.seed is not None else []
-        words += [f"sequence {self.sequence}"] if self.sequence else []
+        words += [f"sequence {self.sequence + 1}"] if self.sequence else []
         return " · ".join(words)
 
 

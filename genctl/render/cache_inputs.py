@@ -35,7 +35,7 @@ def _block(step: Mapping[str, Any], width: int, beside: bool, many: bool) -> lis
     rows = len(step["input_ids"])
     words = ["the prompt" if step["step"] == 0 else count(len(step["input_ids"][0]), "token")]
     if many and step["step"] == 0:
-        words = [f"prompt {step['rows'][0]}"]
+        words = [f"prompt {step['rows'][0] + 1}"]
     if rows > 1:
         words.append(f"{rows} rows")
     lines = [widgets.header(width, f"step {step['step']}", *words)]
@@ -79,7 +79,8 @@ def _cache_lines(step: Mapping[str, Any], width: int) -> list[Text]:
             words += "" if computed or step["without_cache"] is None else "; without a cache computed again"
         lines.append(_line(kind, words, width))
     if step["reordered"]:
-        words = f"{' '.join(map(str, range(len(step['reordered']))))} continue {' '.join(map(str, step['reordered']))}"
+        now = " ".join(str(row + 1) for row in range(len(step["reordered"])))
+        words = f"{now} continue {' '.join(str(row + 1) for row in step['reordered'])}"
         if step["cross_attention"]:
             words += "; cross-attention was not reordered"
         lines.append(_line("rows", words, width))

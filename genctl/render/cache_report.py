@@ -98,7 +98,7 @@ def heading_lines(report: Report, width: int | None) -> list[Text]:
             ended_words(prompt["ended"]),
             widgets.first_words(prompt["prompt"], 40),
         ]
-        for place, prompt in enumerate(report["prompts"])
+        for place, prompt in enumerate(report["prompts"], 1)
     ]
     return [*lines, *table(["prompt", "read", "strategy", "ended", "text"], rows, right={0})]
 
@@ -239,12 +239,12 @@ def pass_note(step: Mapping[str, Any], many: bool) -> str:
     """The reordering of rows, and the state of cross-attention."""
     notes = []
     if many and step["step"] == 0:
-        notes.append(f"prompt {step['rows'][0]}")
+        notes.append(f"prompt {step['rows'][0] + 1}")
     elif many and not step["reordered"]:
-        prompts = sorted(set(step["rows"]))
+        prompts = sorted({row + 1 for row in step["rows"]})
         notes.append(f"prompt{'s' * (len(prompts) > 1)} " + " ".join(map(str, prompts)))
     if step["reordered"]:
-        notes.append("rows ← " + " ".join(map(str, step["reordered"])))
+        notes.append("rows ← " + " ".join(str(row + 1) for row in step["reordered"]))
     if step["cross_attention"] == "computed":
         notes.append("cross-attention computed")
     elif step["cross_attention"]:

@@ -17,7 +17,7 @@ from genctl.render.live_layout import Look, names, place_words, returned, sectio
 from genctl.render.live_region import LiveRegion
 from genctl.render.loading_bar import LoadingBar
 from genctl.render.run_history import LaneHistory, Path, RunHistory, fold
-from genctl.render.summary import failure, lane_summary, put, stop_words, summary
+from genctl.render.summary import failure, lane_summary, put, put_words, stop_words, summary
 from genctl.render.word_wrap import terminal_wrap
 
 
@@ -29,8 +29,9 @@ class RunView:
     others follow in turn. After `close` everything is printed in full, in input order.
 
     `live`: show text before it is finished. `echo`: the prompt before its continuation. `scores`, `explain`: lines for
-    each token under the text, with `top` alternatives. `labels`: a heading above each text. `quiet`: no progress bar
-    and no summary; failures are always shown. `clock` gives seconds.
+    each token under the text, with `top` alternatives. `labels`: a heading above each text, which with `numbered` says
+    which prompt it continues. `quiet`: no progress bar and no summary; failures are always shown. `clock` gives
+    seconds.
 
     `feed` raises InputError for an event that cannot follow the ones before it, and whatever writing to the streams
     raises.
@@ -46,6 +47,7 @@ class RunView:
         scores: bool = False,
         top: int = 0,
         labels: bool = False,
+        numbered: bool = True,
         quiet: bool = False,
         verbose: bool = False,
         explain: bool = False,
@@ -54,9 +56,8 @@ class RunView:
         self.out = out
         self.err = err
         self.history = RunHistory()
-        self.between = ""  # separates an echoed prompt from its text: "\n" for encoder-decoders
         self.load_s: float | None = None  # what loading took; the summary says so
-        self.look = Look(echo=echo, scores=scores, explain=explain, top=top, labels=labels)
+        self.look = Look(echo=echo, scores=scores, explain=explain, top=top, labels=labels, numbered=numbered)
         self._live = live
         self._quiet = quiet
         self._verbose = verbose
@@ -161,7 +162,7 @@ class RunView:
     def _begin_stream(self, lane: LaneHistory) -> None:
         self._region.hide()
         self._streaming, self._shown, self._forked = lane.lane, [], False
-        self._begin_block(lane, *names(lane), place_words(0, returned(lane)))
+        self._begin_block(lane, *names(lane, self.look), place_words(0, returned(lane)))
         self._add(sections_of(lane, self.look)[0].path.text())
 
     def _stream(self, event: Stepped) -> None:
@@ -222,12 +223,12 @@ class RunView:
             self._streaming = None
         self.out.file.flush()
         if lane.failed:
-            self.err.print(failure(lane.failed))
+            put_words(self.err, failure(lane, numbered=self.look.numbered))
         elif self._verbose and self.look.labels and not self._quiet:
             put(self.err, lane_summary(lane))
 
     def _heading(self, lane: LaneHistory, hypothesis: Hypothesis, place: int, of: int) -> tuple[str, ...]:
-        return (*names(lane), place_words(place, of), stop_words(hypothesis.reason, hypothesis.cause))
+        return (*names(lane, self.look), place_words(place, of), stop_words(hypothesis.reason, hypothesis.cause))
 
     def _settle_unfinished(self, lane: LaneHistory) -> int:
         sections = sections_of(lane, self.look) if lane.steps else []
@@ -270,7 +271,7 @@ class RunView:
         self._blocks += 1
         if self.look.echo and lane.prompt:
             self._write_prompt(widgets.visible(lane.prompt) if self.out.is_terminal else lane.prompt)
-            self._write(self.between)
+            self._write(lane.between)
 
     def _write_prompt(self, prompt: str) -> None:
         if self._wrap is not None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from genctl.events import Failed, Token
 from genctl.render import theme, widgets
 from genctl.render.explain import explain_heading, explain_lines, explain_summary
-from genctl.render.run_history import RunHistory, fold
+from genctl.render.run_history import LaneHistory, RunHistory, fold
 from genctl.render.summary import failure
 from tests.render.streams import STORY, check_screen, console, lane, token, written
 
@@ -139,8 +139,9 @@ def test_what_processors_did_is_readable(width: int) -> None:
 
 
 def test_a_failure_is_one_line_that_obeys_nobody() -> None:
-    text = drawn(120, failure(Failed("3\x1b", "model", "no such\nfolder [red]/x[/red]")))
-    assert text == "failed · prompt 3␛ · no such folder [red]/x[/red] (model)\n"
+    lane = LaneHistory("3\x1b", failed=Failed("3\x1b", "model", "no such\nfolder [red]/x[/red]"))
+    assert drawn(120, failure(lane)) == "error: prompt 3␛: no such folder [red]/x[/red]\n"
+    assert drawn(120, failure(lane, numbered=False)) == "error: no such folder [red]/x[/red]\n"
 
 
 def test_one_ramp_serves_terminal_and_page() -> None:
