@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -124,3 +125,15 @@ def test_the_readme_is_short_and_its_speeds_are_those_of_the_whole_table() -> No
     for row in rows:
         work, *speeds = row.strip("| ").split(" | ")
         assert speeds == whole[f"| {work}"][2:6], work
+
+
+def test_the_events_section_has_the_fields_of_every_event() -> None:
+    from genctl import events
+
+    parts = {"a row": events.Row, "a token": events.Token, "a trace": events.Trace, "a hypothesis": events.Hypothesis}
+    section = TEXTS["records.md"].split("\n## Events")[1].split("\n## ")[0]
+    stated = dict(re.findall(r"^\| `?([^`|]+?)`? \| (.+) \|$", section, re.MULTILINE))
+    for name, kind in (events.KINDS | parts).items():
+        fields_cell = re.sub(r"\([^)]*\)", "", stated[name]).split(";")[0]
+        assert re.findall(r"`(\w+)`", fields_cell) == [field.name for field in dataclasses.fields(kind)], name
+    assert stated.keys() == events.KINDS.keys() | parts.keys() | {"event", "part"}

@@ -69,7 +69,7 @@ class Batch:
 
     def arrange(self) -> None:
         """Remove ended lanes and bring the cache into the order of the last choices. Raises OutOfMemory."""
-        self.states = [state for state in self.states if state.alive]
+        self.states = self.rows.remaining(self.states)
         if self.states:
             with shortages():
                 self.rows.arrange(self.states)
@@ -82,7 +82,7 @@ class Batch:
             return
         with shortages():
             output = self._pass()
-            scores = ModelScores.of(output.logits, output.layers)
+            scores = ModelScores(output.logits, output.layers)
         if self.watcher is not None:
             lanes = [state.lane.name for state in self.states for _ in range(state.rows)]
             yield self.watcher.read(lanes, max(state.step for state in self.states), self.rows.reordered)
@@ -143,7 +143,7 @@ class Batch:
 
 def _end(state: LaneState) -> int:
     """The longest that a lane's rows can become, a draft included."""
-    return state.length - state.live.rows.written + state.lane.max_new_tokens + max(state.drafted, 1)
+    return state.length - state.live.written + state.lane.max_new_tokens + max(state.drafted, 1)
 
 
 def _source_length(state: LaneState) -> int:

@@ -32,6 +32,18 @@ class BatchCache:
         self._source_rows: list[tuple[LaneState, int]] = []  # for which lanes and counts `sources` was made
         self._padding: tuple[list[int], Tensor] | None = None  # the last pads, and those on the device
 
+    def remaining(self, states: Sequence[LaneState]) -> list[LaneState]:
+        """The lanes that have not ended: the last ones take the places of the ended, so that few rows move."""
+        held = [state for state, _ in self.held]
+        joining = [state for state in states if state.alive and state not in held]
+        if any(rows != 1 or state.rows != 1 for state, rows in self.held if state.alive):
+            return [state for state in held if state.alive] + joining
+        while held and not all(state.alive for state in held):
+            last = held.pop()
+            if last.alive:
+                held[next(place for place, state in enumerate(held) if not state.alive)] = last
+        return held + joining
+
     def arrange(self, states: list[LaneState]) -> None:
         """Bring the cache into the order that the lanes' last choices ask for."""
         if states[0].prefix.cache is not None:
@@ -51,15 +63,13 @@ class BatchCache:
         return self._padding[1]
 
     def _arrange(self, states: list[LaneState]) -> None:
-        rows: list[int] = []
-        at = 0
+        places, at = {}, 0
         for state, count in self.held:
-            if state.alive:
-                rows += [at + parent for parent in state.reordered]
-            at += count
-        before = [state for state, _ in self.held if state.alive]
+            places[state], at = at, at + count
+        before = [state for state in states if state in places]
         joining = states[len(before) :]
-        room = max(state.lane.max_new_tokens - state.live.rows.written for state in states)
+        rows = [places[state] + parent for state in before for parent in state.reordered]
+        room = max(state.lane.max_new_tokens - state.live.written for state in states)
         if not caches.fixed(states[0].prefix.cache):
             room = min(ROOM, room)
         parts, spare = [], 0
@@ -70,7 +80,7 @@ class BatchCache:
             if spare or self.reordered:
                 index = to_device(rows, self.model.device)
                 if spare or joining or [(state, state.rows) for state in before] != self.held:
-                    self.cache = caches.select(self.cache, index, room=0 if joining else room, drop=spare)
+                    self.cache = caches.keep(self.cache, rows, index, room=0 if joining else room, drop=spare)
                 else:  # rows move within their lanes, whose prompts are the same for all their rows
                     since = min(self.pads[state] + state.prefix.tokens.shape[1] for state in before)
                     self.cache = caches.reorder(self.cache, index, since)
@@ -107,13 +117,15 @@ class BatchCache:
         device = self.model.device
         if state.own is not None:  # its rows were read again: they differ, and there are as many as it needs
             part, state.own = state.own, None
-            return caches.select(part, torch.arange(state.rows, device=device), room=room)
+            return caches.select(part, torch.arange(state.rows, device=device), room=room if alone else 0)
         part = caches.self_part(state.prefix.cache)
         if together:
             return shared_prompt.share(part, state.rows, room)
         rows = torch.zeros(state.rows, dtype=torch.long, device=device)
-        single = alone and state.rows == 1  # else the merge makes what is needed
-        part = (caches.continued if single else caches.select)(part, rows, room=room)
+        if alone:
+            part = (caches.continued if state.rows == 1 else caches.select)(part, rows, room=room)
+        elif state.rows > 1:  # else it is copied by the merge
+            part = caches.select(part, rows)
         return caches.rewindable(part) if state.lane.strategy.drafts else part
 
     def _arrange_sources(self, states: list[LaneState]) -> None:

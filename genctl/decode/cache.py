@@ -201,8 +201,24 @@ def reorder(cache: Cache, rows: Tensor, since: int) -> Cache:
     return with_layers(cache, layers)
 
 
+def keep(cache: Cache, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> Cache:
+    """Like `select` of `rows`, which is `index` too, but in place where a layer can: the old cache is used up."""
+    ahead = all(row >= place for place, row in enumerate(rows))
+    layers = []
+    for layer in cache.layers:
+        if ahead and isinstance(layer, GrowingLayer) and layer.is_initialized and not layer.fixed:
+            layer.keep(rows, drop)
+        else:
+            layer = select_layer(layer, index, room, drop)
+        layers.append(layer)
+    return with_layers(cache, layers)
+
+
 def merge(caches: Sequence[Cache], *, room: int = 0) -> Cache:
-    """One cache with the rows of all, aligned to the right; shorter ones are padded with zeros on the left."""
+    """One cache with the rows of all, aligned to the right; shorter ones are padded with zeros on the left.
+
+    The first one is used up: where rows have left it (see `keep`), the others are written to their places.
+    """
     if len(caches) == 1:
         return caches[0]
     return with_layers(

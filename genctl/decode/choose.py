@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,9 +20,9 @@ from genctl.decode.commit import Facts
 from genctl.decode.lane import LaneState
 from genctl.decode.out_of_memory import OutOfMemory, shortages
 from genctl.decode.processors import trace as tracing
-from genctl.decode.score import ProcessedScores, Stages, score
+from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, score
 from genctl.decode.transfer import fetch
-from genctl.decode.types import Choice, Independent, Scores
+from genctl.decode.types import Choice, Context, Independent, Lane, RowsOfLane, Scores
 from genctl.errors import GenctlError, ModelError
 
 
@@ -41,21 +40,26 @@ class Chosen:
 
     def commit(self, answers: list[Any], interrupted: str) -> Iterator[events.Event]:
         """Write it, once the numbers are known."""
-        best = answers.pop(0) if self.judged else None
-        rows, tokens, logprobs = answers[:3]
-        rest = answers[3:]
-        totals = None if self.choice.totals is None else rest.pop(0)
-        pruning = self.choice.pruning
-        may_finish = None if pruning is None or pruning.may_finish is None else rest.pop(0)
+        answered = iter(answers)
+        choice, pruning = self.choice, self.choice.pruning
+        best = next(answered) if self.judged else None
+        rows, tokens, logprobs = next(answered), next(answered), next(answered)
+        totals = None if choice.totals is None else next(answered)
+        may_finish = None if pruning is None or pruning.may_finish is None else next(answered)
         steps = zip(self.stages, self.written.unbind(1), strict=False) if self.stages else ()
-        traces = [tracing.traces(stage, self.choice.rows, written) for stage, written in steps]
-        facts = Facts(rows, tokens, logprobs, totals, may_finish, rest)
+        traces = [tracing.traces(stage, choice.rows, written) for stage, written in steps]
+        facts = Facts(rows, tokens, logprobs, totals, may_finish, [*answered], traces)
+        sound = math.isfinite(sum(map(sum, logprobs))) and best is None
         at = 0
-        for state, count, part in zip(self.states, self.counts, facts.split(self.counts), strict=True):
-            here = slice(at, at := at + count)
+        for state, count in zip(self.states, self.counts, strict=True):
+            mine = range(at, at := at + count)
             try:
-                _check(state, part, best if best is None or len(self.states) == 1 else [best[0][here]])
-                yield from state.commit(self.choice, part, self.written[here], traces, interrupted)
+                if not sound:
+                    _check(state, logprobs[mine.start : mine.stop])
+                    if best is not None:
+                        own = best if len(self.states) == 1 else [best[0][mine.start : mine.stop]]
+                        tracing.judge(own, state.lane.processors)
+                yield from state.commit(choice, facts, mine, interrupted)
             except GenctlError as error:
                 yield state.fail(error)
 
@@ -103,7 +107,8 @@ def _groups(states: Sequence[LaneState]) -> Iterator[list[LaneState]]:
     """Lanes that choose together: neighbours in one pass with equal knobs."""
     group: list[LaneState] = []
     for state in states:
-        if group and (state.shares is None or state.shares != group[0].shares or state.scores is not group[0].scores):
+        key = state.sharing.key
+        if group and (key is None or key != group[0].sharing.key or state.scores is not group[0].scores):
             yield group
             group = []
         group.append(state)
@@ -114,7 +119,7 @@ def _groups(states: Sequence[LaneState]) -> Iterator[list[LaneState]]:
 def _together(states: list[LaneState]) -> list[Chosen | Over | Stuck]:
     """One choice for lanes whose rows are independent."""
     first, last = states[0], states[-1]
-    lane, strategy, model = first.lane, first.independent, first.scores
+    lane, strategy, model = first.lane, first.sharing.independent, first.scores
     assert model is not None
     assert strategy is not None
     place = slice(first.place.start, last.place.stop)
@@ -123,59 +128,58 @@ def _together(states: list[LaneState]) -> list[Chosen | Over | Stuck]:
     try:
         with shortages():
             # processors of lanes that share look at no text
-            scored = score(lane.processors, first.live.rows.text, None, model.logits, model.logprobs, strategy.space)
-            tokens = strategy.tokens(scored.logits[:, 0], [state.rows_of_lane() for state in states], scored.left)
+            scored = score(lane.processors, first.live.text, None, model, strategy.space)
+            tokens = strategy.tokens(scored.logits[:, 0], [_rows_of(state) for state in states], scored.left)
             rows = counted(tokens.shape[0], tokens.device)
             counts = [len(state.survivors) for state in states]
-            return [_chosen(states, counts, Choice(rows, tokens), model.logprobs, scored)]
+            return [_chosen(states, counts, Choice(rows, tokens), model, scored)]
     except (GenctlError, ValueError, RuntimeError, IndexError):
         return [_alone(state) for state in states]  # so that the one at fault fails alone
 
 
 def _alone(state: LaneState) -> Chosen | Over:
     """One lane's choice."""
-    lane, strategy, model = state.lane, state.lane.strategy, state.own_scores()
+    lane, strategy, independent = state.lane, state.lane.strategy, state.sharing.independent
+    with shortages():
+        model = state.own_scores()
+        if independent is None:
+            logprobs = model.logprobs  # a search that has begun to choose could not be asked again
     try:
-        with shortages(torn=state.independent is None):
+        with shortages(torn=independent is None):
             _refuse(state)
-            if strategy.reads_scores and not state.tolerant:
-                _finite(state, model.logprobs)
-            tokens = state.live.rows.text
+            if strategy.reads_scores and not state.sharing.tolerant:
+                _finite(state, logprobs)
             state.stages = []
-            scored = score(
-                lane.processors, tokens, state.draft, model.logits, model.logprobs, strategy.space, trace=lane.trace
-            )
-            if state.independent is not None:
-                choice = _independent(state, state.independent, scored)
+            scored = score(lane.processors, state.live.text, state.draft, model, strategy.space, trace=lane.trace)
+            if independent is not None:
+                choice = _independent(state, independent, scored)
             else:
                 if strategy.reads_scores and scored.best is not None:
                     [[best]] = fetch([[scored.best]])
                     tracing.judge(best, lane.processors)
                 ended = tuple(state.ended)
-                scores = Scores(
-                    state.live.rows, model.logits, scored.logits, model.logprobs, state.survivors, ended, model.layers
-                )
+                scores = Scores(state.live, model.logits, scored.logits, logprobs, state.survivors, ended, model.layers)
                 if state.search is None:
-                    state.search = strategy.search(scores, state.context)
+                    state.search = strategy.search(scores, _context(state))
                     choice = next(state.search)
                 else:
                     choice = state.search.send(scores)
             if state.stages:  # made by `Context.process`
                 scored = scored._replace(stages=state.stages)
-            return _chosen([state], [choice.rows.shape[0]], choice, model.logprobs, scored)
+            return _chosen([state], [choice.rows.shape[0]], choice, model, scored)
     except StopIteration:
         return Over(state)
     except GenctlError as error:
-        return Over(state, _damage(state, model.logprobs) or error)
+        return Over(state, _damage(state, model.logits) or error)
     except (ValueError, RuntimeError, IndexError):
-        damage = _damage(state, model.logprobs)
+        damage = _damage(state, model.logits)
         if damage is None:
             raise
         return Over(state, damage)
 
 
 def _independent(state: LaneState, strategy: Independent, scored: ProcessedScores) -> Choice:
-    rows = state.rows_of_lane()
+    rows = _rows_of(state)
     logits, left = scored.logits[:, 0], scored.left
     count = len(rows.indices)
     which = counted(count, logits.device)
@@ -184,16 +188,32 @@ def _independent(state: LaneState, strategy: Independent, scored: ProcessedScore
     return Choice(which, strategy.tokens(logits, [rows], left))
 
 
-@lru_cache(maxsize=64)
-def counted(count: int, device: torch.device) -> Tensor:
-    """0, 1, … as int64 [count]. Not to be written to."""
-    return torch.arange(count, device=device)
+def _rows_of(state: LaneState) -> RowsOfLane:
+    """A lane's rows for an independent strategy; before the first choice the prompt's one row stands for all."""
+    count = state.lane.strategy.rows
+    indices = [index for index in state.live.indices if index is not None]
+    return RowsOfLane(state.rng, indices or range(count), count)
+
+
+def _context(state: LaneState) -> Context:
+    """What a lane's search may use."""
+    lane = state.lane
+
+    def process(scores: Tensor) -> Tensor:
+        """The lane's processors on a search's own scores, f32 [N, V]."""
+        scored = score(lane.processors, state.live.text, None, ModelScores(scores[:, None]), "logits", trace=lane.trace)
+        state.stages = scored.stages
+        if scored.best is not None and not lane.trace:
+            tracing.judge(scored.best.tolist(), lane.processors)
+        return scored.logits[:, 0]
+
+    return Context(state.prefix, state.rng, lane.eos, lane.max_new_tokens, state.model, lane.processors, process)
 
 
 def _chosen(
-    states: list[LaneState], counts: list[int], choice: Choice, logprobs: Tensor, scored: ProcessedScores
+    states: list[LaneState], counts: list[int], choice: Choice, model: ModelScores, scored: ProcessedScores
 ) -> Chosen:
-    """A choice with what has to be known of it: logprobs f32 [N, D+1, V] are the model's own."""
+    """A choice with what has to be known of it."""
     lane, draft = states[0].lane, states[0].draft
     parts = [] if draft is None or not choice.accepted else [draft.flatten(0, 1)[choice.rows, : choice.accepted]]
     if choice.tokens is not None:
@@ -201,22 +221,23 @@ def _chosen(
     if not parts:
         parts = [choice.rows.new_empty(choice.rows.shape[0], 0)]
     written = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-    rows, places = choice.rows[:, None], counted(written.shape[1], written.device)
-    scored_places, vocabulary = logprobs.shape[1:]
-    own = logprobs.take((rows * scored_places + places) * vocabulary + written)
+    figures = _figures(lane, model.logprobs, choice.rows[:, None], written) if lane.explains else []
     questions = [] if scored.best is None else [scored.best]
-    questions += [choice.rows, written, own]
+    questions += [choice.rows, written, model.logprobs_of(choice.rows, written)]
     if choice.totals is not None:
         questions.append(choice.totals)
     if choice.pruning is not None and choice.pruning.may_finish is not None:
         questions.append(choice.pruning.may_finish)
-    if lane.scores or lane.top or lane.trace or lane.watch:
-        here = logprobs[rows, places]  # [C, m, V]
-        chosen = here.gather(2, written[..., None])
-        best = here.topk(min(lane.top, here.shape[2]), -1)
-        questions += [(here > chosen).sum(-1) + 1, torch.special.entr(here.exp()).sum(-1), best.values, best.indices]
-        questions += _watched(here, lane.watch) if lane.watch else []
-    return Chosen(states, counts, choice, written, questions, scored.stages, scored.best is not None)
+    return Chosen(states, counts, choice, written, questions + figures, scored.stages, scored.best is not None)
+
+
+def _figures(lane: Lane, logprobs: Tensor, rows: Tensor, written: Tensor) -> list[Tensor]:
+    """What is reported of tokens int64 [C, m] after rows [C, 1]: rank, entropy, the best and the watched ids."""
+    here = logprobs[rows, counted(written.shape[1], written.device)]  # [C, m, V]
+    chosen = here.gather(2, written[..., None])
+    best = here.topk(min(lane.top, here.shape[2]), -1)
+    figures = [(here > chosen).sum(-1) + 1, torch.special.entr(here.exp()).sum(-1), best.values, best.indices]
+    return figures + (_watched(here, lane.watch) if lane.watch else [])
 
 
 def _watched(logprobs: Tensor, ids: Sequence[int]) -> list[Tensor]:
@@ -244,18 +265,16 @@ def _finite(state: LaneState, logprobs: Tensor) -> None:
         raise _damaged(state)
 
 
-def _damage(state: LaneState, logprobs: Tensor) -> ModelError | None:
+def _damage(state: LaneState, logits: Tensor) -> ModelError | None:
     """The error of NaN logits, if there are any."""
-    return _damaged(state) if not state.tolerant and bool(logprobs.isnan().any()) else None
+    return _damaged(state) if not state.sharing.tolerant and bool(logits.log_softmax(-1).isnan().any()) else None
 
 
 def _damaged(state: LaneState) -> ModelError:
     return ModelError(f"the model's logits are not finite at step {state.step}: its weights or activations are damaged")
 
 
-def _check(state: LaneState, facts: Facts, best: list[list[float]] | None) -> None:
-    """Raises ModelError where the model's numbers are none, UsageError where the processors left nothing to choose."""
-    if not state.tolerant and math.isnan(sum(map(sum, facts.logprobs))):
+def _check(state: LaneState, logprobs: list[list[float]]) -> None:
+    """Raises ModelError where the model's numbers are none."""
+    if not state.sharing.tolerant and math.isnan(sum(map(sum, logprobs))):
         raise _damaged(state)
-    if best is not None:
-        tracing.judge(best, state.lane.processors)

@@ -12,13 +12,14 @@ from torch import Tensor
 from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode import lane_events
-from genctl.decode.commit import Facts, LiveRows, decide, finished_row, retain, sequence_index, survived
-from genctl.decode.processors import trace as tracing
-from genctl.decode.processors.context import NamedProcessor
+from genctl.decode.commit import Facts, commit
+from genctl.decode.pruning import retain
+from genctl.decode.row_tokens import RowTokens
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.score import ModelScores, Stages, score
+from genctl.decode.score import ModelScores, Stages
+from genctl.decode.sharing import sharing
 from genctl.decode.transfer import to_device
-from genctl.decode.types import Choice, Context, FinishedRow, Independent, Lane, Prefix, RowsOfLane, Search
+from genctl.decode.types import Choice, FinishedRow, Lane, Prefix, Rows, Search
 from genctl.errors import GenctlError, ModelError
 
 ROOM = 1024  # new tokens for which a lane has room at once
@@ -40,19 +41,16 @@ class LaneState:
         self.decoding = self.clock()
         self.first_token_s = 0.0
         self.alive, self.step = True, 0
-        self.live = LiveRows.begin(prefix.tokens, min(lane.max_new_tokens, ROOM))
-        rng = torch.Generator(device=prefix.logits.device)
-        rng.manual_seed(lane.seed)
-        self.context = Context(prefix, rng, lane.eos, lane.max_new_tokens, self.model, lane.processors, self._process)
+        text = RowTokens.begin(prefix.tokens, min(lane.max_new_tokens, ROOM))
+        self.live = Rows(text, [0.0], [0.0], [None], text.length)
+        self.rng = torch.Generator(device=prefix.logits.device)
+        self.rng.manual_seed(lane.seed)
+        self.sharing = sharing(lane)
         self.search: Search | None = None
-        self.independent = lane.strategy if isinstance(lane.strategy, Independent) else None  # it needs no search
-        named = [processor for processor in lane.processors if isinstance(processor, NamedProcessor)]
-        self.tolerant = any(processor.name == "remove_invalid_values" for processor in named)  # of NaN logits
-        self.shares = self._shares(named)
         self.stages: Stages = []  # what each processor did at this step, where it is traced
         self.ended: list[FinishedRow] = []  # results so far
         self.survivors, self.parents = [0], [0]  # of the last choice: candidates, and the scored rows they continue
-        self.scores: ModelScores | None = ModelScores.of(prefix.logits[:, None], prefix.layers)  # None: to be fed first
+        self.scores: ModelScores | None = ModelScores(prefix.logits[:, None], prefix.layers)  # None: to be fed first
         self.place = slice(0, 1)  # the lane's rows in `scores`
         self.draft: Tensor | None = None  # int64 [R, B, D], on trial in the next pass
         self.fed_draft = 0  # its tokens that the cache holds
@@ -61,27 +59,10 @@ class LaneState:
         self.torn = False  # whether memory ran out within its search
         self.own: Any = None  # a cache of its rows, made by `reread`
 
-    def _shares(self, named: list[NamedProcessor]) -> Any:
-        """What must be equal in lanes that choose together; None where this one chooses alone."""
-        lane = self.lane
-        keys = tuple(processor.key for processor in named)
-        if lane.trace or self.independent is None or len(keys) < len(lane.processors) or None in keys:
-            return None
-        return lane.strategy, keys, lane.top, lane.scores, lane.watch
-
-    def _process(self, scores: Tensor) -> Tensor:
-        """The lane's processors on a search's own scores, f32 [N, V]."""
-        lane, text = self.lane, self.live.rows.text
-        scored = score(lane.processors, text, None, scores[:, None], scores[:, None], "logits", trace=lane.trace)
-        self.stages = scored.stages
-        if scored.best is not None and not lane.trace:
-            tracing.judge(scored.best.tolist(), lane.processors)
-        return scored.logits[:, 0]
-
     @property
     def length(self) -> int:
         """Tokens of each row, prompt included; the newest may not have been read by the model yet."""
-        return self.live.rows.text.length
+        return self.live.text.length
 
     @property
     def branches(self) -> int:
@@ -118,11 +99,11 @@ class LaneState:
         """The one token of each row that the model has not read; None where that is not all, or not so."""
         if self.draft is not None or self.front is not None:
             return None
-        return [node[0] for node in self.live.nodes if node is not None]
+        return [node[0] for node in self.live.text.nodes if node is not None]
 
     def unfed(self) -> Tensor:
         """What the model has not read yet, int64 [N, F]: the newest token, unless a draft held it, and the draft."""
-        tokens = self.live.rows.tokens
+        tokens = self.live.tokens
         newest = tokens.narrow(1, tokens.shape[1] - 1, 1)
         if self.draft is None:
             return newest
@@ -133,7 +114,7 @@ class LaneState:
 
     def whole(self) -> Tensor:
         """All tokens of each row and its draft, int64 [N, T+D]."""
-        tokens = self.live.rows.tokens
+        tokens = self.live.tokens
         if self.draft is None:
             return tokens
         return torch.cat([tokens.repeat_interleave(self.branches, 0), self.draft.flatten(0, 1)], 1)
@@ -154,19 +135,12 @@ class LaneState:
             scores = self.front.map(lambda tensor: tensor.repeat_interleave(self.branches, 0)).followed_by(scores)
         return scores
 
-    def rows_of_lane(self) -> RowsOfLane:
-        """Its rows for an independent strategy; before the first choice the prompt's one row stands for all."""
-        indices = [sequence_index(self.live, row, row) for row in range(len(self.survivors))]
-        count = self.lane.strategy.rows
-        fresh = self.live.indices == [None]
-        return RowsOfLane(self.context.rng, range(count) if fresh else indices, count)
-
     def reread(self) -> None:
         """Read all rows again into a cache of the lane's own, after the one that held them was dropped."""
         self.fed_draft = 0
-        if self.prefix.cache is None or self.live.rows.written <= (self.front is None):
+        if self.prefix.cache is None or self.live.written <= (self.front is None):
             return  # nothing is cached, or nothing was read behind the prompt
-        tokens = self.live.rows.tokens
+        tokens = self.live.tokens
         known = tokens if self.front is not None else tokens[:, :-1]
         cache = self.model.reread(known, self.prefix)
         branches = torch.arange(len(known), device=known.device).repeat_interleave(self.branches)
@@ -174,43 +148,35 @@ class LaneState:
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
-    def commit(
-        self, choice: Choice, facts: Facts, written: Tensor, traces: Any, interrupted: str
-    ) -> Iterator[events.Event]:
-        """Write a choice whose facts are known: Stepped, and Finished when no row lives. written int64 [C, m]."""
-        lane, branches, drafted = self.lane, self.branches, self.branches * self.drafted
-        independent = lane.strategy.independent
+    def commit(self, choice: Choice, facts: Facts, mine: range, interrupted: str) -> Iterator[events.Event]:
+        """Write a choice whose facts are known: Stepped, and Finished when no row lives. `mine`: see `commit`."""
+        lane, before, branches, drafted = self.lane, self.live, self.branches, self.drafted
         if facts.totals and not max(facts.totals) > -torch.inf:
             if not self.ended:
-                raise ModelError(f"every continuation is forbidden at step {self.live.rows.written}")
+                raise ModelError(f"every continuation is forbidden at step {before.written}")
             yield self.finish()
             return
-        before = self.live
-        decision = decide(lane, before, choice, facts, branches, self._elapsed, interrupted)
-        finished = [finished_row(before, choice, facts, ended, branches, independent) for ended in decision.ended]
-        survivors = decision.survivors
+        done = commit(lane, before, choice, facts, mine, branches, self._elapsed, interrupted)
         # the draft held the newest token, so the cache does; without a cache everything is read again
-        known = choice.tokens is None and bool(survivors) and self.prefix.cache is not None
+        known = choice.tokens is None and bool(done.survivors) and self.prefix.cache is not None
         scores = self.own_scores() if known else None
-        self.live = survived(before, facts, written, survivors, branches, independent)
-        self.survivors, self.parents = survivors, [facts.rows[candidate] for candidate in survivors]
-        if finished:
-            width = None if choice.pruning is None else choice.pruning.width
-            self.ended = retain(self.ended + finished, width, lane.strategy.length_penalty)
-        self.draft = None if choice.draft is None else choice.draft[survivors]
+        self.live = before.continued(done.rows, [facts.tokens[mine.start + survivor] for survivor in done.survivors])
+        self.survivors, self.parents = done.survivors, done.parents
+        if done.finished:
+            self.ended = retain(self.ended + done.finished, choice.pruning, lane.strategy.length_penalty)
+        self.draft = None if choice.draft is None else choice.draft[done.survivors]
         self.front, self.accepted, self.scores = None, choice.accepted, None
         if scores is not None:
             parents = to_device(self.parents, scores.logits.device)
             self.front = scores.map(lambda tensor: tensor[parents, choice.accepted][:, None])
-        if written.shape[1] or finished:
+        if facts.tokens[mine.start] or done.finished:
             if self.step == 0:
                 self.first_token_s = self._elapsed()
-            yield lane_events.stepped(
-                lane, self.step, self.live, decision, finished, choice, facts, traces, branches, drafted
-            )
+            # candidates that a search compares are not counted as drafts
+            yield lane_events.stepped(lane, self.step, done, drafted if branches == 1 else 0, choice.accepted)
             self.step += 1
         totals = facts.totals or ()
-        if not survivors or (choice.is_done is not None and choice.is_done(self.ended, self.live.rows, totals)):
+        if not done.survivors or (choice.is_done is not None and choice.is_done(self.ended, self.live, totals)):
             yield self.finish()
 
     def _elapsed(self) -> float:

@@ -3,53 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from genctl import events
-from genctl.decode.commit import Decision, Facts, LiveRows
-from genctl.decode.types import Choice, FinishedRow, Lane
+from genctl.decode.types import FinishedRow, Lane
+
+if TYPE_CHECKING:
+    from genctl.decode.commit import Committed, Facts
 
 
-def stepped(
-    lane: Lane,
-    step: int,
-    live: LiveRows,
-    decision: Decision,
-    finished: Sequence[FinishedRow],
-    choice: Choice,
-    facts: Facts,
-    traces: Any,
-    branches: int,
-    drafted: int,
-) -> events.Stepped:
-    """One step. `live` are the rows after it, `finished` those that it ended; each scored row has `branches` drafts."""
-    notes, rows = choice.notes, live.rows
-    going = tuple(
-        events.Row(
-            lane.name,
-            facts.rows[candidate] // branches,
-            facts.words(candidate, traces, lane.watch),
-            rows.logprobs[place],
-            rows.totals[place],
-            live.indices[place],
-            "" if notes is None else notes[candidate],
-        )
-        for place, candidate in enumerate(decision.survivors)
-    )
-    ended = tuple(
-        events.Ended(
-            lane.name,
-            facts.rows[end.candidate] // branches,
-            facts.words(end.candidate, traces, lane.watch)[: end.count],
-            hypothesis(lane, row),
-        )
-        for end, row in zip(decision.ended, finished, strict=True)
-    )
-    if branches > 1 or not drafted:  # candidates that a search compares are not counted as drafts
-        return events.Stepped(lane.name, step, going, ended)
+def words(facts: Facts, candidate: int, watch: Sequence[int] = ()) -> tuple[events.Token, ...]:
+    """The tokens of one candidate, with what is known of them. `watch`: the watched ids."""
+    tokens, logprobs = facts.tokens[candidate], facts.logprobs[candidate]
+    if not facts.figures:
+        return tuple(map(events.Token, tokens, logprobs))
+    made = []
+    ranks, entropies, values, ids, *asides = (figure[candidate] for figure in facts.figures)
+    for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+        top = tuple((best, "", value) for best, value in zip(ids[place], values[place], strict=True))
+        trace = facts.traces[place][candidate] if facts.traces else ()
+        own = zip(watch, *(aside[place] for aside in asides), strict=True) if asides else ()
+        watched = tuple((id, "", value, rank) for id, value, rank in own)
+        figures = {"rank": ranks[place], "entropy": entropies[place], "top": top, "trace": trace}
+        made.append(events.Token(token, logprob, **figures, watched=watched))
+    return tuple(made)
+
+
+def stepped(lane: Lane, step: int, done: Committed, drafted: int, accepted: int) -> events.Stepped:
+    """One step, after `drafted` tokens were on trial in each row."""
+    event = events.Stepped(lane.name, step, tuple(done.rows), tuple(done.ended))
+    if not drafted:
+        return event
     # a row may have ended inside the accepted draft
-    longest = max([*(len(row.written) for row in going), *(len(row.written) for row in ended)])
-    return events.Stepped(lane.name, step, going, ended, drafted, min(choice.accepted, longest))
+    longest = max(len(row.written) for row in event.children)
+    return replace(event, drafted=drafted, accepted=min(accepted, longest))
 
 
 def hypothesis(lane: Lane, row: FinishedRow) -> events.Hypothesis:

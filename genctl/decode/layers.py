@@ -38,7 +38,17 @@ class GrowingLayer:
         self.room = room  # columns to keep free beyond the first write, where the final length is known
         self.length = 0  # columns stored
         self.begin = 0  # where they begin in the buffers
-        self.buffers: tuple[Tensor, ...] = ()  # each [rows, heads, capacity, size]
+        self.buffers = ()  # each [rows, heads, capacity, size]
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """What holds the columns, each `[rows, heads, capacity, size]`."""
+        return self._buffers
+
+    @buffers.setter
+    def buffers(self, buffers: tuple[Tensor, ...]) -> None:
+        self._buffers = buffers
+        self._whole = buffers  # with the rows that left (see `keep`), whose places others may take
 
     @property
     def keys(self) -> Tensor | None:
@@ -130,23 +140,45 @@ class GrowingLayer:
             for part in self._columns():
                 part[:, :, since:] = part[:, :, since:].index_select(0, rows)
 
+    def keep(self, rows: Sequence[int], drop: int = 0) -> None:
+        """Row i becomes row `rows[i]`, which is i or a later one, without the first `drop` columns; in place.
+
+        What leaves stays in the buffers, so that `merge` may put other rows there.
+        """
+        self.begin += drop
+        self.length -= drop
+        for columns in self._columns():
+            for place, row in enumerate(rows):
+                if row != place:
+                    columns[place] = columns[row]
+        self._buffers = tuple(buffer[: len(rows)] for buffer in self._buffers)
+
     def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> GrowingLayer:
-        """A new layer with the rows of this one and of others, aligned to the right over zeros."""
+        """A layer with the rows of this one and of others, aligned to the right over zeros.
+
+        It is this one, in place, if the others fit where rows left; else a new one with room for so many columns.
+        """
         layers = (self, *others)
-        new = copy.copy(self)
-        new.length, new.begin = max(layer.length for layer in layers), 0
+        length = max(layer.length for layer in layers)
         rows = sum(layer.buffers[0].shape[0] for layer in layers)
-        held = []
-        for number, like in enumerate(self.buffers):
-            # zeros, not empty: a masked column still meets the values, and 0 x NaN is NaN
-            buffer = like.new_zeros(rows, like.shape[1], new.length + room, like.shape[3])
+        fits = rows <= self._whole[0].shape[0] and length - self.length <= self.begin
+        if self._whole is not self._buffers and fits:
+            new, whole, begin = self, self._whole, self.begin - (length - self.length)
+        else:
+            new, begin = copy.copy(self), 0
+            whole = tuple(part.new_empty(rows, part.shape[1], length + room, part.shape[3]) for part in self.buffers)
+            new.buffers = whole
+        for number, buffer in enumerate(whole):
             at = 0
             for layer in layers:
                 part = layer._columns()[number]
-                buffer[at : at + part.shape[0], :, new.length - layer.length : new.length] = part
-                at += part.shape[0]
-            held.append(buffer)
-        new.buffers = tuple(held)
+                place = buffer[at : (at := at + part.shape[0]), :, begin : begin + length]
+                # zeros, not empty: a masked column still meets the values, and 0 x NaN is NaN
+                place[:, :, : length - layer.length] = 0
+                if layer is not new:
+                    place[:, :, length - layer.length :] = part
+        new._buffers = tuple(buffer[:rows] for buffer in whole)
+        new.begin, new.length = begin, length
         return new
 
     def content(self) -> tuple[Tensor, Tensor]:
@@ -288,6 +320,11 @@ class SlidingLayer(GrowingLayer):
         new.seen = seen
         return new
 
+    def keep(self, rows: Sequence[int], drop: int = 0) -> None:
+        """Row i becomes row `rows[i]`, which is i or a later one, without the first `drop` columns; in place."""
+        self.seen -= drop
+        super().keep(rows, max(self.length - self.seen, 0))
+
     def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> SlidingLayer:
         """A new layer with the rows of this one and of others, aligned to the right over zeros."""
         seen = max(self.seen, *(other.seen for other in others if isinstance(other, SlidingLayer)))
@@ -360,7 +397,9 @@ class SlottedLayer(StaticLayer):
     def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> GrowingLayer:
         """A new layer with the rows of this one and of others, aligned to the right over zeros."""
         longest = max(layer.length for layer in (self, *others))
-        return super().merge(others, _rounded(longest, room))
+        new = super().merge(others, _rounded(longest, room))
+        _blank(new)
+        return new
 
     def slots(self) -> tuple[Tensor, Tensor]:
         """Keys and values, written or not, `[rows, heads, capacity, head_dim]`, with room for a column at `length`."""

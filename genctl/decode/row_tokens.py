@@ -1,22 +1,27 @@
-"""The tokens of rows in one buffer: a step adds a column and copies nothing until somebody reads them."""
+"""The tokens of rows: linked lists on the host, and one buffer on the device that is filled when somebody reads it."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from genctl.decode.transfer import to_device
 
-LATE = 64  # columns that wait to be copied into the buffer, at most
+# A new token and the node before it; None at the prompt. Forks share what they have in common.
+Node: TypeAlias = "tuple[int, Any] | None"
 
 
 class RowTokens:
-    """The tokens of R rows, int64 [R, length], in a buffer with room behind it. Filled when somebody looks."""
+    """The tokens of R rows, int64 [R, length]."""
 
-    def __init__(self, buffer: Tensor, length: int, late: list[Tensor]) -> None:
-        self.buffer = buffer  # int64 [R, capacity]
+    def __init__(self, buffer: Tensor, filled: int, length: int, nodes: list[Node]) -> None:
+        self.buffer = buffer  # int64 [R, capacity], of which `filled` columns hold tokens
+        self.filled = filled
         self.length = length
-        self.late = late  # the newest columns, [R, m] each, not in the buffer yet
+        self.nodes = nodes  # R, the newest token of each row
 
     @classmethod
     def begin(cls, tokens: Tensor, capacity: int) -> RowTokens:
@@ -24,28 +29,48 @@ class RowTokens:
         length = tokens.shape[1]
         buffer = tokens.new_empty(1, length + capacity)
         buffer[:, :length] = tokens
-        return cls(buffer, length, [])
+        return cls(buffer, length, length, [None])
 
     def tensor(self) -> Tensor:
         """int64 [R, length], a view that later tokens do not change."""
-        if self.late:
-            columns = self.late[0] if len(self.late) == 1 else torch.cat(self.late, 1)
-            count = columns.shape[1]
+        count = self.length - self.filled
+        if count:
             if self.length > self.buffer.shape[1]:
                 room = self.buffer.new_empty(len(self.buffer), max(64, self.buffer.shape[1] // 2) + count)
                 self.buffer = torch.cat([self.buffer, room], 1)
-            self.buffer[:, self.length - count : self.length] = columns
-            self.late = []
+            columns = [token for node in self.nodes for token in newest(node, count)]
+            self.buffer[:, self.filled : self.length] = to_device(columns, self.buffer.device).view(-1, count)
+            self.filled = self.length
         return self.buffer.narrow(1, 0, self.length)
 
-    def continued(self, parents: list[int], written: Tensor, candidates: list[int]) -> RowTokens:
-        """Rows `parents` of these with `written` [C, m] of the `candidates` behind each."""
-        if len(self.late) >= LATE:
-            self.tensor()
-        buffer, late, length = self.buffer, self.late, self.length + written.shape[1]
-        if parents != list(range(buffer.shape[0])):
-            self.tensor()
-            buffer, late = self.buffer.index_select(0, to_device(parents, buffer.device)), []
-        if len(candidates) < written.shape[0]:
-            written = written[to_device(candidates, written.device)]
-        return RowTokens(buffer, length, [*late, written] if length > self.length and parents else late)
+    def continued(self, parents: list[int], written: Sequence[Sequence[int]]) -> RowTokens:
+        """Rows `parents` of these, each with as many tokens behind it."""
+        nodes = []
+        for parent, tokens in zip(parents, written, strict=True):
+            node = self.nodes[parent]
+            for token in tokens:
+                node = token, node
+            nodes.append(node)
+        buffer, length = self.buffer, self.length + len(written[0]) if written else self.length
+        if parents != [*range(len(self.nodes))]:
+            buffer = buffer.index_select(0, to_device(parents, buffer.device))
+        return RowTokens(buffer, self.filled, length, nodes)
+
+
+def newest(node: Node, count: int) -> list[int]:
+    """The last `count` tokens of a row, or as many as are new, oldest first."""
+    tokens: list[int] = []
+    while node is not None and len(tokens) < count:
+        token, node = node
+        tokens.append(token)
+    tokens.reverse()
+    return tokens
+
+
+def tail(node: Node, written: list[int]) -> Callable[[int], list[int]]:
+    """tail(n): the last n tokens of a row that `written` follows."""
+
+    def last(count: int) -> list[int]:
+        return newest(node, count - len(written)) + written[max(0, len(written) - count) :]
+
+    return last

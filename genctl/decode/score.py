@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -11,26 +12,40 @@ from torch import Tensor
 from genctl.decode.processors import trace as tracing
 from genctl.decode.processors.rows import RowCandidates
 from genctl.decode.row_tokens import RowTokens
+from genctl.decode.transfer import on_host
 from genctl.decode.types import Processor, Space
 
+ROWS = 8  # whose log-probabilities are computed at once where only those of the chosen tokens are wanted
 Stages = list[list[tracing.Stage]]  # for each scored position, what each processor did
 
 
-class ModelScores(NamedTuple):
+class ModelScores:
     """What the model scores after F tokens of each of N rows."""
 
-    logits: Tensor  # f32 [N, F, V]
-    logprobs: Tensor  # f32 [N, F, V]
-    layers: tuple[Tensor, ...] | None = None  # hidden states of each layer, [N, F, H]
+    def __init__(self, logits: Tensor, layers: tuple[Tensor, ...] | None = None) -> None:
+        self.logits = logits  # f32 [N, F, V]
+        self.layers = layers  # hidden states of each layer, [N, F, H]
 
-    @classmethod
-    def of(cls, logits: Tensor, layers: tuple[Tensor, ...] | None = None) -> ModelScores:
-        """logits f32 [N, F, V]."""
-        return cls(logits, logits.log_softmax(-1), layers)
+    @cached_property
+    def logprobs(self) -> Tensor:
+        """f32 [N, F, V], computed when they are first read."""
+        return self.logits.log_softmax(-1)
+
+    def logprobs_of(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """The log-probabilities of the first m places' tokens: int64 [C, m] after rows int64 [C] -> f32 [C, m]."""
+        count, places, vocabulary = self.logits.shape
+        if "logprobs" not in vars(self) and on_host(tokens) and tokens.shape == (count, places) == (len(rows), 1):
+            few = max(ROWS, torch.get_num_threads())
+            if count > few and torch.equal(rows, counted(count, rows.device)):
+                # a few rows at a time stay in the processor's cache: the same numbers, none of them kept
+                parts = zip(torch.split(self.logits[:, 0], few), torch.split(tokens, few), strict=True)
+                return torch.cat([logits.log_softmax(-1).gather(1, chosen) for logits, chosen in parts])
+        at = rows[:, None] * places + counted(tokens.shape[1], tokens.device)
+        return self.logprobs.take(at * vocabulary + tokens)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> ModelScores:
         """The same change of every tensor."""
-        return ModelScores(change(self.logits), change(self.logprobs), self.layers and tuple(map(change, self.layers)))
+        return ModelScores(change(self.logits), self.layers and tuple(map(change, self.layers)))
 
     def cut(self, rows: slice, newest: int) -> ModelScores:
         """Those of some rows, after their newest tokens."""
@@ -41,8 +56,13 @@ class ModelScores(NamedTuple):
         layers = None
         if self.layers is not None and other.layers is not None:
             layers = tuple(torch.cat(pair, 1) for pair in zip(self.layers, other.layers, strict=True))
-        logits = torch.cat([self.logits, other.logits], 1)
-        return ModelScores(logits, torch.cat([self.logprobs, other.logprobs], 1), layers)
+        return ModelScores(torch.cat([self.logits, other.logits], 1), layers)
+
+
+@lru_cache(maxsize=64)
+def counted(count: int, device: torch.device) -> Tensor:
+    """0, 1, … as int64 [count]. Not to be written to."""
+    return torch.arange(count, device=device)
 
 
 class ProcessedScores(NamedTuple):
@@ -50,9 +70,7 @@ class ProcessedScores(NamedTuple):
 
     logits: Tensor  # f32 [N, D+1, V], after the processors
     stages: Stages  # where the lane is traced
-    left: list[RowCandidates] | None = (
-        None  # what filters left of each row, where they came last and nothing is drafted
-    )
+    left: list[RowCandidates] | None = None  # of each row, where filters came last and nothing is drafted
     best: Tensor | None = None  # f32 [D+1, N], the largest score of each row, to be judged by `trace.judge`
 
 
@@ -60,17 +78,16 @@ def score(
     processors: Sequence[Processor],
     text: RowTokens,
     draft: Tensor | None,
-    logits: Tensor,
-    logprobs: Tensor,
+    model: ModelScores,
     space: Space,
     *,
     trace: bool = False,
 ) -> ProcessedScores:
     """Apply processors to what follows each row and each draft prefix.
 
-    `text` is that of R rows; draft int64 [R, B, D] or None; logits and logprobs f32 [N, D+1, V].
+    `text` is that of R rows; draft int64 [R, B, D] or None; `model` what it scored after N rows and D+1 places.
     """
-    scores = logprobs if space == "logprobs" else logits
+    scores = model.logprobs if space == "logprobs" else model.logits
     if space == "raw" or not processors:
         return ProcessedScores(scores, [])
     tokens = text.tensor()

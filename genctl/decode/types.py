@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from genctl import events
     from genctl.decode.processors.rows import RowCandidates
+    from genctl.decode.pruning import Pruning
     from genctl.decode.row_tokens import RowTokens
+    from genctl.decode.stopping.criterion import Criterion
 
 # What processors are given: logits, log-probabilities, or nothing yet: with "raw" the search calls `Context.process`.
 Space: TypeAlias = Literal["logits", "logprobs", "raw"]
@@ -53,7 +56,14 @@ class Rows:
     text: RowTokens
     logprobs: list[float]  # R sums over the new tokens, the model's own, in nats
     totals: list[float]  # R sums that the search ranks by
+    indices: list[int | None]  # R, which returned sequence each row is, where rows are independent
     prompt_len: int
+
+    def continued(self, rows: Sequence[events.Row], written: Sequence[Sequence[int]]) -> Rows:
+        """Those that live on after a step, as it is reported, with the tokens that each has written."""
+        text = self.text.continued([row.parent for row in rows], written)
+        logprobs, totals = [row.logprob for row in rows], [row.total for row in rows]
+        return Rows(text, logprobs, totals, [row.slot for row in rows], self.prompt_len)
 
     @property
     def tokens(self) -> Tensor:
@@ -77,24 +87,12 @@ class Scores:
     survivors: list[int]  # R indices into the candidates of the last Choice
     ended: Sequence[FinishedRow] = ()
     layers: tuple[Tensor, ...] | None = None  # hidden states of each layer, [N, D+1, H]
-    left: Sequence[RowCandidates] | None = (
-        None  # N, the same as `logits` without what filters removed, where it is known
-    )
+    left: Sequence[RowCandidates] | None = None  # N, `logits` without what filters removed, where it is known
 
     @property
     def hidden(self) -> Tensor | None:
         """f32 [N, D+1, H], what the output head reads."""
         return None if self.layers is None else self.layers[-1]
-
-
-@dataclass
-class Pruning:
-    """Which candidates of a beam go on, and whose end is a result."""
-
-    width: int  # rows to keep alive, and results to keep, in each group
-    groups: Sequence[int] | None = None  # [C], the group of each candidate; None is one group
-    may_finish: Tensor | None = None  # bool [C], whether its end is a result; None: of the first `width` of a group
-    tiers: Sequence[int] | None = None  # [C], results of a higher tier come before those of a lower one
 
 
 @dataclass
@@ -213,29 +211,6 @@ Processor: TypeAlias = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a stopping criterion looks at: a row just after its newest token. Built anew for each token."""
-
-    token: int
-    count: int  # new tokens, this one included
-    logprob: float  # sum over them, nats
-    tail: Callable[[int], list[int]]  # tail(n): the last n new tokens, this one included
-    elapsed: float  # seconds since the lane began
-
-
-class Stop(NamedTuple):
-    """Why a row ends."""
-
-    reason: str  # eos | length | stop | time | interrupted
-    what: str = ""  # what exactly: the stop string, the pattern, the limit
-    kind: str = ""  # which criterion, where `reason` is "stop": string, regex, token, floor, repetition, plugin
-
-
-# Why a row ends after this token; None if it does not. A pair is (reason, what).
-Criterion: TypeAlias = Callable[[Written], "Stop | tuple[str, str] | None"]
-
-
-@dataclass(frozen=True)
 class Lane:
     """One prompt with one strategy: everything the loop needs to know of it."""
 
@@ -256,3 +231,8 @@ class Lane:
     trace: bool = False  # whether each processor's effect is reported
     returned: int = 1  # hypotheses handed back
     limit: str = ""  # what bounds the length, where it is not what was asked for ("context of 512 tokens")
+
+    @property
+    def explains(self) -> bool:
+        """Whether more is reported of a token than its log-probability."""
+        return self.scores or self.top > 0 or self.trace or bool(self.watch)

@@ -13,6 +13,7 @@ import pyte
 import pytest
 
 from genctl.cli import first_sign
+from tests.warm import python
 
 ROOT = Path(__file__).parents[2]
 RUN = ["run", "-m", "builtin:numbers", "12"]
@@ -50,20 +51,22 @@ def test_it_is_there_before_torch_and_gone_at_the_end(tmp_path: Path, environmen
 def test_there_is_none_where_it_would_disturb(
     tmp_path: Path, environment: dict[str, str], more: tuple[str, ...]
 ) -> None:
-    child = pexpect.spawn(sys.executable, ["-m", "genctl", *RUN, *more], env=environment, cwd=str(tmp_path), timeout=90)
+    program, *rest = python()
+    child = pexpect.spawn(program, [*rest, "-m", "genctl", *RUN, *more], env=environment, cwd=str(tmp_path), timeout=90)
     assert "loading builtin:numbers…".encode() not in child.read()
 
 
 def test_there_is_none_in_a_pipe(tmp_path: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "genctl", *RUN], env=environment, cwd=tmp_path, capture_output=True, check=True
+        [*python(), "-m", "genctl", *RUN], env=environment, cwd=tmp_path, capture_output=True, check=True
     )
     assert (done.stdout, done.stderr) == (b"twelve\n", b"")
 
 
 def test_an_error_takes_its_place(tmp_path: Path, environment: dict[str, str]) -> None:
+    program, *rest = python()
     child = pexpect.spawn(
-        sys.executable, ["-m", "genctl", "run", "-m", "./nowhere", "x"],
+        program, [*rest, "-m", "genctl", "run", "-m", "./nowhere", "x"],
         env=environment, cwd=str(tmp_path), dimensions=(24, 80), timeout=90,
     )  # fmt: skip
     screen = pyte.Screen(80, 24)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import checkpoint
+from tests.warm import python
 
 ROOT = Path(__file__).parents[2]
 # a library that speaks up as the model is loaded, in each way in which one can
@@ -26,21 +27,21 @@ LOUD = (
 SAID = (b"a fast path is missing", b"a kernel is missing", b"something will change")
 
 
-def err_of(tmp_path: Path, *arguments: str) -> bytes:
+def err_of(tmp_path: Path, program: list[str], *arguments: str) -> bytes:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path)}
-    command = [sys.executable, *arguments]
+    command = [*program, *arguments]
     return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, check=True, timeout=120).stderr
 
 
 @pytest.mark.parametrize("command", [("run",), ("compare", "-p", "greedy", "-p", "beam5")])
 def test_no_library_speaks_but_with_verbose(tmp_path: Path, command: tuple[str, ...]) -> None:
     arguments = ("-c", LOUD, *command, "-m", "builtin:numbers", "12")
-    assert err_of(tmp_path, *arguments) == b""
-    loud = err_of(tmp_path, *arguments, "-v")
+    assert err_of(tmp_path, python(), *arguments) == b""
+    loud = err_of(tmp_path, python(), *arguments, "-v")
     assert all(words in loud for words in SAID)
 
 
 def test_a_model_without_its_fast_kernels_runs_in_silence(tmp_path: Path) -> None:
     folder = checkpoint("mamba", tmp_path / "mamba")
     arguments = ("-m", "genctl", "run", "-m", str(folder), "-n", "3", "the cat")
-    assert err_of(tmp_path, *arguments) == b""
+    assert err_of(tmp_path, [sys.executable], *arguments) == b""

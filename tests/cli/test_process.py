@@ -15,8 +15,9 @@ import pyte
 import pytest
 
 from tests.tiny import checkpoint
+from tests.warm import python
 
-GENCTL = [sys.executable, "-m", "genctl"]
+GENCTL = ["-m", "genctl"]
 ROOT = Path(__file__).parents[2]
 
 
@@ -28,7 +29,20 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def test_an_interrupt_writes_what_there_is_and_exits_with_130(tmp_path: Path, environment: dict[str, str]) -> None:
     rows = tmp_path / "rows.txt"
     rows.write_text("Once upon a time\n" * 400)
-    command = [*GENCTL, "run", "-i", str(rows), "--format", "jsonl", "--do-sample", "--seed", "1", "--batch-size", "4"]
+    command = [
+        *python(),
+        *GENCTL,
+        "run",
+        "-i",
+        str(rows),
+        "--format",
+        "jsonl",
+        "--do-sample",
+        "--seed",
+        "1",
+        "--batch-size",
+        "4",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=tmp_path)
     assert process.stdout is not None
     first = process.stdout.readline()
@@ -44,7 +58,7 @@ def test_an_interrupt_writes_what_there_is_and_exits_with_130(tmp_path: Path, en
 
 
 def test_sigterm_exits_with_143(tmp_path: Path, environment: dict[str, str]) -> None:
-    command = [*GENCTL, "run", "--format", "jsonl", "--batch-size", "1"]
+    command = [*python(), *GENCTL, "run", "--format", "jsonl", "--batch-size", "1"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=tmp_path
     )
@@ -74,7 +88,7 @@ def test_a_closed_pipe_ends_quietly(tmp_path: Path, environment: dict[str, str])
 def test_a_real_terminal_shows_text_as_it_streams(tmp_path: Path, environment: dict[str, str]) -> None:
     environment = {**environment, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
     child = pexpect.spawn(
-        GENCTL[0], [*GENCTL[1:], "run", "Once upon a time", "--seed", "7"],
+        sys.executable, [*GENCTL, "run", "Once upon a time", "--seed", "7"],
         env=environment, cwd=str(tmp_path), dimensions=(24, 80), timeout=90, encoding="utf-8",
     )  # fmt: skip
     child.expect("there was")
@@ -85,8 +99,10 @@ def test_a_real_terminal_shows_text_as_it_streams(tmp_path: Path, environment: d
 
 
 def test_lines_about_a_run_fit_the_terminal_and_take_the_bar_away(tmp_path: Path, environment: dict[str, str]) -> None:
+    program, *rest = python()
+    options = ["run", "-m", "builtin:numbers", "12", "1207"]
     child = pexpect.spawn(
-        GENCTL[0], [*GENCTL[1:], "run", "-m", "builtin:numbers", "12", "1207", "-v", "--seed", "1234567890123456789"],
+        program, [*rest, *GENCTL, *options, "-v", "--seed", "1234567890123456789"],
         env={**environment, "TERM": "xterm-256color", "COLUMNS": "60"},
         cwd=str(tmp_path), dimensions=(40, 60), timeout=90,
     )  # fmt: skip
@@ -101,7 +117,7 @@ def test_lines_about_a_run_fit_the_terminal_and_take_the_bar_away(tmp_path: Path
 def test_a_dumb_terminal_is_as_wide_as_it_is(tmp_path: Path, environment: dict[str, str]) -> None:
     environment = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
     child = pexpect.spawn(
-        GENCTL[0], [*GENCTL[1:], "inspect-cache", "12", "-m", "builtin:numbers", "--steps", "2"],
+        python()[0], [*python()[1:], *GENCTL, "inspect-cache", "12", "-m", "builtin:numbers", "--steps", "2"],
         env={**environment, "TERM": "dumb"}, cwd=str(tmp_path), dimensions=(40, 60), timeout=90, encoding="utf-8",
     )  # fmt: skip
     lines = child.read().splitlines()
@@ -115,7 +131,7 @@ def test_no_escape_codes_where_they_are_not_wanted(
 ) -> None:
     environment = {**environment, "TERM": "xterm-256color", **variables}
     child = pexpect.spawn(
-        GENCTL[0], [*GENCTL[1:], "run", "-m", "builtin:numbers", "7", "8", "--scores"],
+        python()[0], [*python()[1:], *GENCTL, "run", "-m", "builtin:numbers", "7", "8", "--scores"],
         env=environment, cwd=str(tmp_path), dimensions=(40, 80), timeout=90, encoding="utf-8",
     )  # fmt: skip
     text = child.read()
@@ -127,7 +143,7 @@ def test_no_escape_codes_where_they_are_not_wanted(
 
 def test_piped_output_has_no_escape_codes(tmp_path: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
-        [*GENCTL, "run", "-m", "builtin:numbers", "7", "--scores", "--format", "text"],
+        [*python(), *GENCTL, "run", "-m", "builtin:numbers", "7", "--scores", "--format", "text"],
         capture_output=True, env={**environment, "TERM": "xterm-256color"}, cwd=tmp_path, stdin=subprocess.DEVNULL,
         check=True,
     )  # fmt: skip
@@ -142,7 +158,21 @@ def test_a_hub_id_works_from_the_local_cache(tmp_path: Path, environment: dict[s
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
     environment = {**environment, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    command = [*GENCTL, "run", "--model", "gpt2", "--do-sample", "--seed", "1", "-n", "8", "--format", "jsonl", "hello"]
+    command = [
+        *python(),
+        *GENCTL,
+        "run",
+        "--model",
+        "gpt2",
+        "--do-sample",
+        "--seed",
+        "1",
+        "-n",
+        "8",
+        "--format",
+        "jsonl",
+        "hello",
+    ]
     done = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, stdin=subprocess.DEVNULL, check=False
     )

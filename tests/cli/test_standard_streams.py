@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from tests.warm import python
 
 ROOT = Path(__file__).parents[2]
 BAD = "error: the output could not be written: Bad file descriptor (stdout)\n"
@@ -22,10 +25,11 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
 
 
-def shell(command: str, environment: dict[str, str], cwd: Path) -> tuple[int, str, str]:
-    """Status, output and errors of `genctl COMMAND` in a shell, which may redirect and pipe."""
+def shell(command: str, environment: dict[str, str], cwd: Path, *, fresh: bool = False) -> tuple[int, str, str]:
+    """Status, output and errors of `genctl COMMAND` in a shell, which may redirect and pipe; `fresh`: a new Python."""
+    program = shlex.join([sys.executable] if fresh else python())
     done = subprocess.run(
-        ["bash", "-c", f"'{sys.executable}' -m genctl {command}; exit ${{PIPESTATUS[0]}}"],
+        ["bash", "-c", f"{program} -m genctl {command}; exit ${{PIPESTATUS[0]}}"],
         env=environment, cwd=cwd, capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=120,
     )  # fmt: skip
     return done.returncode, done.stdout.decode(), done.stderr.decode()
@@ -35,7 +39,7 @@ def shell(command: str, environment: dict[str, str], cwd: Path) -> tuple[int, st
 def test_a_closed_standard_output_is_an_error_in_words(
     command: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    assert shell(f"{command} >&-", environment, tmp_path) == (2, "", BAD)
+    assert shell(f"{command} >&-", environment, tmp_path, fresh=True) == (2, "", BAD)
 
 
 @pytest.mark.parametrize("command", ["--help", "presets list", "inspect-cache --plan"])
@@ -58,7 +62,7 @@ def test_without_standard_error_only_the_status_tells(environment: dict[str, str
 def test_a_file_does_not_become_a_stream_that_was_closed(environment: dict[str, str], tmp_path: Path) -> None:
     """The first file that is opened gets the lowest free descriptor: 0, 1 or 2, if they are closed."""
     command = f"{SHORT} --scores -v -o out.txt --events events.jsonl <&- >&- 2>&-"
-    assert shell(command, environment, tmp_path) == (0, "", "")
+    assert shell(command, environment, tmp_path, fresh=True) == (0, "", "")
     assert (tmp_path / "out.txt").read_text() == ", a curious\n"
     assert all(line.startswith('{"event":') for line in (tmp_path / "events.jsonl").read_text().splitlines())
 
@@ -126,7 +130,7 @@ def test_a_signal_after_the_last_line_changes_nothing(environment: dict[str, str
 def test_a_hangup_writes_what_there_is_and_nohup_is_heeded(environment: dict[str, str], tmp_path: Path) -> None:
     for handler, expected in ((signal.SIG_DFL, 129), (signal.SIG_IGN, 0)):
         process = subprocess.Popen(
-            [sys.executable, "-m", "genctl", "run", "--format", "jsonl", "--batch-size", "1", "-n", "4"],
+            [*python(), "-m", "genctl", "run", "--format", "jsonl", "--batch-size", "1", "-n", "4"],
             env=environment, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             preexec_fn=lambda handler=handler: signal.signal(signal.SIGHUP, handler),  # type: ignore[misc]
         )  # fmt: skip

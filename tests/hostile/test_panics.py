@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from genctl.models import rust_panics
+from tests.warm import python
 
 PANICS: dict[str, dict[str, Any]] = {
     "while it is read": {
@@ -40,7 +41,7 @@ def test_one_line_and_no_report(name: str, gpt2: Path, tmp_path: Path) -> None:
     told = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     (folder / "tokenizer.json").write_text(json.dumps({**told, **PANICS[name]}), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "genctl", "run", "the cat", "-m", str(folder), "-n", "2"],
+        [*python(), "-m", "genctl", "run", "the cat", "-m", str(folder), "-n", "2"],
         capture_output=True,
         text=True,
         check=False,

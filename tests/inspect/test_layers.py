@@ -163,6 +163,65 @@ def test_lanes_are_merged_aligned_to_the_right_over_zeros(window: int | None, le
     assert merged.get_seq_length() == max(length for _, length in lengths)
 
 
+# What happens to a batch: so many rows leave from such places, a lane with so many tokens joins, so many steps.
+TRAFFIC = st.lists(
+    st.tuples(st.sets(st.integers(0, 5), max_size=3), st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=8
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(traffic=TRAFFIC, room=st.integers(0, 9))
+@pytest.mark.parametrize("window", [None, WINDOW])
+def test_rows_leave_and_others_take_their_places(window: int | None, traffic: list[Any], room: int) -> None:
+    def new_layer(keys: Tensor) -> GrowingLayer:
+        layer = GrowingLayer() if window is None else SlidingLayer(window)
+        layer.update(keys, -keys)
+        return layer
+
+    numbers = Numbers()
+    numbers.next = 1  # no zero of its own
+    texts = [numbers(1, 4)[0] for _ in range(4)]  # the keys of each row, [1, heads, length, size]
+    layer = new_layer(texts[0]).merge([new_layer(text) for text in texts[1:]], room)
+    for leaving, joining, steps in traffic:
+        left = [row for row in range(len(texts)) if row not in leaving]
+        if left:
+            late = [row for row in left if row >= len(left)]
+            rows = [row if row in left else late.pop() for row in range(len(left))]  # the last ones fill the holes
+            longest = max(text.shape[2] for text in texts)
+            texts = [texts[row] for row in rows]
+            layer.keep(rows, drop=longest - max(text.shape[2] for text in texts))
+        if joining:
+            texts.append(numbers(1, joining)[0])
+            layer = layer.merge([new_layer(texts[-1])], room)
+        for _ in range(steps):
+            new, _ = numbers(len(texts), 1)
+            layer.update(new, -new)
+            texts = [torch.cat([text, row[None]], 2) for text, row in zip(texts, new, strict=True)]
+        longest = max(text.shape[2] for text in texts)
+        assert layer.get_seq_length() == longest
+        padded = torch.cat([torch.nn.functional.pad(text, (0, 0, longest - text.shape[2], 0)) for text in texts])
+        keys, values = layer.content()
+        assert torch.equal(keys, padded[:, :, longest - keys.shape[2] :])
+        assert torch.equal(values, -keys)
+        if window is not None:
+            assert keys.shape[2] >= min(window - 1, longest)
+
+
+def test_a_row_that_joins_takes_the_place_of_one_that_left_without_a_copy_of_the_others() -> None:
+    numbers = Numbers()
+    layer, newcomer = GrowingLayer(), GrowingLayer()
+    layer.update(*numbers(3, 5))
+    layer.update(*numbers(3, 1))
+    where = layer.buffers[0].data_ptr()
+    last = layer.content()[0][2].clone()
+    layer.keep([0, 2])
+    newcomer.update(*numbers(1, 4))
+    merged = layer.merge([newcomer])
+    assert merged.buffers[0].data_ptr() == where
+    assert torch.equal(merged.content()[0][1], last)
+    assert torch.equal(merged.content()[0][2, :, 2:], newcomer.content()[0][0])
+
+
 def test_padding_that_every_row_has_is_dropped() -> None:
     layer, numbers = GrowingLayer(), Numbers()
     keys, values = numbers(2, 6)

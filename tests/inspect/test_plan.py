@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from genctl.params import Generation, Runtime
 from tests.decode.driver import Case
 from tests.models.hub_standin import lay_out, serve
 from tests.tiny import checkpoint
+from tests.warm import python
 
 ROOT = Path(__file__).parents[2]
 MEASURED = {
@@ -305,7 +305,7 @@ for asked in json.loads(sys.argv[1]):
 def ask(home: Path, requests: list[dict[str, Any]], **environment: str) -> list[Any]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING", "TRANSFORMERS_"))}
     settings = {"HF_HOME": str(home), "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1", **environment}
-    command = [sys.executable, "-c", HUB, json.dumps(requests)]
+    command = [*python(), "-c", HUB, json.dumps(requests)]
     done = subprocess.run(command, capture_output=True, text=True, env={**kept, **settings}, check=False, cwd=home)
     assert (done.returncode, done.stderr) == (0, "")
     return [json.loads(line) for line in done.stdout.splitlines()]

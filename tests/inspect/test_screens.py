@@ -20,9 +20,10 @@ from genctl.inspecting.measurement import Measurement
 from genctl.render import cache_diff, cache_inputs, cache_norms, cache_report, theme
 from genctl.render.cache_view import CacheView, picture
 from tests import screens
-from tests.cli.test_process import GENCTL, ROOT
+from tests.cli.test_process import ROOT
 from tests.cli.tool import genctl
 from tests.render.streams import STORY, Clock, Terminal, console, written
+from tests.warm import python
 
 SCREENS = Path(__file__).parent / "screens"
 
@@ -292,8 +293,9 @@ def test_the_whole_program_on_a_terminal(width: int, monkeypatch: pytest.MonkeyP
 def test_a_real_terminal(variables: dict[str, str], tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     environment |= {"TERM": "xterm-256color", **variables}
+    program, *rest = python()
     child = pexpect.spawn(
-        GENCTL[0], [*GENCTL[1:], "inspect-cache", "-m", "builtin:numbers", "7", "--steps", "2", "--heatmap"],
+        program, [*rest, "-m", "genctl", "inspect-cache", "-m", "builtin:numbers", "7", "--steps", "2", "--heatmap"],
         env=environment, cwd=str(tmp_path), dimensions=(40, 80), timeout=90, encoding="utf-8",
     )  # fmt: skip
     text = child.read()

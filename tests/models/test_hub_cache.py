@@ -6,15 +6,14 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from tests.tiny import tiny
+from tests.warm import python
 
 from .hub_standin import COMMIT, lay_out, serve
 
-PROBE = Path(__file__).with_name("hub_probe.py")
 ROOT = Path(__file__).parents[2]
 
 
@@ -22,7 +21,7 @@ def probe(home: Path, requests: list[dict[str, Any]], **environment: str) -> lis
     """Run the requests in a fresh process with HF_HOME = home; it must print its answer and nothing else."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING", "TRANSFORMERS_"))}
     settings = {"HF_HOME": str(home), "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1", **environment}
-    command = [sys.executable, str(PROBE), json.dumps(requests)]
+    command = [*python(), "-m", "tests.models.hub_probe", json.dumps(requests)]
     done = subprocess.run(command, capture_output=True, text=True, env={**kept, **settings}, check=False, cwd=home)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

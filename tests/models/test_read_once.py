@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from genctl.events import Loading
 from genctl.models.hub import load
 from genctl.params import Runtime
 from tests.tiny import checkpoint, tiny
+from tests.warm import python
 
 WEIGHTS = "model.safetensors"
 
@@ -67,7 +67,7 @@ def test_a_broken_tokenizer_does_not_make_the_weights_be_read_again(llama: Path)
 def test_damage_is_one_line_on_stderr(llama: Path) -> None:
     tiny("llama", intermediate_size=48).config.save_pretrained(llama)
     done = subprocess.run(
-        [sys.executable, "-m", "genctl", "run", "-m", str(llama), "x"], capture_output=True, text=True, check=False
+        [*python(), "-m", "genctl", "run", "-m", str(llama), "x"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 3, done.stderr
     (line,) = (line for line in done.stderr.splitlines() if not line.startswith("hint"))

@@ -18,7 +18,9 @@ from genctl.models import check, hub, runtime_choice
 from genctl.native import checkpoint as checkpoints
 from genctl.native.model import NativeModel
 from genctl.params import Runtime
+from tests.cli.tool import genctl
 from tests.tiny import checkpoint, tiny, tokenizer
+from tests.warm import python
 
 
 def native(folder: Path, *, trust: bool = False, **options: Any) -> bool:
@@ -144,6 +146,11 @@ RUN = (
 )
 
 
+def warm_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """In a process that has torch, and nothing of transformers."""
+    return subprocess.run([*python(), "-c", RUN, *arguments], capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -159,7 +166,7 @@ RUN = (
 )
 def test_a_native_run_imports_no_transformers(options: list[str]) -> None:
     arguments = ["run", "-m", "builtin:stories", "-n", "6", "Once upon a time", *options]
-    done = subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=False)
+    done = warm_run(*arguments)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
@@ -209,7 +216,7 @@ def test_the_collector_of_another_program_is_left_alone(llama: Path) -> None:
 )
 def test_a_native_encoder_decoder_imports_no_transformers(options: list[str]) -> None:
     arguments = ["run", "-m", "builtin:numbers", "12345", *options]
-    done = subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=False)
+    done = warm_run(*arguments)
     assert done.returncode == 0, done.stderr
     if "--do-sample" not in options:
         assert done.stdout.splitlines()[0] == "twelve thousand three hundred forty five"
@@ -217,7 +224,7 @@ def test_a_native_encoder_decoder_imports_no_transformers(options: list[str]) ->
 
 def test_a_local_folder_imports_no_transformers_either(llama: Path) -> None:
     arguments = ["run", "-m", str(llama), "-n", "6", "the cat"]
-    done = subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=False)
+    done = warm_run(*arguments)
     assert done.returncode == 0, done.stderr
 
 
@@ -231,7 +238,7 @@ def test_nor_does_a_tokenizer_of_a_known_class(arch: str, name: str, tmp_path: P
     chat = "{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}"
     path.write_text(json.dumps({**told, "tokenizer_class": name, "unk_token": "<pad>", "chat_template": chat}))
     arguments = ["run", "-m", str(folder), "-n", "6", "--chat", "the cat"]
-    done = subprocess.run([sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=False)
+    done = warm_run(*arguments)
     assert done.returncode == 0, done.stderr
 
 
@@ -239,35 +246,33 @@ def test_a_tokenizer_left_to_transformers_is_named(llama: Path, tmp_path: Path) 
     folder = Path(shutil.copytree(llama, tmp_path / "copy"))
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "a_field_of_tomorrow": 1}))
-    done = run("the cat", "-m", str(folder), "-n", "2", "-v")
-    assert done.returncode == 0, done.stderr
-    assert "runtime: native (llama)" in done.stderr
-    assert "tokenizer: transformers (tokenizer_config.json has the field 'a_field_of_tomorrow')" in done.stderr
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "genctl", "run", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    done = genctl("run", "the cat", "-m", str(folder), "-n", "2", "-v")
+    assert done.status == 0, done.err
+    assert "runtime: native (llama)" in done.err
+    assert "tokenizer: transformers (tokenizer_config.json has the field 'a_field_of_tomorrow')" in " ".join(
+        done.err.split()
+    )
 
 
 def test_the_check_names_the_largest_difference() -> None:
-    done = run("Once upon a time", "-n", "2", "--check-runtime")
-    assert done.returncode == 0, done.stderr
-    assert "check: largest difference of logits to transformers: " in done.stderr
-    assert "prompt of 5 tokens and 16 steps" in done.stderr
-    done = run("12345", "-m", "builtin:numbers", "-n", "2", "--check-runtime")
-    assert done.returncode == 0, done.stderr
-    assert "of the largest logit), over a source of 7 tokens and 16 steps" in done.stderr
-    done = run("Once upon a time", "-n", "2", "--check-runtime", "--runtime", "transformers")
-    assert done.returncode == 2
-    assert "--check-runtime compares the native runtime" in done.stderr
+    done = genctl("run", "Once upon a time", "-n", "2", "--check-runtime")
+    assert done.status == 0, done.err
+    assert "check: largest difference of logits to transformers: " in done.err
+    assert "prompt of 5 tokens and 16 steps" in done.err
+    done = genctl("run", "12345", "-m", "builtin:numbers", "-n", "2", "--check-runtime")
+    assert done.status == 0, done.err
+    assert "of the largest logit), over a source of 7 tokens and 16 steps" in done.err
+    done = genctl("run", "Once upon a time", "-n", "2", "--check-runtime", "--runtime", "transformers")
+    assert done.status == 2
+    assert "--check-runtime compares the native runtime" in done.err
 
 
 def test_a_native_run_may_need_transformers_later(llama: Path, tmp_path: Path) -> None:
-    done = run("Once upon a time", "-n", "4", "--do-sample", "--typical-p", "0.9")
-    assert done.returncode == 0, done.stderr
+    """A processor and an assistant of transformers' in a process that runs its model natively."""
     assistant = checkpoint("mixtral", tmp_path)
-    done = run("the cat", "-m", str(llama), "--assistant-model", str(assistant), "-n", "4", "-v")
+    arguments = ["run", "the cat", "-m", str(llama), "--assistant-model", str(assistant), "-n", "4", "-v"]
+    command = [*python(), "-m", "genctl", *arguments, "--do-sample", "--typical-p", "0.9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "note: runtime: native (llama)" in done.stderr
 
@@ -275,7 +280,7 @@ def test_a_native_run_may_need_transformers_later(llama: Path, tmp_path: Path) -
 def test_events_say_who_computed(llama: Path, tmp_path: Path) -> None:
     for runtime in ("native", "transformers"):
         events = tmp_path / f"{runtime}.jsonl"
-        done = run("the cat", "-m", str(llama), "-n", "2", "--runtime", runtime, "--events", str(events))
-        assert done.returncode == 0, done.stderr
+        done = genctl("run", "the cat", "-m", str(llama), "-n", "2", "--runtime", runtime, "--events", str(events))
+        assert done.status == 0, done.err
         told: list[dict[str, Any]] = [json.loads(line) for line in events.read_text().splitlines()]
         assert any(f'"runtime": "{runtime}"' in json.dumps(event) for event in told)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from genctl.native import kernels, linear, pages
 from genctl.native.files import mapped
 from genctl.native.linear import Float16, Mapped, Products
 from tests.tiny import save, tiny
+from tests.warm import python
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells what is resident")
 
@@ -71,7 +71,7 @@ def test_a_run_holds_each_weight_once(stored: str, options: dict[str, str], most
     model = tiny("gpt2", n_embd=512, n_layer=6, tie_word_embeddings=True)
     folder = save(model.to(getattr(torch, stored)), tmp_path)
     done = subprocess.run(
-        [sys.executable, "-c", RUN, str(folder), json.dumps(options)], capture_output=True, text=True, check=False
+        [*python(), "-c", RUN, str(folder), json.dumps(options)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     held = json.loads(done.stdout)

@@ -112,7 +112,7 @@ def test_when_everything_is_forbidden_the_lane_fails_instead_of_writing_somethin
 def test_tokens_are_written_in_one_place_only() -> None:
     """A second loop would have to commit its choices, too."""
     package = Path(genctl.__file__).parent
-    homes = {"survived": "genctl.decode.commit", "LaneState": "genctl.decode.lane", "Batch": "genctl.decode.batch"}
+    homes = {"commit": "genctl.decode.commit", "LaneState": "genctl.decode.lane", "Batch": "genctl.decode.batch"}
     places = []
     for path in package.rglob("*.py"):
         tree = ast.parse(path.read_text())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from genctl.decode.types import Independent, Strategy
+from genctl.decode.types import Choice, Independent, Strategy
 from tests.decode.driver import NEW, PROMPTS, Case
 
 FILE = Path(__file__).parents[2] / "docs" / "second_best.py"
@@ -42,3 +44,12 @@ def test_the_example_writes_the_second_best_token_at_every_step(second_best: Any
             else:
                 logits = case.model(torch.tensor([[*prompt, *written[:-1]]])).logits[0, len(prompt) - 1 :]
         assert written == logits.topk(2).indices[:, 1].tolist()
+
+
+def test_the_page_lists_what_a_strategy_and_a_choice_have() -> None:
+    page = (FILE.parent / "strategies.md").read_text(encoding="utf-8")
+    attributes, choice = (part.split("\n\n")[0] for part in page.split("|---|---|\n")[1:])
+    names = [name for name, value in vars(Strategy).items() if isinstance(value, property)]
+    assert re.findall(r"^\| `(\w+)`", attributes, re.MULTILINE) == names
+    listed = {"rows", "tokens", *re.findall(r"^\| `(\w+)`", choice, re.MULTILINE)}
+    assert listed == {field.name for field in dataclasses.fields(Choice)}

@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any
 
 from genctl.decode.stopping import plugins
+from genctl.decode.stopping.criterion import Criterion, Stop, Written
 from genctl.decode.stopping.marks import Marks, marks
 from genctl.decode.stopping.plain import MIN_TOKENS, MaxTime, MeanLogprob, Repetition, StopTokens
 from genctl.decode.stopping.tail import BROKEN, TailText
 from genctl.decode.stopping.text import Pattern, StopRegex, StopStrings, quoted
 from genctl.decode.stopping.trim import trim
-from genctl.decode.types import Criterion, Stop, Written
 from genctl.errors import PresetError, UsageError
 from genctl.params import CRITERIA, Generation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from genctl.decode.types import Stop, Written
+from genctl.decode.stopping.criterion import Stop, Written
 
 MIN_TOKENS = 5  # a mean over fewer is one unlucky word, not the course of a text
 

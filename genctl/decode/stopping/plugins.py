@@ -14,7 +14,7 @@ from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
-from genctl.decode.types import Criterion, Stop, Written
+from genctl.decode.stopping.criterion import Criterion, Stop, Written
 from genctl.errors import UsageError
 
 GROUP = "genctl.stopping"

@@ -1,0 +1,59 @@
+"""Which candidates of a beam go on, and which results are worth keeping: so many of each group, best first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from genctl.decode.types import FinishedRow
+
+
+@dataclass
+class Pruning:
+    """Which candidates of a beam go on, and whose end is a result."""
+
+    width: int  # rows to keep alive, and results to keep, in each group
+    groups: Sequence[int] | None = None  # [C], the group of each candidate; None is one group
+    may_finish: Tensor | None = None  # bool [C], whether its end is a result; None: of the first `width` of a group
+    tiers: Sequence[int] | None = None  # [C], results of a higher tier come before those of a lower one
+
+
+class Places:
+    """The places of a beam, taken by candidates in order."""
+
+    def __init__(self, pruning: Pruning, may_finish: Sequence[bool] | None) -> None:
+        self.width, self.groups, self.may_finish = pruning.width, pruning.groups, may_finish
+        self.seen: Counter[int] = Counter()  # candidates of each group
+        self.taken: Counter[int] = Counter()  # and those of them that live on
+
+    def of(self, candidate: int) -> tuple[bool, bool]:
+        """Whether there is a place for a candidate if it lives on, and whether its end would be a result."""
+        group = self._group(candidate)
+        lives, among_best = self.taken[group] < self.width, self.seen[group] < self.width
+        self.seen[group] += 1
+        return lives, lives and among_best if self.may_finish is None else self.may_finish[candidate]
+
+    def take(self, candidate: int) -> None:
+        """The candidate lives on."""
+        self.taken[self._group(candidate)] += 1
+
+    def _group(self, candidate: int) -> int:
+        return 0 if self.groups is None else self.groups[candidate]
+
+
+def retain(ended: Sequence[FinishedRow], pruning: Pruning | None, length_penalty: float) -> list[FinishedRow]:
+    """The results worth keeping: the best `width` of each group, by tier and score; all where nothing is pruned."""
+    if pruning is None:
+        return list(ended)
+    kept: list[FinishedRow] = []
+    count: Counter[int] = Counter()
+    for row in sorted(ended, key=lambda row: (-row.tier, -row.score(length_penalty))):
+        if count[row.group] < pruning.width:
+            count[row.group] += 1
+            kept.append(row)
+    return kept

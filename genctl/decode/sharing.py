@@ -1,0 +1,34 @@
+"""Which lanes may choose together: those with equal knobs whose rows are independent."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from genctl.decode.processors.context import NamedProcessor
+from genctl.decode.types import Independent, Lane
+
+
+class Sharing(NamedTuple):
+    """How a lane chooses, the same at every step."""
+
+    independent: Independent | None  # its strategy, where that needs no search
+    tolerant: bool  # of NaN logits
+    key: Any  # equal in lanes that may choose together; None where one chooses alone
+
+
+def sharing(lane: Lane) -> Sharing:
+    """How a lane chooses."""
+    independent = lane.strategy if isinstance(lane.strategy, Independent) else None
+    named = [processor for processor in lane.processors if isinstance(processor, NamedProcessor)]
+    tolerant = any(processor.name == "remove_invalid_values" for processor in named)
+    keys = tuple(processor.key for processor in named)
+    if lane.trace or independent is None or len(keys) < len(lane.processors) or None in keys:
+        return Sharing(independent, tolerant, None)
+    return Sharing(independent, tolerant, _first((independent, keys, lane.top, lane.scores, lane.watch)))
+
+
+@lru_cache(maxsize=64)
+def _first(key: Any) -> Any:
+    """The first of equal keys: to compare one with itself costs nothing."""
+    return key
