@@ -13,9 +13,10 @@ from genctl.comparing import formats, references
 from genctl.comparing.expectations import Outcome
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
 from genctl.comparing.statistics import Interval, RunStatistics
+from genctl.plural import count
 from genctl.render import compare_report as shown
 from genctl.render import widgets
-from genctl.render.summary import DOT, count, put, stop_words
+from genctl.render.summary import DOT, put, stop_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -117,7 +118,8 @@ class ComparisonOutput:
             self._write([Text(""), *shown.partings_lines(partings, self.width)])
         self._write([Text("")])
         for title, headings, rows in self._watched(by_run):
-            self._write([Text(title, style="dim"), *shown.table_lines(headings, rows, self.width), Text("")])
+            heading_lines = shown.wrapped(Text(title, style="dim"), self.out, self.width or shown.UNBROKEN)
+            self._write([*heading_lines, *shown.table_lines(headings, rows, self.width), Text("")])
         self._tables(tally)
 
     def _shown(
@@ -238,7 +240,9 @@ class ComparisonOutput:
     def _tables(self, tally: RunStatistics, *, intervals: bool = False) -> None:
         for title, headings, rows in self._all_tables(tally, intervals=intervals):
             if title:
-                self._write([Text(""), Text(title, style="dim")])
+                self._write(
+                    [Text(""), *shown.wrapped(Text(title, style="dim"), self.out, self.width or shown.UNBROKEN)]
+                )
             self._write(shown.table_lines(headings, rows, self.width))
 
     def _all_tables(self, tally: RunStatistics, *, intervals: bool) -> Iterator[tuple[str, list[str], list[list[str]]]]:
@@ -264,7 +268,7 @@ class ComparisonOutput:
                 [
                     name,
                     *(
-                        _interval(tally.difference(name, base, key), COLUMNS[key][1], intervals=intervals, sign=True)
+                        _interval(tally.difference(name, base, key), key, intervals=intervals, sign=True)
                         for key in keys
                     ),
                 ]
@@ -353,17 +357,22 @@ def _add(tally: RunStatistics, prompt: ComparedPrompt, by_run: dict[str, list[Me
 
 
 def _cell(tally: RunStatistics, name: str, key: str, mean: float | None, *, intervals: bool) -> str:
-    digits = COLUMNS[key][1]
     if intervals:
-        return _interval(tally.interval(name, key), digits, intervals=True)
-    if mean is not None and key in ("tokens", "longest_repeat") and mean == int(mean):
-        digits = 0
-    return shown.number(mean, digits)
+        return _interval(tally.interval(name, key), key, intervals=True)
+    return shown.number(mean, _digits(key, mean))
 
 
-def _interval(interval: Interval | None, digits: int, *, intervals: bool, sign: bool = False) -> str:
+def _digits(key: str, *values: float | None) -> int:
+    """The decimals of a cell: none where what is counted came out whole."""
+    whole = all(value is None or value == round(value) for value in values)
+    return 0 if whole and key in ("tokens", "longest_repeat") else COLUMNS[key][1]
+
+
+def _interval(interval: Interval | None, key: str, *, intervals: bool, sign: bool = False) -> str:
     if interval is None:
         return "–"
+    ends = (interval.low, interval.high) if intervals else ()
+    digits = _digits(key, interval.mean, *ends)
     text = shown.signed(interval.mean, digits) if sign else shown.number(interval.mean, digits)
     if not intervals:
         return text

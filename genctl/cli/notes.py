@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from genctl import events
 from genctl.batch.rows import InputRow
 from genctl.params import Runtime
+from genctl.plural import count
 
 if TYPE_CHECKING:
     from genctl.config.layers import Resolved
@@ -52,7 +53,7 @@ class Reuse:
             what = "nothing" if self.prompts == 1 else f"for {self.useless} of {self.prompts} prompts nothing"
             lines.append(f"{what} of the prompt cache {self.path} could be reused{_why(session)}")
         if verbose and self.prompts:
-            lines.append(f"reused {self.reused} of {self.tokens} prompt token{'' if self.tokens == 1 else 's'}")
+            lines.append(f"reused {self.reused} of {count(self.tokens, 'prompt token')}")
         return lines
 
 

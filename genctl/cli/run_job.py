@@ -27,6 +27,7 @@ from genctl.cli.view import make_view, shows, wants_bar
 from genctl.config import settings
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import CheckError, Exit, GenctlError
+from genctl.plural import count
 from genctl.render.silent_view import SilentView, never_fail_to_encode
 from genctl.results import Collector, Result
 
@@ -138,7 +139,7 @@ class RunJob(job.Job[RunOptions]):
         options, output = self.options, self.output
         self._skip()
         if output.finished:
-            self.say(f"{options.output} is complete: {output.done:,} rows, nothing to do")
+            self.say(f"{options.output} is complete: {count(output.done, 'row')}, nothing to do")
             return
         if self.err_console is not None and wants_bar(options, self.err_console, live=self.live):
             from genctl.render.rows_bar import RowsBar
@@ -382,7 +383,8 @@ class RunJob(job.Job[RunOptions]):
         """The exit status. Raises CheckError where a requested check failed."""
         self.note(*self.reuse.notes(self.session, verbose=self.options.verbose))
         if self._cut_short and self.options.resume:
-            self.say(f"{self.tally.rows:,} rows are in {self.options.output}; the same command goes on after them")
+            done, them = count(self.tally.rows, "row is", "rows are"), "it" if self.tally.rows == 1 else "them"
+            self.say(f"{done} in {self.options.output}; the same command goes on after {them}")
         if self.interrupt.status:
             return self.interrupt.status
         if self.output.differs:

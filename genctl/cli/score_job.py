@@ -22,6 +22,7 @@ from genctl.cli.score_options import ScoreOptions, check_encoding
 from genctl.config import settings
 from genctl.config.layers import Resolved, resolve
 from genctl.errors import GenctlError, InputError
+from genctl.plural import count
 
 if TYPE_CHECKING:
     from genctl.render.token_heat import Figures
@@ -203,7 +204,10 @@ class ScoreJob(Job[ScoreOptions]):
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
         """Count a row. Show it on a terminal, and with --scores on standard error beside results in a pipe."""
+        from rich.text import Text
+
         from genctl.render import token_heat, widgets
+        from genctl.render.summary import put
 
         for one in outcome:
             self.texts += 1
@@ -233,7 +237,7 @@ class ScoreJob(Job[ScoreOptions]):
         for line in lines:
             console.print(line)
         if self.live and not ranked:
-            console.print(token_heat.figures(_figures(outcome[0])))
+            put(console, Text(token_heat.figures(_figures(outcome[0]))))
 
     def _failure(self, row: InputRow | BadRow, code: str, message: str) -> None:
         self.failed += 1
@@ -245,15 +249,16 @@ class ScoreJob(Job[ScoreOptions]):
 
     def _sum_up(self) -> None:
         from genctl.render import token_heat
+        from genctl.render.summary import put_words
 
         if self.options.quiet:
             return
         if self.mapped:
-            self.out.print(token_heat.legend())
+            put_words(self.out, token_heat.legend())
         wanted = self.options.verbose or self.live or is_terminal(sys.stderr)
         if not wanted or self.options.rank or self.texts + self.failed < (1 if self.options.verbose else 2):
             return
-        words = [f"{self.texts} text{'' if self.texts == 1 else 's'}"]
+        words = [count(self.texts, "text")]
         if self.tokens:
             words.append(token_heat.figures(_sums(self.nll, self.tokens, self.bytes)))
         if self.failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from genctl.plural import count
 from genctl.results import Result
 
 
@@ -14,8 +15,7 @@ def shortfalls(result: Result, what: str) -> list[str]:
     for number, sequence in enumerate(result.sequences, 1):
         which = f"sequence {number}: " if len(result.sequences) > 1 else ""
         if sequence.hypothesis.incomplete:
-            count = len(sequence.token_ids)
-            cut = f"cut by {sequence.finish_reason} after {count} token{'' if count == 1 else 's'}"
+            cut = f"cut by {sequence.finish_reason} after {count(len(sequence.token_ids), 'token')}"
             warnings.append(f"{what}{which}{sequence.hypothesis.incomplete}: the text is incomplete, {cut}")
         if sequence.unmet:
             warnings.append(f"{what}{which}the text lacks {listed(sequence.unmet)} (force_words)")

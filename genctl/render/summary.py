@@ -6,6 +6,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from genctl.plural import count
 from genctl.render import theme, widgets
 from genctl.render.run_history import LaneHistory, Totals
 
@@ -103,11 +104,6 @@ def failure(lane: LaneHistory, *, numbered: bool = True) -> Text:
     line = Text("error:", style=theme.ERROR)
     which = f" {widgets.visible(lane.name)}:" if numbered else ""
     return line.append(f"{which} {widgets.visible(' '.join(lane.failed.message.split()))}", style=theme.PLAIN)
-
-
-def count(number: int, singular: str, plural: str = "") -> str:
-    """A number with its noun: `1 token`, `1,204 tokens`."""
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def stop_words(reason: str, stop: str, number: int = 1) -> str:

@@ -272,7 +272,7 @@ def test_references_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     flags = ("compare", "-m", "builtin:numbers", "-p", "greedy", "-p", "nucleus", "--references")
     done = genctl(*flags, str(path), "1", "2")
     assert (done.status, done.out) == (2, "")
-    assert "1 references, one per line, for 2 prompts" in done.err
+    assert "1 reference, one per line, for 2 prompts" in done.err
     assert "no such file" in genctl(*flags, str(tmp_path / "none"), "1").err.lower()
     row = json.dumps({"prompt": "1", "reference": "one"})
     done = genctl(*flags, str(path), "--input-format", "jsonl", stdin=row)
