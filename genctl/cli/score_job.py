@@ -248,13 +248,19 @@ class ScoreJob(Job[ScoreOptions]):
         self.ordered.put(row.index, [record])
 
     def _sum_up(self) -> None:
-        from genctl.render import token_heat
+        from rich.text import Text
+
+        from genctl.render import theme, token_heat
         from genctl.render.summary import put_words
+        from genctl.render.widgets import no_room
 
         if self.options.quiet:
             return
         if self.mapped:
             put_words(self.out, token_heat.legend())
+        left_out = no_room(self.out.width) if self.live and self.details and self.texts else []
+        if left_out:
+            self.out.print(Text(f"no room for {', '.join(left_out)}", style=theme.DIM))
         wanted = self.options.verbose or self.live or is_terminal(sys.stderr)
         if not wanted or self.options.rank or self.texts + self.failed < (1 if self.options.verbose else 2):
             return

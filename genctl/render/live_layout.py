@@ -13,6 +13,7 @@ from rich.text import Text
 
 from genctl.render import theme, widgets
 from genctl.render.explain import explain_heading, explain_lines
+from genctl.render.explain import no_room as no_room_to_explain
 from genctl.render.run_history import LaneHistory, LiveRow, Path
 from genctl.render.summary import stop_words
 
@@ -160,6 +161,11 @@ def text_lines(section: Section, look: Look, console: Console, height: int, widt
     for line in lines:
         line.no_wrap = True
     return lines
+
+
+def no_room(look: Look, width: int) -> list[str]:
+    """What `step_lines` leaves out because the terminal is narrow."""
+    return [*widgets.no_room(width), *(no_room_to_explain(width) if look.explain else [])]
 
 
 def step_lines(path: Path, look: Look, width: int, *, last: int | None = None) -> list[Text]:

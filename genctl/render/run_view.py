@@ -13,7 +13,7 @@ from rich.text import Text
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Loading, Prefilled, Stepped, Token
 from genctl.render import theme, widgets
 from genctl.render.explain import explain_summary
-from genctl.render.live_layout import Look, names, place_words, returned, sections_of, step_lines, tail
+from genctl.render.live_layout import Look, names, no_room, place_words, returned, sections_of, step_lines, tail
 from genctl.render.live_region import LiveRegion
 from genctl.render.loading_bar import LoadingBar
 from genctl.render.run_history import LaneHistory, Path, RunHistory, fold
@@ -70,6 +70,7 @@ class RunView:
         self._forked = False  # the streamed lane has several rows now; the rest follows when it finishes
         self._line_open = False
         self._blocks = 0
+        self._stepped = False  # lines of steps were printed
         self._closed = False
         self._started: float | None = None
         self._read: float | None = None
@@ -123,8 +124,11 @@ class RunView:
                 unfinished += 1
                 left += self._settle_unfinished(lane)
         self._end_line()
+        if self._stepped and (left_out := no_room(self.look, self.out.width)):
+            put_words(self.out, Text(f"no room for {', '.join(left_out)}", style=theme.DIM))
         if self.look.explain and self.history.tallies:
-            self.err.print(explain_summary(self.history), soft_wrap=False)
+            width = self.err.width if self.err.is_terminal else None
+            self.err.print(explain_summary(self.history, width), soft_wrap=False)
         if not self._quiet:
             self._sum_up(unfinished, left)
 
@@ -293,6 +297,7 @@ class RunView:
         if path is None:
             self.out.print(Text("the steps of this text were not recorded", style=theme.DIM))
             return
+        self._stepped = True
         self.out.print(Group(*step_lines(path, self.look, self.out.width)))
 
     def _sum_up(self, unfinished: int, left: int) -> None:

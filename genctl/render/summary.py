@@ -75,7 +75,7 @@ def put(console: Console, line: Text) -> None:
 
 def put_words(console: Console, line: Text) -> None:
     """Print a line; on a terminal broken between words."""
-    for part in line.wrap(console, console.width) if console.is_terminal else [line]:
+    for part in line.wrap(console, console.width, no_wrap=False) if console.is_terminal else [line]:
         part.rstrip()
         console.print(part)
 

@@ -37,7 +37,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def hanging(first: str, words: str, width: int | None, style: Style = theme.PLAIN) -> list[Text]:
-    """A dimmed label and words in lines of at most `width` cells, broken between words; the words are indented alike."""
+    """A dimmed label and words in lines of at most `width` cells, broken between words and indented alike."""
     indent = cell_len(first)
     parts = [words] if width is None else wrap(words, max(width - indent, 8))
     lines = []
