@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pexpect
@@ -20,19 +22,43 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS, ROWS = 100, 40
+RECORDING = "{folder}/run.jsonl"  # in commands: a folder for this run of the script
 # name -> title, command, and a text: the middle frame of those that have it is shown; without one, the last frame
 SCREENS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "run": ("genctl run, half-way", ("run", "One day", "--seed", "1"), "One day"),
     "beam": (
         "genctl beam, in the middle of a run",
-        ("beam", "One day", "--num-beams", "5", "-n", "60"),
+        ("beam", "One day", "--num-beams", "5", "-n", "60", "--trace", RECORDING),
         "what all share",
+    ),
+    "table": ("genctl beam, when it is done", ("beam", "One day", "--num-beams", "3", "-n", "12"), ""),
+    "scores": ("genctl run --scores", ("run", "One day", "--scores", "-n", "8"), ""),
+    "explain": (
+        "genctl run --explain",
+        (
+            "run",
+            "One day",
+            "--explain",
+            "--do-sample",
+            "--temperature",
+            "0.7",
+            "--top-k",
+            "20",
+            "--seed",
+            "3",
+            "-n",
+            "5",
+        ),
+        "",
     ),
     "compare": (
         "genctl compare",
         ("compare", "One day", "-p", "greedy", "-p", "contrastive", "-p", "beam5", "-n", "16"),
         "",
     ),
-    "scores": ("genctl run --scores", ("run", "One day", "--scores", "-n", "8"), ""),
+    "score": ("genctl score", ("score", "One day, a curious girl named Poppy bought a submarine."), ""),
+    "cache": ("genctl inspect-cache --heatmap", ("inspect-cache", "One day", "--steps", "4", "--heatmap"), ""),
+    "replay": ("genctl replay --step, after some keys", ("replay", RECORDING, "--step"), "what all share"),
 }
 
 
@@ -47,6 +73,8 @@ def frames(command: tuple[str, ...]) -> list[list[Text]]:
     stream = pyte.ByteStream(screen)
     shown: list[list[Text]] = []
     while True:
+        if "--step" in command:
+            child.send(" ")
         try:
             stream.feed(child.read_nonblocking(1 << 14, timeout=120))
         except pexpect.EOF:
@@ -83,8 +111,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "images")
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
+    work = tempfile.mkdtemp()
     for name, (title, command, part) in SCREENS.items():
-        shown = frames(command)
+        shown = frames(tuple(word.format(folder=work) for word in command))
         having = [lines for lines in shown if part and any(part in line.plain for line in lines)]
         lines = having[len(having) // 2] if part else shown[-1]
         console = Console(record=True, width=COLUMNS, file=io.StringIO())
@@ -92,6 +121,7 @@ def main() -> None:
             console.print(line, no_wrap=True, crop=True)
         console.save_svg(str(folder / f"{name}.svg"), title=title)
         print(f"{folder / name}.svg: {len(lines)} lines")
+    shutil.rmtree(work)
 
 
 if __name__ == "__main__":

@@ -175,14 +175,29 @@ class ComparisonOutput:
         done = max((len(values) for values in self.tally.prompts.values()), default=0)
         if self.options.format == "md" and done > 1:
             self._markdown_end(done)
+        if self.options.format == "md" and (note := self._penalties()):
+            self._write_markdown([formats.markdown_text(note)])
         elif self.options.format == "text" and not self.silent and (done > 1 or (done and not self.job.texts)):
             if self._blocks:
                 self._write([Text("")])
             self._write([widgets.header(self.width or 80, f"over {count(done, 'prompt')}")])
             self._tables(self.tally, intervals=done > 1)
+        if self.options.format == "text" and not self.silent and done and (note := self._penalties()):
+            room = self.width or shown.UNBROKEN
+            self._write([Text(""), *shown.wrapped(Text(note, style="dim"), self.out, room)])
         quiet = self.options.quiet or not (self.err.is_terminal or self.out.is_terminal or self.options.verbose)
         if not quiet and saved.lanes:
             put(self.err, Text(DOT.join(self._summary(saved, done)), style="dim"))
+
+    def _penalties(self) -> str:
+        """A note where the column of scores mixes length penalties; else ""."""
+        runs: dict[float, list[str]] = {}
+        for name, resolved in zip(self.names, self.job.resolved, strict=True):
+            runs.setdefault(resolved.generation.length_penalty, []).append(name)
+        if len(runs) < 2:
+            return ""
+        each = "; ".join(f"{penalty!r} in {', '.join(names)}" for penalty, names in runs.items())
+        return f"scores of different length_penalty do not compare: it is {each}"
 
     def _summary(self, saved: Saved, done: int) -> list[str]:
         tokens = sum(self.tally.tokens.values())

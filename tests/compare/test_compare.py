@@ -472,3 +472,24 @@ def test_one_run_alone_is_no_comparison(gpt2: Path, seeds: tuple[str, ...]) -> N
     assert (done.status, done.out) == (2, "")
     assert "at least two runs, but there is only nucleus" in done.err
     assert "--seeds" in done.err
+
+
+def test_scores_of_different_length_penalties_are_not_passed_off_as_comparable() -> None:
+    runs = ("--strategy", "a:num_beams=2", "--strategy", "b:num_beams=2,length_penalty=2.0", "-n", "3")
+    for more in ((), ("--format", "md")):
+        done = genctl("compare", "One day", "-p", "greedy", *runs, *more)
+        assert done.status == 0, done.err
+        said = done.out.replace("\\", "")
+        assert "scores of different length_penalty do not compare: it is 1.0 in greedy, a; 2.0 in b" in said
+    assert "do not compare" not in genctl("compare", "One day", "-p", "greedy", *runs[:2], "-n", "3").out
+
+
+def test_a_difference_is_minus_the_baseline_and_runs_keep_their_order() -> None:
+    runs = [word for name in ("nucleus", "greedy", "beam5") for word in ("-p", name)]
+    done = genctl("compare", "One day", *runs, "--baseline", "greedy", "-n", "3", "--seed", "1")
+    lines = done.out.splitlines()
+    table = next(place for place, line in enumerate(lines) if line.startswith("run "))
+    assert [line.split()[0] for line in lines[table + 1 : table + 4]] == ["nucleus", "greedy", "beam5"]
+    minus = lines.index("minus greedy")
+    assert [line.split()[0] for line in lines[minus + 1 : minus + 4]] == ["run", "nucleus", "beam5"]
+    assert lines[minus + 2].split()[1] == "0"  # tokens: a whole number, without a sign
