@@ -62,14 +62,28 @@ SCREENS: dict[str, tuple[str, tuple[str, ...], str]] = {
 }
 
 
+class Screen(pyte.Screen):
+    """A screen that keeps what is dim, which pyte does not: as italics, of which genctl makes no use."""
+
+    def select_graphic_rendition(self, *attributes: int, **private: bool) -> None:
+        super().select_graphic_rendition(*attributes, **private)
+        if 2 in attributes[:1]:  # later numbers may belong to a colour
+            self.cursor.attrs = self.cursor.attrs._replace(italics=True)
+
+
 def frames(command: tuple[str, ...]) -> list[list[Text]]:
     """What the terminal shows after each burst of output."""
     environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
     environment |= {"TERM": "xterm-256color", "COLORTERM": "", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     child = pexpect.spawn(
-        sys.executable, ["-m", "genctl", *command], dimensions=(ROWS, COLUMNS), env=environment, timeout=120
+        sys.executable,
+        ["-m", "genctl", *command],
+        dimensions=(ROWS, COLUMNS),
+        env=environment,
+        timeout=120,
+        echo=False,
     )
-    screen = pyte.Screen(COLUMNS, ROWS)
+    screen = Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     shown: list[list[Text]] = []
     while True:
@@ -91,7 +105,7 @@ def _line(screen: pyte.Screen, number: int) -> Text:
         cell = row[column]
         colour = "" if cell.fg == "default" else _colour(cell.fg)
         marks = [name for name in ("bold", "italics", "underscore", "reverse") if getattr(cell, name)]
-        names = {"italics": "italic", "underscore": "underline"}
+        names = {"italics": "dim", "underscore": "underline"}
         line.append(cell.data, style=" ".join([*(names.get(mark, mark) for mark in marks), colour]).strip())
     line.rstrip()
     return line
@@ -117,6 +131,8 @@ def main() -> None:
         having = [lines for lines in shown if part and any(part in line.plain for line in lines)]
         lines = having[len(having) // 2] if part else shown[-1]
         console = Console(record=True, width=COLUMNS, file=io.StringIO())
+        shown_command = " ".join(f'"{word}"' if " " in word else word for word in command)
+        console.print(Text(f"$ genctl {shown_command.format(folder='.')}\n", style="dim"), no_wrap=True)
         for line in lines:
             console.print(line, no_wrap=True, crop=True)
         console.save_svg(str(folder / f"{name}.svg"), title=title)

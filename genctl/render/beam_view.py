@@ -114,7 +114,8 @@ class BeamView(RunView):
         *settled, self._opening = wrap(self._opening, width)
         lines = [self._dimmed(line) for line in settled]
         turn = self._turns.get(lane.lane)
-        drawn = picture(lane, turn, self._opening, self._path, width, height, beams=self._beams(lane), hidden=hidden)
+        counts = {"beams": self._beams(lane), "hidden": hidden, "prompt": self._dim}
+        drawn = picture(lane, turn, self._opening, self._path, width, height, **counts)
         self._region.draw(drawn, settled=lines)
 
     def _dimmed(self, line: str) -> Text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich.style import Style
 from rich.text import Text
 
 from genctl.render import theme, widgets
@@ -82,5 +83,5 @@ def _legend(width: int) -> list[Text]:
     lines = hanging("", "L2 norms, mean of heads and rows; colour: share of the layer's longest", width - 7, theme.DIM)
     lines[-1].append(" ")
     for step in range(0, 11, 2):
-        lines[-1].append("█", style=theme.colour(step / 10))
+        lines[-1].append("█", style=Style(dim=False) + theme.colour(step / 10))
     return lines

@@ -66,7 +66,7 @@ def heat(context: str, lead: str, tokens: Sequence[Token], width: int) -> list[T
 
 def legend() -> Text:
     """What the digits and colours mean: one line of 70 cells."""
-    line = Text("digits: tenths of each token's probability, ", style=theme.DIM, no_wrap=True)
+    line = Text(no_wrap=True).append("digits: tenths of each token's probability, ", style=theme.DIM)
     for digit in range(10):
         line.append(str(digit), style=theme.colour(digit / 10 + 0.05))
     line.append(" (9: 90% and up)", style=theme.DIM)
