@@ -1,4 +1,4 @@
-"""Generate text with transformer checkpoints, and see how it came about.
+"""Generate text with transformer checkpoints, and inspect each step.
 
 The public names are imported when they are first used, so `import genctl` costs nothing.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 __version__ = "0.2.0"
 
-TYPE_CHECKING = False  # `typing` itself takes longer to import than all that is done here
+TYPE_CHECKING = False  # importing `typing` takes longer than the rest of this file
 if TYPE_CHECKING:
     from typing import Any
 

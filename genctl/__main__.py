@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-TYPE_CHECKING = False  # `typing` would be half of the time in which a signal finds nobody
+TYPE_CHECKING = False  # importing `typing` would double the time without a signal handler
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -15,7 +15,7 @@ ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Nothing is written yet that could be lost; a command that writes listens for itself (see `cli.interrupt`)."""
+    """End at once: nothing is written yet. A command that writes has its own handler (see `cli.interrupt`)."""
     sign = sys.modules.get("genctl.cli.first_sign")
     if sign is not None:
         sign.clear()
@@ -28,7 +28,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _heed(handler: object) -> None:
-    """Give the signals that end a process to `handler`, but not those that the caller wants ignored (`nohup`)."""
+    """Install `handler` for the signals that end a process, except those that the caller ignores (`nohup`)."""
     for name in ENDING:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
@@ -66,8 +66,8 @@ def main() -> None:
             raise
         status = ending.code
     first_sign.clear()
-    _heed(signal.SIG_IGN)  # all is done: the status is what became of it
-    if status > 128:  # everything is written; taking down torch would keep a person waiting for a second
+    _heed(signal.SIG_IGN)  # everything is done; a signal must not change the status
+    if status > 128:  # everything is written; unloading torch would take a second
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
@@ -76,7 +76,7 @@ def main() -> None:
         if status == 130:
             say_interrupted()
         os._exit(status)
-    gc.freeze()  # memory goes back with the process: what is left need not be looked through for cycles
+    gc.freeze()  # the memory is freed with the process: do not search it for cycles
     sys.exit(status)
 
 

@@ -59,7 +59,7 @@ def fbgemm_int8_prepack() -> Any:
 
     def packed(codes: Tensor, scales: Tensor) -> Any:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # this type of tensor is to leave torch some day
+            warnings.simplefilter("ignore", UserWarning)  # torch plans to remove this type of tensor
             return pack(typed(codes, scales.double(), torch.zeros(len(scales), dtype=torch.int64), 0), None)
 
     return packed
@@ -134,7 +134,7 @@ def raise_recompile_limit(least: int) -> None:
 
 
 def mark_dynamic(tensor: Tensor, dimensions: int | Sequence[int]) -> None:
-    """Say that these dimensions change from step to step. Without the mark torch finds out by compiling once more."""
+    """Mark dimensions that change from step to step. Without the mark torch compiles once more to find out."""
     import torch._dynamo
 
     mark: Any = getattr(torch._dynamo, "maybe_mark_dynamic", None)
@@ -148,7 +148,7 @@ def is_marked_dynamic(tensor: Tensor) -> bool:
 
 
 def mark_static_address(tensor: Tensor) -> None:
-    """Say that a tensor's memory stays where it is. Without the mark a CUDA graph copies the tensor in every step."""
+    """Mark a tensor whose memory does not move. Without the mark a CUDA graph copies it in every step."""
     import torch._dynamo
 
     mark: Any = getattr(torch._dynamo, "mark_static_address", None)
@@ -199,7 +199,7 @@ def is_stateful(model: Any) -> bool:
 
 
 def attention_of(config: Any) -> str:
-    """What computes a model's attention ("sdpa", "eager", …). "" where it is not said."""
+    """The name of a model's attention implementation ("sdpa", "eager", …); "" if unknown."""
     return getattr(config, "_attn_implementation", None) or ""
 
 

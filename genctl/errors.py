@@ -10,7 +10,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 
@@ -61,7 +61,7 @@ _JSON = {
 
 
 def reason_of(error: Exception) -> str:
-    """Why a file or a JSON text cannot be read, in a few plain words."""
+    """Why a file or a JSON text cannot be read, in a few words."""
     if isinstance(error, OSError):
         return error.strerror or _SYSTEM.get(type(error), "the system gives no reason")
     if isinstance(error, UnicodeDecodeError):
@@ -147,3 +147,12 @@ class Interrupted(GenctlError):
 
     exit = Exit.INTERRUPTED
     code = "interrupted"
+
+
+def joined(errors: Sequence[GenctlError]) -> GenctlError:
+    """One error of the first one's kind, with every message, a line each, and every hint."""
+    error = errors[0]
+    error.message = "\n".join(dict.fromkeys(one.message for one in errors))
+    error.hint = "; ".join(dict.fromkeys(one.hint for one in errors if one.hint))
+    error.args = (error.message,)
+    return error

@@ -1,7 +1,7 @@
-"""The words that every room shares: what happened, as frozen values. No tensors, no tokenizer, no handles.
+"""Events of a run, as frozen values: no tensors, no tokenizer, no handles.
 
-A run is a stream of events; a file of them, one JSON object per line, is a run that can be shown again.
-Two events are equal if their fields are equal. Log-probabilities are in nats.
+A run is a stream of events; a file of them, one JSON object per line, is a run that can be shown again. Two events are
+equal if their fields are equal. Log-probabilities are in nats. docs/records.md lists all fields.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Generic, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -29,7 +29,7 @@ class Trace:
     processor: str
     removed: int  # tokens that lost all their probability here
     moved: float  # total variation between the distribution before and after, in [0, 1]
-    changed: bool  # whether the most probable token is another one now
+    changed: bool  # whether another token is now the most probable
     before: float  # probability of the chosen token before
     after: float  # and after
     seconds: float = 0.0  # time spent, shared by all rows of the call
@@ -46,7 +46,7 @@ class Token:
     entropy: float | None = None  # of the model's distribution, in nats
     top: tuple[Alternative, ...] = ()
     trace: tuple[Trace, ...] = ()
-    watched: tuple[Watched, ...] = ()  # tokens that --watch asks after, each as it stood where this one was chosen
+    watched: tuple[Watched, ...] = ()  # the tokens of --watch, at the step in which this token was chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Row:
     logprob: float  # the model's own, summed over all new tokens
     total: float  # what the search ranks by: processors and penalties included
     slot: int | None = None  # which returned sequence this row will be, where rows are independent
-    note: str = ""  # what the strategy has to say of the row (accepted drafts, constraint progress)
+    note: str = ""  # of the strategy: accepted drafts, progress of constraints
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,15 @@ class Hypothesis:
     reason: str  # eos | length | stop | time | interrupted
     score: float = 0.0  # total / len(tokens) ** length_penalty
     slot: int | None = None
-    stop: str = ""  # what exactly stopped it, where `reason` needs saying (the stop string)
+    stop: str = ""  # the stop string, pattern or token, where `reason` is "stop"
     text: str = ""
-    kind: str = ""  # which criterion, where `reason` is "stop": string, regex, token, floor, repetition, plugin
+    kind: str = ""  # the criterion, where `reason` is "stop": string, regex, token, floor, repetition, plugin
     unmet: tuple[str, ...] = ()  # forced phrases that are not in it
     incomplete: str = ""  # the grammar (json_schema, regex, grammar) whose text was cut before it could end
 
     @property
     def cause(self) -> str:
-        """What stopped it, in words. Older files without `kind` have them in `stop`."""
+        """What stopped it, in words. Older files have these words in `stop`, and no `kind`."""
         if self.kind == "string":
             return f"string {json.dumps(self.stop, ensure_ascii=False)}"
         return f"{self.kind} {self.stop}" if self.kind in ("regex", "token") else self.stop
@@ -102,7 +102,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """The model has read a lane's prompt. `shared` says that another lane's prefill was used."""
+    """The prompt of a lane is in the cache. `shared`: another lane's prefill was used."""
 
     lane: str
     prompt_tokens: int
@@ -119,8 +119,8 @@ class Stepped:
     step: int
     rows: tuple[Row, ...]
     ended: tuple[Ended, ...] = ()
-    drafted: int = 0  # tokens put on trial in the step before
-    accepted: int = 0  # and kept
+    drafted: int = 0  # draft tokens tried in the step before
+    accepted: int = 0  # draft tokens accepted
 
     @property
     def children(self) -> tuple[Row | Ended, ...]:
@@ -158,9 +158,7 @@ class Given:
     past_length: int  # tokens in the cache before the pass
     cache_position: tuple[int, ...]  # [fed], columns of the cache that were written
     position_ids: tuple[tuple[int, ...], ...] | None = None  # [rows or 1, fed]; None: the model takes none
-    attention_mask: tuple[tuple[int, ...], ...] | None = (
-        None  # [rows, past + fed]; None: nothing is masked but the future
-    )
+    attention_mask: tuple[tuple[int, ...], ...] | None = None  # [rows, past + fed]; None: causal only
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +265,7 @@ class RowStates(Generic[S]):
 
 
 def with_tokens(event: Stepped, written: Sequence[tuple[Token, ...]], ended: tuple[Ended, ...]) -> Stepped:
-    """The step with other tokens in its rows, and with these rows ended. What does not change is not copied."""
+    """The step with other tokens in its rows, and with these ended rows. Unchanged rows are not copied."""
     rows, same = [], not ended
     for row, tokens in zip(event.rows, written, strict=True):
         if tokens is not row.written:
@@ -276,6 +274,32 @@ def with_tokens(event: Stepped, written: Sequence[tuple[Token, ...]], ended: tup
             same = False
         rows.append(row)
     return event if same else Stepped(event.lane, event.step, tuple(rows), ended, event.drafted, event.accepted)
+
+
+def reworded(
+    stream: Iterable[Event],
+    states: RowStates[S],
+    written: Callable[[S], tuple[Token, ...]],
+    end: Callable[[Ended, S], Ended],
+    finish: Callable[[str, Hypothesis], Hypothesis],
+    lanes: Container[str] | None = None,
+) -> Iterator[Event]:
+    """The same events with other texts: `written` are the newest tokens of a row's state, `end` changes an ended row by
+    its state, and `finish` a hypothesis of a lane that is done. Only `lanes`, which may grow meanwhile, are changed.
+    """
+    for event in stream:
+        if isinstance(event, Loading) or (lanes is not None and event.lane not in lanes):
+            yield event
+        elif isinstance(event, Stepped):
+            live, ended = states.step(event)
+            last = tuple(map(end, event.ended, ended)) if ended else ()
+            yield with_tokens(event, [written(state) for state in live], last)
+        else:
+            states.forget(event)
+            if isinstance(event, Finished):
+                hypotheses = tuple(finish(event.lane, hypothesis) for hypothesis in event.hypotheses)
+                event = dataclasses.replace(event, hypotheses=hypotheses)
+            yield event
 
 
 def to_json(event: Event) -> dict[str, Any]:

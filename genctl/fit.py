@@ -1,4 +1,4 @@
-"""Whether a value fits a type with bounds: strict types, and a sentence in plain words for what does not fit.
+"""Check a value against a type with bounds: strict types, and a plain sentence for each misfit.
 
 The types are those of knobs: bool, int, float, str, Any, list, tuple, dict, Literal, unions, and Annotated bounds.
 """
@@ -29,7 +29,7 @@ class Misfit(ValueError):
         self.words, self.path, self.meant = words, path, meant
 
     def under(self, part: str) -> Misfit:
-        """The same mistake, seen from the list or table that holds it."""
+        """The same mistake, with the path from the list or table that contains it."""
         return Misfit(self.words, part, *self.path, meant=self.meant)
 
 
@@ -89,7 +89,7 @@ def _not_a_choice(hint: Any, value: Any) -> Misfit:
     return Misfit(f"did you mean {near}? It {expected}" if near else expected, meant=bool(near))
 
 
-# What other tools call a choice.
+# Names of choices in other tools.
 ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 

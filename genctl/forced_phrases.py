@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ForcedPhrase:
-    """One constraint as it was given: alternative texts, or their ids."""
+    """One constraint as given: alternative texts, or their ids."""
 
     name: str
     texts: tuple[str, ...]  # empty where ids have no text
@@ -38,7 +38,7 @@ class ForcedPhrases:
     def unmet(self, hypothesis: events.Hypothesis) -> events.Hypothesis:
         """The hypothesis with the names of the phrases that it lacks.
 
-        Tokens and text both count: a stop can cut a phrase away, and other tokens can spell it.
+        A phrase counts if it is in the tokens and in the text: a stop can cut it away, and other tokens can spell it.
         """
         lacking = self.constraints.open_in(hypothesis.tokens)
         cut = hypothesis.reason == "stop" and self.text(hypothesis.tokens) != hypothesis.text
@@ -72,7 +72,7 @@ def forced_phrases(generation: Generation, text: Callable[[Sequence[int]], str])
 
 
 def with_unmet(stream: Iterable[events.Event], lanes: Mapping[str, ForcedPhrases]) -> Iterator[events.Event]:
-    """The same events; hypotheses of `lanes`, which may grow meanwhile, name the phrases that they lack."""
+    """The same events, with the missing phrases in the hypotheses of `lanes`, which may grow during the run."""
     for event in stream:
         phrase = lanes.get(event.lane) if isinstance(event, (events.Stepped, events.Finished)) else None
         if phrase is None:

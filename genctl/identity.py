@@ -1,6 +1,10 @@
-"""The format of a checkpoint's fingerprint, for comparing stored ones (`models.fingerprint`)."""
+"""What numbers depend on, for comparing it later: checkpoints (`models.fingerprint`) and versions."""
 
 from __future__ import annotations
+
+from importlib import metadata
+
+import genctl
 
 PREFIX = "sha256:"  # fingerprints of the first version were bare hex, and saw a sample of each tensor only
 
@@ -13,3 +17,14 @@ def is_outdated(fingerprint: object) -> bool:
 def brief(fingerprint: object) -> str:
     """A fingerprint, shortened for a sentence."""
     return f"{str(fingerprint).removeprefix(PREFIX):.12}…"
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of genctl and of `packages`."""
+    found = {"genctl": genctl.__version__}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "unknown"
+    return found

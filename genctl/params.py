@@ -3,7 +3,7 @@
 Names are those of transformers' `GenerationConfig` wherever it has the knob. TOML presets, `--set`, JSONL `params`,
 command-line flags, `--help`, the JSON Schema and `--dry` are all made from these definitions.
 """
-# ruff: noqa: RUF009, SIM905 — `knob` returns a dataclass field; a long list of names reads best as one text
+# ruff: noqa: RUF009 — `knob` returns a dataclass field, which is what a dataclass default may be
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from annotated_types import Ge, Gt, Le, Lt
 
 Ids: TypeAlias = list[int]
 Words: TypeAlias = list[str]
+Count: TypeAlias = Annotated[int, Ge(0)]
+Number: TypeAlias = Annotated[int, Ge(1)]
+Positive: TypeAlias = Annotated[float, Gt(0.0)]
+Weight: TypeAlias = Annotated[float, Ge(0.0)]
+Share: TypeAlias = Annotated[float, Ge(0.0), Le(1.0)]
 Probability: TypeAlias = Annotated[float, Gt(0.0), Le(1.0)]
 
 LENGTH, SAMPLING, PENALTIES, WORDS, STOPPING, CACHE = "Length", "Sampling", "Penalties", "Words", "Stopping", "Cache"
@@ -46,33 +51,26 @@ class Generation:
     """Everything that decides which tokens are generated. Optional knobs that are not set are None."""
 
     # -- length ------------------------------------------------------------------------------------------------------
-    max_new_tokens: Annotated[int, Ge(1)] | None = knob(
+    max_new_tokens: Number | None = knob(
         None, "maximum number of new tokens (default: 256, or what fits the context)", LENGTH
     )
-    max_length: Annotated[int, Ge(1)] | None = knob(None, "maximum number of tokens, prompt included", LENGTH)
-    min_new_tokens: Annotated[int, Ge(0)] | None = knob(
-        None, "minimum number of new tokens: no EOS before", LENGTH, neutral=0
-    )
-    min_length: Annotated[int, Ge(0)] = knob(
-        0, "minimum number of tokens, prompt included: no EOS before", LENGTH, neutral=0
-    )
+    max_length: Number | None = knob(None, "maximum number of tokens, prompt included", LENGTH)
+    min_new_tokens: Count | None = knob(None, "minimum number of new tokens: no EOS before", LENGTH, neutral=0)
+    min_length: Count = knob(0, "minimum number of tokens, prompt included: no EOS before", LENGTH, neutral=0)
     num_return_sequences: Rows = knob(1, "number of sequences for each prompt", LENGTH, neutral=1)
 
     # -- sampling ----------------------------------------------------------------------------------------------------
     do_sample: bool = knob(False, "sample tokens instead of taking the most probable one", SAMPLING)
-    temperature: Annotated[float, Ge(0.0)] = knob(
+    temperature: Weight = knob(
         1.0, "below 1 sharpens the distribution, above 1 flattens it; 0 is greedy", SAMPLING, neutral=1.0, sampling=True
     )
-    top_k: Annotated[int, Ge(0)] = knob(
-        50, "keep the k most probable tokens; 0 keeps all", SAMPLING, neutral=0, sampling=True
-    )
-    top_p: Annotated[float, Ge(0.0), Le(1.0)] = knob(
+    top_k: Count = knob(50, "keep the k most probable tokens; 0 keeps all", SAMPLING, neutral=0, sampling=True)
+    top_p: Share = knob(
         1.0, "keep the smallest set of tokens with this total probability", SAMPLING, neutral=1.0, sampling=True
     )
-    min_p: Annotated[float, Ge(0.0), Le(1.0)] | None = knob(
+    min_p: Share | None = knob(
         None, "drop tokens below this fraction of the highest probability", SAMPLING, sampling=True
     )
-
     top_h: Probability | None = knob(
         None,
         "keep the most probable tokens up to this share of the entropy (arXiv:2509.02510)",
@@ -96,10 +94,10 @@ class Generation:
         neutral=0.0,
         sampling=True,
     )
-    top_n_sigma: Annotated[float, Gt(0.0)] | None = knob(
+    top_n_sigma: Positive | None = knob(
         None, "keep tokens within n standard deviations of the best score (arXiv:2411.07641)", SAMPLING, sampling=True
     )
-    xtc_probability: Annotated[float, Ge(0.0), Le(1.0)] = knob(
+    xtc_probability: Share = knob(
         0.0,
         "XTC: probability of excluding the top choices at a step (oobabooga/text-generation-webui#6335)",
         SAMPLING,
@@ -112,20 +110,20 @@ class Generation:
         SAMPLING,
         sampling=True,
     )
-    dynatemp_range: Annotated[float, Ge(0.0)] = knob(
+    dynatemp_range: Weight = knob(
         0.0,
         "dynatemp: vary the temperature by up to this much, following the entropy (llama.cpp)",
         SAMPLING,
         neutral=0.0,
         sampling=True,
     )
-    dynatemp_exponent: Annotated[float, Gt(0.0)] = knob(
+    dynatemp_exponent: Positive = knob(
         1.0, "dynatemp: exponent that maps the normalised entropy to the temperature", SAMPLING, sampling=True
     )
-    mirostat_tau: Annotated[float, Gt(0.0)] | None = knob(
+    mirostat_tau: Positive | None = knob(
         None, "mirostat 2: target surprise in bits; use with top_k = 0 (arXiv:2007.14966)", SAMPLING, sampling=True
     )
-    mirostat_eta: Annotated[float, Gt(0.0), Le(1.0)] = knob(0.1, "mirostat 2: learning rate", SAMPLING, sampling=True)
+    mirostat_eta: Probability = knob(0.1, "mirostat 2: learning rate", SAMPLING, sampling=True)
     sampler: Literal["multinomial", "inverse-cdf"] = knob(
         "multinomial",
         "multinomial matches torch.multinomial; inverse-cdf is faster but draws other tokens for the same seed",
@@ -134,13 +132,13 @@ class Generation:
     )
 
     # -- penalties ---------------------------------------------------------------------------------------------------
-    repetition_penalty: Annotated[float, Gt(0.0)] = knob(
+    repetition_penalty: Positive = knob(
         1.0,
         "above 1 makes tokens of the prompt and the text so far less likely (arXiv:1909.05858)",
         PENALTIES,
         neutral=1.0,
     )
-    encoder_repetition_penalty: Annotated[float, Gt(0.0)] = knob(
+    encoder_repetition_penalty: Positive = knob(
         1.0, "above 1 makes tokens of the prompt (or source) more likely", PENALTIES, neutral=1.0
     )
     presence_penalty: Annotated[float, Ge(-2.0), Le(2.0)] = knob(
@@ -149,13 +147,13 @@ class Generation:
     frequency_penalty: Annotated[float, Ge(-2.0), Le(2.0)] = knob(
         0.0, "subtract this for each time a token was already generated (OpenAI API)", PENALTIES, neutral=0.0
     )
-    no_repeat_ngram_size: Annotated[int, Ge(0)] = knob(
+    no_repeat_ngram_size: Count = knob(
         0, "never repeat a sequence of n tokens, prompt included; 0 is off", PENALTIES, neutral=0
     )
-    encoder_no_repeat_ngram_size: Annotated[int, Ge(0)] = knob(
+    encoder_no_repeat_ngram_size: Count = knob(
         0, "never repeat a sequence of n tokens of the prompt (or source); 0 is off", PENALTIES, neutral=0
     )
-    dry_multiplier: Annotated[float, Ge(0.0)] = knob(
+    dry_multiplier: Weight = knob(
         0.0,
         "DRY: strength of the penalty for continuing a repetition (oobabooga/text-generation-webui#5677)",
         PENALTIES,
@@ -164,9 +162,9 @@ class Generation:
     dry_base: Annotated[float, Ge(1.0)] = knob(
         1.75, "DRY: factor by which each repeated token raises the penalty", PENALTIES
     )
-    dry_allowed_length: Annotated[int, Ge(1)] = knob(2, "DRY: repetitions shorter than this are free", PENALTIES)
+    dry_allowed_length: Number = knob(2, "DRY: repetitions shorter than this are free", PENALTIES)
     dry_sequence_breakers: Words = knob(["\n", ":", '"', "*"], "DRY: texts that end a repetition", PENALTIES)
-    exponential_decay_length_penalty: tuple[Annotated[int, Ge(0)], Annotated[float, Gt(0.0)]] | None = knob(
+    exponential_decay_length_penalty: tuple[Count, Positive] | None = knob(
         None,
         "[start, factor]: after start new tokens, each token makes EOS more likely by factor",
         PENALTIES,
@@ -178,7 +176,7 @@ class Generation:
     renormalize_logits: bool = knob(
         False, "normalise the scores to log-probabilities after all processors", PENALTIES, neutral=False
     )
-    guidance_scale: Annotated[float, Ge(0.0)] | None = knob(
+    guidance_scale: Weight | None = knob(
         None,
         "classifier-free guidance: strength, away from the negative prompt (arXiv:2306.17806)",
         PENALTIES,
@@ -240,10 +238,10 @@ class Generation:
     early_stopping: bool | Literal["never"] = knob(
         False, "stop at num_beams results (true), when better ones are unlikely (false) or impossible (never)", SEARCH
     )
-    num_beam_groups: Annotated[int, Ge(1)] = knob(
+    num_beam_groups: Number = knob(
         1, "divide the beams into this many groups; diversity_penalty keeps them different (arXiv:1610.02424)", SEARCH
     )
-    diversity_penalty: Annotated[float, Ge(0.0)] = knob(
+    diversity_penalty: Weight = knob(
         0.0, "subtract this for each beam of an earlier group that chooses the same token at this step", SEARCH
     )
     stochastic_beams: bool = knob(
@@ -262,7 +260,7 @@ class Generation:
         None, "draw this many samples, return those most similar to all others (arXiv:2005.10283)", SEARCH
     )
     mbr_utility: Literal["chrf"] = knob("chrf", "how mbr_samples measures similarity: chrF (Popović 2015)", SEARCH)
-    penalty_alpha: Annotated[float, Ge(0.0), Le(1.0)] | None = knob(
+    penalty_alpha: Share | None = knob(
         None,
         "contrastive search: weight of the penalty for resembling the context; needs top_k (arXiv:2202.06417)",
         SEARCH,
@@ -270,35 +268,31 @@ class Generation:
 
     # -- drafting and contrast ---------------------------------------------------------------------------------------
     assistant_model: str | None = knob(
-        None,
-        "a smaller checkpoint that drafts tokens; the model checks them in one pass (arXiv:2211.17192)",
-        SEARCH,
+        None, "a smaller checkpoint that drafts tokens; the model checks them in one pass (arXiv:2211.17192)", SEARCH
     )
-    prompt_lookup_num_tokens: Annotated[int, Ge(1)] | None = knob(
+    prompt_lookup_num_tokens: Number | None = knob(
         None, "draft up to this many tokens: those that followed the latest tokens earlier in the text", SEARCH
     )
-    max_matching_ngram_size: Annotated[int, Ge(1)] = knob(
-        2, "prompt lookup: maximum number of latest tokens to look for", SEARCH
-    )
-    assistant_early_exit: Annotated[int, Ge(1)] | None = knob(
+    max_matching_ngram_size: Number = knob(2, "prompt lookup: maximum number of latest tokens to look for", SEARCH)
+    assistant_early_exit: Number | None = knob(
         None, "draft tokens with this many of the model's first layers (arXiv:2404.16710)", SEARCH
     )
-    num_assistant_tokens: Annotated[int, Ge(1)] = knob(20, "number of tokens in a draft", SEARCH)
+    num_assistant_tokens: Number = knob(20, "number of tokens in a draft", SEARCH)
     num_assistant_tokens_schedule: Literal["constant", "heuristic", "heuristic_transient"] = knob(
         "constant",
         "heuristic: drafts grow by 2 when fully accepted, else shrink by 1; heuristic_transient is the same here",
         SEARCH,
     )
-    assistant_confidence_threshold: Annotated[float, Ge(0.0), Le(1.0)] = knob(
+    assistant_confidence_threshold: Share = knob(
         0.4, "an assistant ends its draft after a token with a lower probability than this; 0 never", SEARCH
     )
-    assistant_lookbehind: Annotated[int, Ge(1)] = knob(
+    assistant_lookbehind: Number = knob(
         10, "assistant with another tokenizer: number of its tokens to encode again with each draft", SEARCH
     )
-    target_lookbehind: Annotated[int, Ge(1)] = knob(
+    target_lookbehind: Number = knob(
         10, "assistant with another tokenizer: number of the model's tokens to encode again for it", SEARCH
     )
-    dola_layers: Literal["low", "high"] | list[Annotated[int, Ge(0)]] | None = knob(
+    dola_layers: Literal["low", "high"] | list[Count] | None = knob(
         None,
         "DoLa: layers to contrast with the last one: low, high or a list such as [1, 3] (arXiv:2309.03883)",
         SEARCH,
@@ -306,15 +300,13 @@ class Generation:
     amateur_model: str | None = knob(
         None, "contrastive decoding: a weaker checkpoint to subtract (arXiv:2210.15097)", SEARCH
     )
-    contrastive_alpha: Annotated[float, Ge(0.0), Le(1.0)] = knob(
+    contrastive_alpha: Share = knob(
         0.1, "contrastive decoding: drop tokens below this fraction of the highest probability", SEARCH
     )
-    contrastive_beta: Annotated[float, Ge(0.0)] | None = knob(
+    contrastive_beta: Weight | None = knob(
         None, "contrastive decoding: use the score (1 + beta) log p - beta log p_amateur (arXiv:2309.09117)", SEARCH
     )
-    amateur_temperature: Annotated[float, Gt(0.0)] = knob(
-        1.0, "contrastive decoding: temperature of the amateur", SEARCH
-    )
+    amateur_temperature: Positive = knob(1.0, "contrastive decoding: temperature of the amateur", SEARCH)
 
     # -- stopping ----------------------------------------------------------------------------------------------------
     stop_strings: str | Words | None = knob(
@@ -325,11 +317,11 @@ class Generation:
     )
     keep_stop: bool = knob(False, "keep the stop string, token or match in the text", STOPPING, neutral=False)
     stop_token_ids: Ids | None = knob(None, "more ids that end a sequence", STOPPING, flag=False)
-    max_time: Annotated[float, Gt(0.0)] | None = knob(None, "maximum number of seconds for a sequence", STOPPING)
+    max_time: Positive | None = knob(None, "maximum number of seconds for a sequence", STOPPING)
     stop_mean_logprob: Annotated[float, Le(0.0)] | None = knob(
         None, "stop when the mean log-probability of the new tokens falls below this (nats)", STOPPING
     )
-    stop_repeat_ngram: Annotated[int, Ge(1)] | None = knob(
+    stop_repeat_ngram: Number | None = knob(
         None, "stop when the same n tokens occur stop_repeat_times times in a row", STOPPING
     )
     stop_repeat_times: Annotated[int, Ge(2)] = knob(
@@ -388,7 +380,7 @@ class Runtime:
     truncate: Literal["left", "right", "middle"] | None = knob(
         None, "shorten prompts that are too long: drop tokens on the left, on the right or in the middle", RUN
     )
-    row_timeout: Annotated[float, Gt(0.0)] | None = knob(
+    row_timeout: Positive | None = knob(
         None, "maximum number of seconds for a prompt, prefill and all sequences included", RUN
     )
     prompt_cache: str | None = knob(None, "reuse a prompt saved by genctl inspect-cache --save-cache", RUN)
@@ -413,58 +405,3 @@ def spelled(name: str) -> str:
     item = {**knobs(Generation), **knobs(Runtime)}.get(name)
     flag = item.metadata["flag"] if item is not None else True
     return flag if isinstance(flag, str) else name.replace("_", "-")
-
-
-# What [[processors]] may name, in the order in which processors are applied by default, each with its knobs: the first
-# one turns it on. `decode.processors.build` says why this order.
-PROCESSORS: dict[str, tuple[str, ...]] = {
-    name: (name,)
-    for name in (
-        "guidance_scale sequence_bias logit_bias encoder_repetition_penalty repetition_penalty presence_penalty "
-        "frequency_penalty dry no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids bad_words min_length "
-        "min_new_tokens forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty "
-        "suppress_tokens begin_suppress_tokens json_schema regex grammar prefix top_n_sigma temperature dynatemp top_h "
-        "top_k top_p min_p typical_p epsilon_cutoff eta_cutoff xtc mirostat watermarking_config renormalize_logits"
-    ).split()
-} | {
-    "dry": ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers"),
-    "dynatemp": ("dynatemp_range", "dynatemp_exponent", "temperature"),
-    "xtc": ("xtc_probability", "xtc_threshold"),
-    "mirostat": ("mirostat_tau", "mirostat_eta"),
-}
-
-# What [[stopping]] may name, in the order in which criteria are called by default, each with the keys that it takes.
-CRITERIA: dict[str, tuple[str, ...]] = {
-    "max_time": ("max_time",),
-    "stop_strings": ("stop_strings",),
-    "stop_token_ids": ("stop_token_ids",),
-    "stop_regex": ("stop_regex",),
-    "stop_mean_logprob": ("stop_mean_logprob", "min_tokens"),
-    "stop_repeat_ngram": ("stop_repeat_ngram", "stop_repeat_times"),
-}
-
-_EVENTS = "genctl reports events instead of tensors; use --scores, --top-logprobs or --events"
-
-# Fields of transformers' GenerationConfig that genctl does not support, each with the reason.
-REFUSED: dict[str, str] = {
-    "output_attentions": "genctl does not return attention maps; use transformers for those",
-    "output_hidden_states": "genctl does not return hidden states; use transformers for those",
-    "output_scores": _EVENTS,
-    "output_logits": _EVENTS,
-    "return_dict_in_generate": _EVENTS,
-    "use_mtp": "genctl does not use multi-token prediction heads; see the assisted strategies",
-    "speculation_type": "names a drafting scheme of transformers' own loop, which genctl does not run",
-    "is_assistant": "an internal mark of transformers; name the draft model with assistant_model",
-    "assistant_ensemble_weight": "mixes in the assistant's distribution; with genctl the text is the model's own",
-    "cache_config": "fields of transformers' cache classes; genctl has its own caches",
-    "max_cache_len": "sizes transformers' static caches; genctl's caches grow with the text",
-    "compile_config": "genctl chooses torch.compile's options itself; use compile = true",
-    "disable_compile": "genctl compiles nothing unless compile = true",
-    "continuous_batching_config": "deprecated in transformers; genctl always batches continuously, see batch_size",
-    "constraints": "takes Python objects; use force_words or force_words_ids",
-    "low_memory": "has no effect in transformers any more; batch_size limits what is computed at once",
-    "prefill_chunk_size": "genctl reads a prompt in one pass",
-}
-
-# What a checkpoint's generation_config.json holds besides knobs: ignored, never refused.
-METADATA: frozenset[str] = frozenset({"transformers_version", "_from_model_config", "_commit_hash"})

@@ -1,4 +1,4 @@
-"""A request becomes a lane: its prompt as ids, its strategy, its processors, its stopping criteria."""
+"""Plan requests as lanes: prompt ids, strategy, processors, stopping criteria."""
 
 from __future__ import annotations
 
@@ -77,16 +77,11 @@ class Planner:
 
     @property
     def context(self) -> int | None:
-        """Most positions that the model was made for; None where nothing bounds them."""
-        config = self.loaded.config.get_text_config(decoder=True)
-        for name in ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx"):
-            value = getattr(config, name, None)
-            if isinstance(value, int) and value > 0 and self.loaded.config.model_type not in UNBOUNDED:
-                return value
-        return None
+        """The maximum number of positions; None if the model has no limit."""
+        return context_of(self.loaded.config)
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens left out."""
+        """The text of token ids, without special tokens."""
         from genctl.models.text import decode
 
         return decode(self.loaded.tokenizer, ids) if self.loaded.tokenizer is not None else ""
@@ -97,9 +92,9 @@ class Planner:
         from genctl.native.runtime_factory import runtime_of
 
         if name not in self.auxiliary_models:
-            # a companion's steps come in bursts between the model's own: it is packed, never compiled
+            # its steps alternate with the model's, so it is packed and never compiled
             runtime = replace(self.runtime, model=name, revision=None, compile=False)
-            # two vocabularies can only be told apart by their tokenizers
+            # without a tokenizer, different vocabularies cannot be detected
             loaded = hub.load(runtime, **self.flags, need_tokenizer=self.loaded.tokenizer is not None)
             self.auxiliary_models[name] = loaded, runtime_of(loaded.model)
         return self.auxiliary_models[name]
@@ -122,14 +117,14 @@ class Planner:
             rendered = chat.render_chat_text(tokenizer, list(messages), system=runtime.system, name=self.loaded.name)
             ids = tuple(
                 text.encode(tokenizer, rendered, add_special_tokens=False)
-            )  # the template wrote the special ones
+            )  # the template contains the special tokens
             return Prompt(ids, rendered)
         assert request.prompt is not None
         ids = tuple(text.encode_prompt(self.loaded, request.prompt))
         return Prompt(ids, request.prompt)
 
     def plan(self, request: Request, report: Report) -> PlannedLane:
-        """The lane of a request. Raises what is wrong with it: a GenctlError of one line."""
+        """The lane of a request. Raises GenctlError with one line."""
         from genctl.decode.types import Lane
 
         generation = request.resolved.generation
@@ -183,7 +178,7 @@ class Planner:
         return PlannedLane(lane, prompt, kind, settings, guard, healed, ranking, phrases)
 
     def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
-        """What the knobs ask for. Requests with the same knobs have the same strategy, which keeps nothing."""
+        """The strategy for these knobs. It has no state, so requests with equal knobs share one."""
         if self.latest is None or self.latest[0] is not generation:
             self.latest = generation, self._made_strategy(generation)
         return self.latest[1]
@@ -212,7 +207,7 @@ class Planner:
         return Sample(True, ranking.samples, sampler=generation.sampler), ranking
 
     def _forced_phrases(self, generation: Generation, strategy: Strategy) -> ForcedPhrases | None:
-        """What is to be looked for in finished texts."""
+        """The phrases that a finished text must contain."""
         if not (generation.force_words or generation.force_words_ids):
             return None
         from genctl.strategies.constrained import ConstrainedBeam
@@ -261,7 +256,7 @@ class Planner:
             return prompt, 0
         bounds = [self.context]
         room = 0
-        if not self.forward.is_encoder_decoder:  # else what is written has a context of its own
+        if not self.forward.is_encoder_decoder:  # an encoder-decoder's new tokens have a context of their own
             bounds.append(generation.max_length if generation.max_new_tokens is None else None)
         bound = min((each for each in bounds if each is not None), default=None)
         if bound is None:
@@ -282,7 +277,7 @@ class Planner:
         return replace(prompt, ids=cut), len(ids) - len(cut)
 
     def _most_new_tokens(self, generation: Generation, length: int, prompt: Prompt) -> tuple[int, str]:
-        """How many tokens may be written, and what bounds them if it is the context."""
+        """The maximum number of new tokens, and its reason if that is the context."""
         context = self.context
         if context is not None and len(prompt.ids) >= context + int(self.forward.is_encoder_decoder):
             raise InputError(f"the prompt has {count(len(prompt.ids), 'token')}, but the model's context is {context}")
@@ -333,7 +328,7 @@ class Planner:
         return build(context)
 
     def _unconditional(self, generation: Generation, tokens: Sequence[int]) -> Unconditional | None:
-        """What guidance_scale leads away from: the negative prompt, or the prompt's last token alone."""
+        """The prompt that guidance_scale leads away from: the negative prompt, or the prompt's last token."""
         if generation.guidance_scale is None or generation.guidance_scale == 1.0:
             return None
         if self.forward.is_encoder_decoder:
@@ -361,13 +356,13 @@ class Planner:
         seconds = request.resolved.runtime.row_timeout
         if seconds is None:
             return criteria
-        # whatever a preset lists: it belongs to the run, as the batch size does
+        # not part of a preset's list: it belongs to the run, like the batch size
         return (*criteria, NamedCriterion("row_timeout", Deadline(began + seconds, f"row_timeout {seconds:g} s")))
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """Ends a row with the first token that is there after a moment of the monotonic clock."""
+    """End a row at the first token after a moment of the monotonic clock."""
 
     at: float
     words: str
@@ -377,10 +372,28 @@ class Deadline:
         return ("time", self.words) if self.clock() > self.at else None
 
 
-# Architectures whose configs name a length that bounds nothing: positions are relative or recurrent.
+# Architectures whose config has a length that is no limit: positions are relative or recurrent.
 UNBOUNDED = frozenset(
     {"t5", "mt5", "umt5", "longt5", "switch_transformers", "bloom", "mpt", "mamba", "mamba2", "falcon_mamba"}
 )
+
+
+def context_of(config: Any) -> int | None:
+    """Most positions that a model, or the decoder of one, was made for; None where nothing bounds them."""
+    names = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx")
+    return None if config.model_type in UNBOUNDED else _first_size(config.get_text_config(decoder=True), names)
+
+
+def source_context_of(config: Any) -> int | None:
+    """Most tokens that an encoder reads; None where nothing bounds them."""
+    own = getattr(config, "encoder", None) or config  # of a composite; others say it for both sides
+    names = ("max_source_positions", "max_encoder_position_embeddings", "max_position_embeddings", "n_positions")
+    return None if getattr(own, "model_type", None) in UNBOUNDED else _first_size(own, names)
+
+
+def _first_size(config: Any, names: Sequence[str]) -> int | None:
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def _ids(value: int | Sequence[int] | None) -> tuple[int, ...]:

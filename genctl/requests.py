@@ -22,7 +22,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Report:
-    """What is reported of each token besides its id and log-probability."""
+    """What events report of each token besides its id and log-probability."""
 
     top: int = 0  # alternatives
     scores: bool = False  # rank and entropy

@@ -1,6 +1,6 @@
-"""Rerank finished samples: best-of-n by log-probability, and minimum Bayes risk.
+"""Rerank finished samples: best of n by log-probability, and minimum Bayes risk.
 
-Both use only the texts and sums of the hypotheses, not how they were generated.
+Both use only the texts and sums of the hypotheses.
 """
 
 from __future__ import annotations

@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from genctl import events
+from genctl.plural import count
 
-# A row's newest token and the link before it, or None; and in the same way the rows it continued. Forks share a stem.
+# Linked lists, newest first: the tokens of a row, and the rows that it continued. Forks share their common part.
 History: TypeAlias = tuple[Any, Any]
 NO_HISTORY: History = (None, None)
 
 
 def grown(history: History, row: events.Row | events.Ended) -> History:
-    """The history of a row, given that of its parent."""
+    """The history of a row, from that of its parent."""
     tokens, parents = history
     for token in row.written:
         tokens = (token, tokens)
@@ -53,7 +54,7 @@ class Sequence:
 
     @property
     def logprob(self) -> float:
-        """Of the whole sequence under the model, in nats."""
+        """The log-probability of the whole sequence under the model, in nats."""
         return self.hypothesis.logprob
 
     @property
@@ -66,8 +67,13 @@ class Sequence:
 
     @property
     def unmet(self) -> tuple[str, ...]:
-        """Forced phrases that it lacks."""
+        """The forced phrases that the text lacks."""
         return self.hypothesis.unmet
+
+    @property
+    def lack(self) -> str:
+        """The phrases that it lacks, in words."""
+        return "lacks " + ", ".join(f'"{name}"' for name in self.unmet)
 
 
 @dataclass(frozen=True)
@@ -89,13 +95,28 @@ class Result:
     accepted: int = 0
     error: events.Failed | None = None
     reused: int = 0  # tokens of the prompt that a prompt cache held
-    truncated: int = 0  # tokens that were taken from the prompt
+    truncated: int = 0  # tokens dropped from the prompt
     num_return_sequences: int = 1
 
     @property
     def fewer(self) -> bool:
         """Whether there are fewer sequences than requested: filters can leave a search without candidates."""
         return self.error is None and len(self.sequences) < self.num_return_sequences
+
+    def shortfalls(self, what: str) -> list[str]:
+        """Warnings about what it lacks: sequences, forced words, the end of a text. `what` names the prompt."""
+        warnings = []
+        if self.fewer:
+            returned = f"{len(self.sequences)} of {self.num_return_sequences} sequences"
+            warnings.append(f"{what}{returned}: the search found no others (num_return_sequences)")
+        for number, sequence in enumerate(self.sequences, 1):
+            which = f"sequence {number}: " if len(self.sequences) > 1 else ""
+            if sequence.hypothesis.incomplete:
+                cut = f"cut by {sequence.finish_reason} after {count(len(sequence.token_ids), 'token')}"
+                warnings.append(f"{what}{which}{sequence.hypothesis.incomplete}: the text is incomplete, {cut}")
+            if sequence.unmet:
+                warnings.append(f"{what}{which}the text {sequence.lack} (force_words)")
+        return warnings
 
     @property
     def remarks(self) -> dict[str, int]:
@@ -113,19 +134,39 @@ class Result:
 
 @dataclass
 class _Lane:
-    began: events.Began | None = None
-    prefill_s: float = 0.0
-    ended: dict[tuple[tuple[int, ...], int | None], History] = field(default_factory=dict)
+    began: events.Began
+    prefilled: events.Prefilled | None = None
+    rows: tuple[events.Row, ...] = ()
+    live: list[History] = field(default_factory=list)  # of `rows`
+    ended: list[tuple[events.Hypothesis, History]] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
-    reused: int = 0
+
+    def setting(self, name: str, default: float) -> Any:
+        return self.began.settings.get(name, default)
+
+    def result(self, sequences: list[Sequence], **more: Any) -> Result:
+        began, prefilled = self.began, self.prefilled
+        return Result(
+            began.lane,
+            began.prompt,
+            began.strategy,
+            began.seed,
+            began.model,
+            tuple(sequences),
+            prefill_s=0.0 if prefilled is None else prefilled.seconds,
+            reused=0 if prefilled is None else prefilled.reused,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            truncated=int(self.setting("truncated", 0)),
+            **more,
+        )
 
 
 class Collector:
     """Collects events into Results, one for each finished lane. The cost per event is that of its step."""
 
-    def __init__(self, *, tokens: bool = True) -> None:
-        self._tokens = tokens
+    def __init__(self) -> None:
         self._lanes: dict[str, _Lane] = {}
         self._histories = histories()
 
@@ -138,54 +179,68 @@ class Collector:
         if isinstance(event, events.Began):
             self._lanes[event.lane] = _Lane(event)
         elif isinstance(event, events.Prefilled):
-            lane = self._lane(event.lane)
-            lane.prefill_s, lane.reused = event.seconds, event.reused
+            self._lane(event.lane).prefilled = event
         elif isinstance(event, events.Finished):
             return self._finish(event)
         elif isinstance(event, events.Failed):
-            lane = self._lanes.pop(event.lane, _Lane())
-            began = lane.began or events.Began(event.lane, "", "")
-            return Result(event.lane, began.prompt, began.strategy, began.seed, began.model, (), error=event)
+            return self._pop(event.lane).result([], error=event)
         return None
 
+    def unfinished(self, *, texts: bool = True) -> list[Result]:
+        """What the lanes that are not done have so far; live rows end as interrupted, as in the loop.
+
+        For a run whose model does not return. Without a tokenizer there are no `texts`.
+        """
+        results = []
+        for lane in self._lanes.values():
+            sequences = [Sequence(hypothesis, *recalled(history)) for hypothesis, history in lane.ended]
+            sequences += [_cut(lane, row, history, texts) for row, history in zip(lane.rows, lane.live, strict=True)]
+            sequences.sort(key=lambda one: (one.hypothesis.slot or 0, -one.hypothesis.score))
+            count = 0 if lane.prefilled is None else lane.prefilled.prompt_tokens
+            if sequences:
+                returned = sequences[: int(lane.setting("num_return_sequences", 1))]
+                results.append(lane.result(returned, prompt_tokens=count))
+        return results
+
     def _lane(self, name: str) -> _Lane:
-        return self._lanes.setdefault(name, _Lane())
+        return self._lanes.setdefault(name, _Lane(events.Began(name, "", "")))
+
+    def _pop(self, name: str) -> _Lane:
+        return self._lanes.pop(name, None) or _Lane(events.Began(name, "", ""))
 
     def _step(self, event: events.Stepped) -> None:
-        lane = self._lanes.get(event.lane) or self._lane(event.lane)
+        lane = self._lane(event.lane)
         lane.drafted += event.drafted
         lane.accepted += event.accepted
-        if self._tokens:
-            _, ended = self._histories.step(event)
-            for place, history in enumerate(ended):
-                hypothesis = event.ended[place].hypothesis
-                lane.ended[hypothesis.tokens, hypothesis.slot] = history
+        lane.rows, (lane.live, ended) = event.rows, self._histories.step(event)
+        if ended:
+            lane.ended += zip((one.hypothesis for one in event.ended), ended, strict=True)
 
     def _finish(self, event: events.Finished) -> Result:
-        lane = self._lanes.pop(event.lane, _Lane())
-        began = lane.began or events.Began(event.lane, "", "")
+        lane = self._pop(event.lane)
+        ended = {(one.tokens, one.slot): history for one, history in lane.ended}
         sequences = []
         for hypothesis in event.hypotheses:
-            history = lane.ended.get((hypothesis.tokens, hypothesis.slot), NO_HISTORY)
+            history = ended.get((hypothesis.tokens, hypothesis.slot), NO_HISTORY)
             sequences.append(Sequence(hypothesis, *recalled(history)))
-        return Result(
-            event.lane,
-            began.prompt,
-            began.strategy,
-            began.seed,
-            began.model,
-            tuple(sequences),
-            event.prompt_tokens,
-            lane.prefill_s,
-            event.seconds,
-            event.first_token_s,
-            event.forwards,
-            lane.drafted,
-            lane.accepted,
-            reused=lane.reused,
-            truncated=int(began.settings.get("truncated", 0)),
-            num_return_sequences=int(began.settings.get("num_return_sequences", 1)),
+        return lane.result(
+            sequences,
+            prompt_tokens=event.prompt_tokens,
+            decode_s=event.seconds,
+            first_token_s=event.first_token_s,
+            forwards=event.forwards,
+            num_return_sequences=int(lane.setting("num_return_sequences", 1)),
         )
+
+
+def _cut(lane: _Lane, row: events.Row, history: History, texts: bool) -> Sequence:
+    """A live row as a sequence that was interrupted."""
+    tokens, parents = recalled(history)
+    ids = tuple(token.id for token in tokens)
+    score = row.total / max(len(ids), 1) ** float(lane.setting("length_penalty", 1.0))
+    text = "".join(token.text for token in tokens) if texts else ""
+    hypothesis = events.Hypothesis(ids, row.logprob, row.total, "interrupted", score, row.slot, "", text)
+    return Sequence(hypothesis, tokens, parents)
 
 
 def _unlink(link: Any) -> list[Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from genctl.request_planner import PlannedLane
 
 
-TYPICAL = 2048  # tokens that a row is taken to have at most, where a batch is sized by memory
+TYPICAL = 2048  # assumed length of a row when a batch is sized by memory
 
 
 class Session:
@@ -207,7 +207,7 @@ class Session:
             lane = planned.lane.name
             if planned.guard.needed:
                 guards[lane] = planned.guard
-            if planned.healed is not None:
+            if planned.healed is not None and planned.healed.text:
                 healed[lane] = planned.healed
             if planned.rerank is not None:
                 ranked[lane] = planned.rerank

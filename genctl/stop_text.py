@@ -112,19 +112,8 @@ class _Row:
 def trimmed(stream: Iterable[events.Event], guards: Mapping[str, StopTrimmer]) -> Iterator[events.Event]:
     """The same events, with texts cut at stops. `guards` are the lanes whose stops cut text; it may grow meanwhile."""
     states = events.RowStates(lambda lane: _Row(guards[lane]), _Row.grow, _Row.fork)
-    for event in stream:
-        guard = guards.get(event.lane) if not isinstance(event, events.Loading) else None
-        if guard is None:
-            yield event
-        elif isinstance(event, events.Stepped):
-            live, ended = states.step(event)
-            last = tuple(map(_Row.end, ended, event.ended)) if ended else ()
-            yield events.with_tokens(event, [state.written for state in live], last)
-        else:
-            states.forget(event)
-            if isinstance(event, events.Finished):
-                cleaned = (
-                    dataclasses.replace(hypothesis, text=guard.text(hypothesis)) for hypothesis in event.hypotheses
-                )
-                event = dataclasses.replace(event, hypotheses=tuple(cleaned))
-            yield event
+
+    def finish(lane: str, whole: events.Hypothesis) -> events.Hypothesis:
+        return dataclasses.replace(whole, text=guards[lane].text(whole))
+
+    return events.reworded(stream, states, lambda row: row.written, lambda end, row: row.end(end), finish, guards)

@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (kept if wanted else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = kept
+    items[:] = sorted(kept, key=lambda item: tiers.rank(item.path.relative_to(ROOT)))  # stable: a file stays together
 
 
 @pytest.fixture(autouse=True, scope="session")

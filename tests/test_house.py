@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
+
 PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
 
 # room -> rooms it may import, besides itself, `errors` and `plural`
@@ -78,18 +80,19 @@ ALLOWED: dict[str, set[str]] = {
     "results": {"events"},
     "comparing": {"config", "params", "batch", "events", "results", "identity", "sequences"},
     "rerank": {"events", "params"},
-    "config": {"params", "fit"},
+    "config": {"params", "listed_knobs", "fit"},
     "strategies": {"decode", "params", "sequences"},
     "models": {"compat", "decode.types", "native", "params", "events", "identity", "collection"},
-    "batch": {"events"},
+    "batch": {"events", "identity", "results"},
     "render": {"events", "sequences"},
-    "decode": {"compat", "params", "fit", "events", "identity", "sequences"},
+    "decode": {"compat", "params", "listed_knobs", "fit", "events", "identity", "sequences"},
     "native": {"compat", "decode"},
     "compat": set(),
     "identity": set(),
     "collection": set(),
     "sequences": set(),
     "params": set(),
+    "listed_knobs": set(),
     "fit": set(),
     "events": set(),
     "errors": set(),
@@ -162,3 +165,9 @@ def test_what_needs_no_model_imports_no_torch(arguments: list[str]) -> None:
 def test_importing_the_package_costs_nothing() -> None:
     code = "import sys, genctl; genctl.__version__; sys.exit('torch' in sys.modules or 'rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_tiers_name_files_that_are_there() -> None:
+    tests = Path(__file__).parent
+    assert [name for name in (*tiers.EVERYDAY, *tiers.SLOWEST) if not (tests / name).is_file()] == []
+    assert len(tiers.SLOWEST) == len(set(tiers.SLOWEST))

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm import python
+
 README = Path(__file__).resolve().parent.parent / "README.md"
 DOCS = README.parent / "docs"
 PAGES = [README, *sorted(DOCS.glob("*.md"))]
@@ -30,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     tool = folder / "bin" / "genctl"
     tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m genctl "$@"\n')
+    tool.write_text(f'#!/bin/sh\nexec {shlex.join(python())} -m genctl "$@"\n')
     tool.chmod(0o755)
     return folder
 

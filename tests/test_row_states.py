@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.cli.partial_results import Unfinished
 from genctl.decode.stopping import NamedCriterion, trim
 from genctl.decode.token_bytes import spelling
 from genctl.decode.token_healing import HealedPrompt, unhealed
@@ -314,14 +313,14 @@ def replayed(steps: Sequence[Stepped]) -> list[list[str]]:
 @SETTINGS
 @given(made=forests(range(6)))
 def test_results_partial_results_story_and_tree_tell_the_same_rows(made: Forest) -> None:
-    collector, partial, history = Collector(), Unfinished(), RunHistory()
+    collector, history = Collector(), RunHistory()
     trees = {name: SearchTree(name) for name in "abc"}
     latest: dict[str, list[Replayed]] = {}
     over: dict[str, list[Replayed]] = {}
     truth = iter(made.truth)
     for event in made.stream:
         if isinstance(event, Finished):
-            check_partial(partial, event.lane, latest, over)
+            check_partial(collector, event.lane, latest, over)
             lane = history.lanes[event.lane]
             assert [one.path.ids for one in lane.rows] == [one.ids for one in latest.get(event.lane, [Replayed()])]
             assert [leaf.path.ids for leaf in lane.ended] == [one.ids for one in over.get(event.lane, [])]
@@ -331,7 +330,6 @@ def test_results_partial_results_story_and_tree_tell_the_same_rows(made: Forest)
             assert told == [(one.ids, one.parents) for one in over.get(event.lane, [])]
         else:
             assert collector.feed(event) is None
-        partial.feed(event)
         history = fold(history, event)
         if isinstance(event, Stepped):
             trees[event.lane].step(event)
@@ -345,15 +343,15 @@ def test_results_partial_results_story_and_tree_tell_the_same_rows(made: Forest)
                     node = node.parent
                 found.append(tuple(reversed(ids)))
             assert found == [one.ids for one in latest[event.lane]]
-    assert partial.results() == []
+    assert collector.unfinished() == []
 
 
 def check_partial(
-    partial: Unfinished, lane: str, latest: dict[str, list[Replayed]], over: dict[str, list[Replayed]]
+    collector: Collector, lane: str, latest: dict[str, list[Replayed]], over: dict[str, list[Replayed]]
 ) -> None:
     """Every row of the lane is among its partial results, cut to as many as are returned: all of them here."""
-    partial._lanes[lane].returned = 100
+    collector._lane(lane).began.settings["num_return_sequences"] = 100
     expected = sorted((one.ids, one.parents) for one in (*latest.get(lane, []), *over.get(lane, [])))
-    found = [result for result in partial.results() if result.lane == lane]
+    found = [result for result in collector.unfinished() if result.lane == lane]
     told = [(tuple(token.id for token in one.tokens), one.parents) for result in found for one in result.sequences]
     assert sorted(told) == expected

@@ -70,6 +70,40 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
     "render/test_beam.py": (),
 }
 
+# The files that take longest, in this order: they come first, so that no worker is left alone with one at the end.
+SLOWEST = (
+    "decode/test_compiled.py",
+    "decode/test_parity.py",
+    "inspect/test_plan_measured.py",
+    "native/test_generate.py",
+    "processors/test_processors_parity.py",
+    "strategies/test_beam_parity.py",
+    "inspect/test_saved.py",
+    "grammar/test_grammar_budget.py",
+    "cli/test_torture.py",
+    "native/test_parity.py",
+    "test_independence.py",
+    "test_bench.py",
+    "models/test_runtime.py",
+    "hostile/test_checkpoints.py",
+    "decode/test_length_rope.py",
+    "inspect/test_inspect_command.py",
+    "compare/test_compare.py",
+    "processors/test_filters.py",
+    "cli/test_resume.py",
+    "cli/test_standard_streams.py",
+    "cli/test_interrupts.py",
+    "inspect/test_plan.py",
+    "stopping/test_stop_special.py",
+    "models/test_packed_layers.py",
+    "native/test_memory.py",
+)
+
+
+def rank(path: Path) -> int:
+    """The place of a file (relative to tests/) among the slowest; the others are behind them."""
+    return SLOWEST.index(path.as_posix()) if path.as_posix() in SLOWEST else len(SLOWEST)
+
 
 def patterns(path: Path) -> tuple[str, ...] | None:
     """Which tests of a file (relative to tests/) are everyday ones; none where the file has none."""

@@ -23,10 +23,10 @@ class UsedIds:
     """
 
     def __init__(self) -> None:
-        self._keys = array("Q", bytes(8 * _LEAST))  # 0: free
+        self._keys = array("Q", bytes(8 * _LEAST))  # 0 is a free place
         self._rows = array("Q", bytes(8 * _LEAST))
         self._count = 0
-        self._first: list[int] = []  # runs of rows that do not go by their index: their first
+        self._first: list[int] = []  # runs of rows whose id is not their index: the first
         self._last: list[int] = []  # and last index
 
     def claim(self, own_id: str | None, index: int) -> None:
@@ -89,6 +89,6 @@ class UsedIds:
 
 
 def _key(name: str) -> int:
-    """Not 0."""
+    """A hash that is not 0."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") | 1

@@ -35,7 +35,7 @@ def scan(path: str | Path, kind: str) -> InputScan | None:
     digest = hashlib.blake2b(digest_size=16)
     rows = size = seen = 0
     try:
-        if not stat.S_ISREG(Path(path).stat().st_mode):  # before it is opened: a pipe would keep us waiting
+        if not stat.S_ISREG(Path(path).stat().st_mode):  # before it is opened: opening a pipe would block
             return None
         with Path(path).open("rb") as file:
             while piece := file.read(_PIECE):
@@ -43,7 +43,7 @@ def scan(path: str | Path, kind: str) -> InputScan | None:
                 size += len(piece)
                 if separator is None:
                     continue
-                # empty rows at the end do not count: only what is before the last byte that is none of theirs
+                # empty rows at the end do not count: only rows up to the last byte that belongs to none of them
                 if rest := piece.rstrip(blank):
                     rows = seen + rest.count(separator) + 1
                 seen += piece.count(separator)

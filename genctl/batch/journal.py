@@ -32,7 +32,7 @@ except ImportError:  # a system without locks of this kind
 KIND = "genctl-journal/1"
 SUFFIX = ".journal"
 DIGEST = 8  # hex digits of a row's own digest: `Mark.input` is what is relied on
-LONGEST = 64 * 2**20  # bytes in one line; far above what settings can take
+LONGEST = 64 * 2**20  # bytes in one line; far more than any settings need
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Journal:
         self.path = output.with_name(output.name + SUFFIX)
         self.name = printable(str(self.path))
         self.header: dict[str, Any] | None = None
-        self.marks: list[Mark] = []  # those that were found
+        self.marks: list[Mark] = []  # those in the file
         self._sink: Sink | None = None
-        self._whole = 0  # bytes of whole lines; what follows is torn
+        self._whole = 0  # bytes of whole lines; the rest is half a line
         self._descriptor, self._made = self._open()
         try:
             self._lock(output)
@@ -77,7 +77,7 @@ class Journal:
         except (OSError, ValueError) as error:
             raise unwritable(error, self.path) from None
         try:
-            # a pipe under this name must not keep us waiting
+            # opening a pipe under this name must not block
             descriptor = os.open(self.path, os.O_RDWR | NOFOLLOW | CLOEXEC | getattr(os, "O_NONBLOCK", 0))
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EMLINK):
@@ -178,7 +178,7 @@ def _line(data: Mapping[str, Any]) -> bytes:
 
 
 def _mark(data: Mapping[str, Any], before: Mark) -> Mark:
-    """Raises ValueError or TypeError for what is no mark that can follow `before`."""
+    """The mark on a line. Raises ValueError or TypeError if it cannot follow `before`."""
     mark = Mark(**data)
     kinds = [type(getattr(mark, name)) for name in ("rows", "bytes", "input", "output", "tally", "done", "digests")]
     if kinds != [int, int, str, str, dict, bool, str] or mark.rows < before.rows or mark.bytes < before.bytes:

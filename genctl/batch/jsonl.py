@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 from genctl.batch.printable import RefusedRow, quote
 from genctl.batch.template import Template
 from genctl.errors import nearest, reason_of
+from genctl.strict_json import KeyTwice, once
 
-DEEPEST = 64  # levels of nesting; far below what recursive code downstream can take
+DEEPEST = 64  # levels of nesting, so that recursive code is safe
 LARGEST_ID = 2**63 - 1  # what an int64 tensor holds
 
 PROMPTS = ("prompt", "prompt_ids", "messages")
@@ -29,11 +30,13 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def parse(line: str) -> dict[str, Any]:
     """The object on this line. Raises RefusedRow for anything but one plain, finite, unambiguous JSON object."""
     try:
-        data = json.loads(line, parse_constant=_constant, object_pairs_hook=_object)
+        data = json.loads(line, parse_constant=_constant, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise RefusedRow(reason_of(error)) from None
     except RecursionError:
         raise RefusedRow(f"nested more than {DEEPEST} levels deep") from None
+    except KeyTwice as error:
+        raise RefusedRow(f"the key {quote(error.key)} occurs twice") from None
     except ValueError:  # the interpreter's limit on the digits of an integer
         raise RefusedRow("an integer has too many digits") from None
     if not isinstance(data, dict):
@@ -54,14 +57,14 @@ def row_id(data: dict[str, Any]) -> str | None:
         raise RefusedRow("id: is empty")
     try:
         return str(value)
-    except ValueError:  # more digits than may be written
+    except ValueError:  # too many digits
         raise RefusedRow("id: an integer has too many digits") from None
 
 
 def fields(data: dict[str, Any], template: Template | None = None) -> dict[str, Any]:
     """The keyword arguments of `InputRow` besides id, index and where. Raises RefusedRow with all errors.
 
-    With a `template` the prompt is made of the row's fields, which may then have any name.
+    With a `template` the prompt is made from the row's fields, which may have any name.
     """
     if template is not None:
         data = template.apply(data, ("id", "params", *EXTRA), ("prompt_ids", "messages"))
@@ -168,15 +171,6 @@ def _check_plain(key: str, value: Any) -> None:
 
 def _constant(name: str) -> NoReturn:
     raise RefusedRow(f"not JSON: {name} is not a JSON number")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    items: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in items:
-            raise RefusedRow(f"the key {quote(key)} occurs twice")
-        items[key] = value
-    return items
 
 
 def kind_of(value: Any) -> str:

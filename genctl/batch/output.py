@@ -20,7 +20,7 @@ CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC
 _STREAM = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOCTTY", 0) | CLOEXEC
 
-# Names in here stand for streams that are already open; a file behind one of them is nobody's to replace.
+# Names in here stand for streams that are already open; a file behind one of them is never replaced.
 _STREAM_FOLDERS = {Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd")}
 
 
@@ -91,7 +91,7 @@ class Sink:
             return
         try:
             if self._part is not None and self._owned is not None:
-                os.fsync(self._owned)  # or a power cut could leave an empty file under the old name
+                os.fsync(self._owned)  # else a power cut could leave an empty file
             self._close_raw()
             if self._part is not None:
                 self._part.replace(self._path)
@@ -105,10 +105,10 @@ class Sink:
         self._closed = True
         if self._path is None:
             return
-        with contextlib.suppress(OSError):  # a failure is being reported already
+        with contextlib.suppress(OSError):  # an error is already being reported
             self._cut()
             mine = self._part or self._path
-            # The same file still: nobody has put another one there.
+            # Only if it is still the same file.
             if self._owned is not None and not self._whole and os.path.samestat(mine.lstat(), os.fstat(self._owned)):
                 mine.unlink()
         with contextlib.suppress(OSError):
@@ -137,7 +137,7 @@ class Sink:
         try:
             os.fsync(self._owned)
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot promise it
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system without fsync
                 self._fail(error)
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
@@ -202,7 +202,7 @@ class Sink:
 
     def _fail(self, error: OSError) -> NoReturn:
         self._pending = memoryview(b"")
-        with contextlib.suppress(OSError):  # the disk is failing; the first error says more
+        with contextlib.suppress(OSError):  # the disk fails; the first error is reported
             if not self._closed:
                 self._cut()
         hint = ""

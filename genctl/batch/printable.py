@@ -1,4 +1,4 @@
-"""Make other people's text safe for our messages: short, on one line, without terminal controls."""
+"""Make untrusted text safe for messages: short, on one line, without terminal controls."""
 
 from __future__ import annotations
 

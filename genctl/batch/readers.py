@@ -28,7 +28,7 @@ Say: TypeAlias = Callable[[str], object]
 
 LIMIT = 16 * 2**20  # bytes in one line (or in a whole input that is one prompt)
 _CHUNK = 2**16
-_LOOKED_AT = 3  # lines that look like JSON before that is said
+_LOOKED_AT = 3  # lines that look like JSON before a remark
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -141,7 +141,7 @@ def from_arguments(arguments: Sequence[str], template: Template | None = None) -
         place = f"argument {index + 1}"
         try:
             prompt.encode()
-        except UnicodeEncodeError as error:  # the interpreter's stand-in for a byte that is not UTF-8
+        except UnicodeEncodeError as error:  # Python's placeholder for a byte that is not UTF-8
             yield BadRow(str(index), index, place, "input", f"{place}: not UTF-8 at character {error.start + 1}")
             continue
         try:
@@ -151,7 +151,7 @@ def from_arguments(arguments: Sequence[str], template: Template | None = None) -
 
 
 def _prompt(text: str, template: Template | None) -> str:
-    """The prompt that a text is or becomes. Raises RefusedRow."""
+    """The prompt of a text, with the template. Raises RefusedRow."""
     if not text:
         raise RefusedRow("empty prompt")
     return text if template is None else template.fill({"prompt": text})
@@ -189,14 +189,14 @@ def read(
 
 
 class _Looks:
-    """What there is to say of an input as a whole."""
+    """Remarks on an input as a whole."""
 
     def __init__(self, say: Say, name: str, *, watch: bool) -> None:
         self._say, self._name, self._watch = say, name, watch
         self._lines = 0
 
     def line(self, text: str) -> None:
-        """Look at a line. Three are enough to say that they look like JSON; one must be where there is no more."""
+        """Check a line. Three lines that look like JSON are reported; at the end of the input, one."""
         if not self._watch:
             return
         try:
@@ -208,7 +208,7 @@ class _Looks:
             self._hint()
 
     def end(self, pieces: int) -> None:
-        """The input had so many rows."""
+        """Note the end of the input, after so many rows."""
         if not pieces:
             self._say(f"note: no prompts: {self._name} is empty")
         elif self._watch and self._lines:

@@ -13,6 +13,7 @@ from typing import Any
 
 from genctl import events
 from genctl.batch.rows import InputRow
+from genctl.results import Result
 
 SCHEMA = "genctl/1"
 
@@ -68,6 +69,41 @@ def record(
         fields.update(extra)
     plain: dict[str, Any] = finite(fields)
     return plain
+
+
+def result_record(
+    row: InputRow,
+    result: Result,
+    number: int,
+    *,
+    hypothesis: events.Hypothesis | None = None,
+    tokens: bool = False,
+    load_s: float | None = None,
+    extra: Mapping[str, Any],
+    reused_tokens: int | None,
+) -> dict[str, Any]:
+    """The record of a sequence of a result, with its own `hypothesis` or another.
+
+    `tokens` adds its tokens, `load_s` adds the seconds, `extra` follows the remarks on the result.
+    """
+    sequence = result.sequences[number]
+    timing = (
+        {"load_s": load_s, "prefill_s": result.prefill_s, "decode_s": result.decode_s} if load_s is not None else None
+    )
+    return record(
+        row,
+        number,
+        hypothesis or sequence.hypothesis,
+        prompt_text=result.prompt,
+        model=result.model,
+        strategy=result.strategy,
+        seed=result.seed,
+        prompt_tokens=result.prompt_tokens,
+        tokens=sequence.tokens if tokens else None,
+        timing=timing,
+        extra={**result.remarks, **extra},
+        reused_tokens=reused_tokens,
+    )
 
 
 def error_record(id: str, code: str, message: str) -> dict[str, Any]:

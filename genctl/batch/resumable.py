@@ -23,7 +23,7 @@ from genctl.batch.printable import printable
 from genctl.batch.rows import BadRow, InputRow
 from genctl.errors import GenctlError, InputError, UsageError
 
-EVERY_S = 1.0  # between two marks: what a kill can cost
+EVERY_S = 1.0  # between two marks: the most work that a kill can lose
 _SIZE = 16  # bytes of a digest
 
 
@@ -45,7 +45,7 @@ class Resumable:
         # rows -> the chain up to there and the last row's digest, for rows that are not written yet
         self._chains: dict[int, tuple[bytes, str]] = {}
         self._digests: list[str] = []  # of the rows that were written since the newest mark
-        self._checked = 0  # marks whose rows have come by again
+        self._checked = 0  # marks whose rows have been read again
         self._sink: Sink | None = None
         self._digest = hashlib.blake2b(digest_size=_SIZE)
         self._size = 0
@@ -81,7 +81,7 @@ class Resumable:
             return
         if not there:
             if not self.mark.bytes:
-                return  # nothing of it is lost
+                return  # nothing is lost
             raise UsageError(
                 f"{self.name} is gone, but its journal {self.journal.name} is there",
                 hint="remove the journal to start anew",
@@ -171,7 +171,7 @@ class Resumable:
         return digest.hexdigest()
 
     def close(self, *, done: bool = False) -> None:
-        """Write the last mark and close; `done` says that these are all rows. Raises OutputError after closing."""
+        """Write the last mark and close; `done`: there are no more rows. Raises OutputError after closing."""
         try:
             if self._started:
                 self._mark(done=done)

@@ -18,7 +18,7 @@ _MOST = 12  # keys that a message lists
 
 @dataclass(frozen=True)
 class Template:
-    """A template that is read. `literals` stand around `fields`: there is one more of them."""
+    """A parsed template: `literals` alternate with `fields`, and begin and end it."""
 
     text: str  # as it is written
     literals: tuple[str, ...]
@@ -32,9 +32,9 @@ class Template:
         return "".join(pieces)
 
     def apply(self, row: Mapping[str, Any], keep: Sequence[str], exclude: Sequence[str]) -> dict[str, Any]:
-        """A JSONL row with the prompt that is made of its fields; of these it keeps `keep`, the others are data.
+        """A JSONL row with the prompt made from its fields. The keys in `keep` stay; the others are only data.
 
-        Raises RefusedRow, also for a row that says with a key of `exclude` what the prompt is.
+        Raises RefusedRow, also if a key of `exclude` gives the prompt already.
         """
         if other := next((key for key in exclude if key in row), None):
             raise RefusedRow(f"template: it makes a prompt, but the row has {other}")
@@ -42,7 +42,7 @@ class Template:
 
 
 def parse(text: str, name: str = "--template") -> Template:
-    """Read a template. Raises UsageError for a brace that is out of place, and where there is no field."""
+    """Parse a template. Raises UsageError for a misplaced brace, or if it has no field."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -68,7 +68,7 @@ def parse(text: str, name: str = "--template") -> Template:
 
 
 def read(given: str) -> Template:
-    """A template as an option gives it: the text itself, or `@FILE`, whose last newline does not count.
+    """The template of an option: the text itself, or `@FILE` without its last newline.
 
     Raises UsageError, and InputError for a file that cannot be read.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 from genctl.batch.output import Sink as Sink
@@ -60,6 +60,19 @@ def open_writer(
     return JsonlWriter(sink) if format == "jsonl" else JsonWriter(sink)
 
 
+class Unclosed:
+    """A sink or a writer whose `close` does nothing, because somebody else closes it."""
+
+    def __init__(self, write: Callable[[Any], object] = lambda piece: None) -> None:
+        self._write = write
+
+    def write(self, piece: Any) -> None:
+        self._write(piece)
+
+    def close(self) -> None:
+        pass
+
+
 class TextWriter:
     """The text of each sequence, unchanged, and one newline. Errors go to `on_error`."""
 
@@ -100,7 +113,7 @@ class JsonWriter:
         self._closed = False
 
     def write(self, record: Record) -> None:
-        # The state moves first: a write that a signal breaks into is finished by the sink, not by us.
+        # The state changes first: if a signal interrupts the write, the sink completes it.
         piece, self._before = f"{self._before}{to_json(record)}".encode(), ",\n"
         self._sink.write(piece)
 
@@ -140,6 +153,13 @@ def to_json(record: Record) -> str:
     return escaped(json.dumps(record, ensure_ascii=False, allow_nan=False))
 
 
+def report_text(report: Record, format: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A report as JSON, or `rows` of it as TSV."""
+    if format == "json":
+        return f"{to_json(report)}\n"
+    return "".join("\t".join(map(str, row)) + "\n" for row in (columns, *rows))
+
+
 def escaped(line: str) -> str:
     """The same JSON with control and invisible characters as escapes."""
     return _JSON_UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
@@ -173,9 +193,9 @@ class Ordered:
         self._writer = writer
         self._unordered = unordered
         self._written = written
-        self._next = start  # the lowest index that has not come
-        self._early: dict[int, Sequence[Record]] = {}  # those above it that have (empty: written already)
-        self._due: deque[Record] = deque()  # to be written now, kept in case a signal breaks into a row of several
+        self._next = start  # the lowest missing index
+        self._early: dict[int, Sequence[Record]] = {}  # results with a higher index (empty: written already)
+        self._due: deque[Record] = deque()  # to be written now; kept in case a signal interrupts a row
 
     @property
     def held(self) -> int:
@@ -183,7 +203,7 @@ class Ordered:
         return 0 if self._unordered else len(self._early)
 
     def put(self, index: int, records: Sequence[Record]) -> None:
-        """The records of row `index`, written when it is their turn. Raises what the writer raises."""
+        """The records of row `index`; they are written when all earlier rows are. Raises what the writer raises."""
         if index < self._next or index in self._early:
             raise RuntimeError(f"row {index} was put twice")
         if not records:
@@ -201,7 +221,7 @@ class Ordered:
                 self._written(self._next - 1, due)
 
     def drop(self) -> None:
-        """Drop the rows that are held back: the rows before them will not come."""
+        """Drop the rows that are held back: earlier rows will not come."""
         self._early.clear()
 
     def close(self, *, partial: bool = False) -> None:

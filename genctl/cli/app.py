@@ -79,7 +79,11 @@ class Root(CommandGroup):
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         target = getattr(import_module(module), name)
-        command = typer.main.get_command(target) if isinstance(target, typer.Typer) else target.build(EPILOG)
+        command = (
+            typer.main.get_command(target)
+            if isinstance(target, typer.Typer)
+            else target.build(EPILOG, COMMANDS[cmd_name][1])
+        )
         command.name = cmd_name
         return command
 
@@ -165,12 +169,14 @@ def _usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help(), file=sys.stderr)
         return int(Exit.USAGE)
-    hint = "" if context is None else f"see {context.command_path} --help"
-    if type(error).__name__ == "NoSuchOption" and context is not None:
-        return _say(error.message, option_hint(context, vars(error)["option_name"]), int(Exit.USAGE))
     from genctl.cli.bad_value import plain_words
 
-    return _say(plain_words(error.format_message(), arguments), hint, int(Exit.USAGE))
+    hint = "" if context is None else option_hint(context, vars(error).get("option_name", ""))
+    return _say(
+        plain_words(error.message if "option_name" in vars(error) else error.format_message(), arguments),
+        hint,
+        int(Exit.USAGE),
+    )
 
 
 def _explained(error: BaseException) -> tuple[str, str, Exit | int]:

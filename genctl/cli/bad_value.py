@@ -1,4 +1,4 @@
-"""A value that an option does not take, in plain words: what was expected, what was found, and what was meant."""
+"""Mistakes on a command line in plain words: what was expected, what was found, and what was meant."""
 
 from __future__ import annotations
 
@@ -11,8 +11,21 @@ from genctl.errors import nearest
 _EXPECTED = {"valid integer": "a whole number", "valid number": "a number", "valid boolean": "true or false"}
 
 
+# What the parser says -> what genctl says.
+_SENTENCES = {
+    r"No such option: (.*)": 'no such option "{}"',
+    r"Option '(.*)' requires an argument\.": "{} needs a value",
+    r"Option '(.*)' does not take a value\.": "{} takes no value",
+    r"Missing argument '(.*)'\.": "{} is missing",
+    r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)": "unexpected: {}",
+}
+
+
 def plain_words(message: str, arguments: Sequence[str]) -> str:
     """The parser's `message` about `arguments`, in plain words; a message about anything else is returned as it is."""
+    for pattern, sentence in _SENTENCES.items():
+        if found := re.fullmatch(pattern, message, re.DOTALL):
+            return sentence.format(found[1])
     found = re.fullmatch(r"Invalid value for (.+?): (.*)", message, re.DOTALL)
     if found is None:
         return message

@@ -7,25 +7,23 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from genctl import events
 from genctl.batch.rows import BadRow, InputRow
-from genctl.batch.seeds import random_seed, row_seed
-from genctl.cli import notes
-from genctl.cli.compare_options import CompareOptions, dry, each, naming, rows_of, runs_of, settled
-from genctl.cli.inputs import is_terminal
+from genctl.batch.seeds import row_seed
+from genctl.cli.compare_options import CompareOptions, runs_of, settled
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.job import Job, request_of
-from genctl.cli.shortfall import shortfalls
-from genctl.comparing import expectations, references
-from genctl.comparing.outputs import Cell, ComparedPrompt, Failure
-from genctl.comparing.runs import RunSpec, checkpoint_of
-from genctl.config.dry import settings_of
-from genctl.config.layers import Resolved
+from genctl.cli.job import Job, request_of, start_seed
+from genctl.comparing import expectations
+from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
+from genctl.comparing.runs import RunSpec, check_prompt_caches, checkpoint_of, each
+from genctl.comparing.shared_work import SharedWork
+from genctl.config.dry import to_toml
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
+from genctl.identity import versions
+from genctl.params import Runtime
 from genctl.results import Collector, Result
 
 if TYPE_CHECKING:
@@ -36,68 +34,57 @@ LANES = 16  # decoded at once where nothing is live and no batch size is set
 TOP = 20  # alternatives kept with --expect, to report how probable an old token is now
 
 
-@dataclass
-class Saved:
-    """What sharing prefills and forward passes saved."""
-
-    forwards: int = 0  # that were run
-    alone: int = 0  # that the texts would take one by one
-    prefills: int = 0
-    lanes: int = 0
-    prefill_s: float = 0.0  # spent
-    spared_s: float = 0.0  # that further prefills of the same prompts would take
-    decode_s: float = 0.0
-
-
-def perform(options: CompareOptions) -> int | None:
-    """Do what the options say. Returns the exit status, or None if there is no prompt."""
-    recording = None if options.expect is None else expectations.read(options.expect)
-    runs = runs_of(options, recording)
-    if options.baseline is not None and options.baseline not in [run.name for run in runs]:
-        names = ", ".join(run.name for run in runs)
-        raise UsageError(f"--baseline {options.baseline}: no run has this name; there are: {names}")
-    early = each(runs, RunSpec.early)
-    if options.dry:
-        return dry(options, runs, early)
-    rows = rows_of(options, recording)
-    if rows is None:
-        return None
-    with Interrupt() as interrupt:
-        return CompareJob(options, runs, early, rows, recording, interrupt).run()
-
-
 class CompareJob(Job[CompareOptions]):
     """One comparison: checkpoints one after another, on each all runs of a prompt at once."""
 
-    def __init__(
-        self,
-        options: CompareOptions,
-        runs: Sequence[RunSpec],
-        early: Sequence[Resolved],
-        rows: list[InputRow | BadRow],
-        recording: expectations.Recording | None,
-        interrupt: Interrupt,
-    ) -> None:
+    def __init__(self, options: CompareOptions, interrupt: Interrupt) -> None:
         super().__init__(options, interrupt)
-        self.runs, self.rows, self.recording = runs, rows, recording
-        self.saved = Saved()
+        self.recording = None if options.expect is None else expectations.read(options.expect)
+        self.saved = SharedWork()
+        self.versions = versions("torch", "transformers")
         self.checkpoints: dict[str, str] = {}
         self.records: list[dict[str, Any]] = []  # kept for --save and --expect
         self.lanes: dict[str, tuple[ComparedPrompt, int, int]] = {}  # live ones: prompt, run, repetition
-        self.guided: set[str] = set()  # lanes that also read a negative prompt
         self.hidden: dict[int, bool] = {}  # whether a run looks at hidden states
-        self.shared: set[str] = set()  # lanes that began from another lane's prefill
-        self.prefill_of: dict[str, float] = {}  # seconds, by prompt
-        self.cuts: set[str] = set()  # notes of prompts that were cut
+
+    def prepare(self) -> int | None:
+        """The runs, without the settings of their checkpoints; with --dry, print them with those."""
+        options = self.options
+        self.runs = runs_of(options, self.recording)
+        names = [run.name for run in self.runs]
+        if options.baseline is not None and options.baseline not in names:
+            raise UsageError(f"--baseline {options.baseline}: no run has this name; there are: {', '.join(names)}")
+        self.base = options.baseline or names[0]
+        self.early_runs = each(self.runs, RunSpec.early)
+        if not options.dry:
+            return None
+        resolved = zip(names, settled(options, self.runs, self.early_runs), strict=True)
+        sys.stdout.write("\n".join(f"# run {name}\n\n{to_toml(one, defaults=False)}" for name, one in resolved))
+        return int(Exit.DONE)
+
+    def read(self, stack: ExitStack) -> bool:
+        """Read the prompts, or take those of the recording."""
+        options, recording = self.options, self.recording
+        if recording is not None and not options.arguments and options.input is None:
+            if options.input_format is not None:
+                raise UsageError(f"--input-format {options.input_format}: the prompts come from {options.expect}")
+            if options.template is not None:
+                raise UsageError(f"--template: the prompts come from {options.expect}, where they are made already")
+            self.input = recording.rows(options.expect or "")
+        elif not super().read(stack):
+            return False
+        self.rows = list(self.input)
+        bad = next((row for row in self.rows if isinstance(row, BadRow)), None)
+        if options.save is not None and bad is not None:
+            raise InputError(f"--save records prompts that can be used: {bad.message}")
         self.seeds = options.seeds or (recording.seeds if recording is not None else 1)
-        self.resolved = settled(options, runs, early)
-        self.base = options.baseline or runs[0].name
-        given = next((one.runtime.seed for one in self.resolved if one.runtime.seed is not None), None)
-        self.seed = random_seed() if given is None else given
+        self.resolved = settled(options, self.runs, self.early_runs)
+        self.seed = start_seed(*self.resolved)
         self.starts = [self.seed if one.runtime.seed is None else one.runtime.seed for one in self.resolved]
-        self.prompts = self._prompts()
-        self.lone = len(rows) == 1
-        self.texts = bool(options.arguments) or len(rows) == 1 or options.verbose
+        self.prompts = prompts_of(self.rows, options.references, len(self.runs), self.seeds)
+        self.lone = len(self.rows) == 1
+        self.texts = bool(options.arguments) or len(self.rows) == 1 or options.verbose
+        return True
 
     def open(self, stack: ExitStack) -> None:
         """Open the output, the recording, the event log and the view."""
@@ -106,8 +93,7 @@ class CompareJob(Job[CompareOptions]):
 
         options = self.options
         self.open_consoles()
-        plain = options.format == "text" and self.recording is None
-        self.live = plain and options.output is None and self.texts and is_terminal(sys.stdout)
+        self.live = options.on_screen and self.recording is None and self.texts
         total = len(self.rows) * len(self.runs) * self.seeds
         sink = saved = None
         if options.output not in (None, "-") or options.format != "text" or not self.out.is_terminal:
@@ -115,8 +101,8 @@ class CompareJob(Job[CompareOptions]):
             sink = self.sink(stack, options.output, force=force, stdout=sys.stdout)
         if options.save is not None:
             saved = self.sink(stack, options.save, force=options.force)
-        self.output, self.saved_to = ComparisonOutput(self, options, self.out, self.err, sink), saved
-        self.listeners.append(self._note_cut)
+        self.report, self.saved_to = ComparisonOutput(self, options, self.out, self.err, sink), saved
+        self.listeners.append(self.note_cut)
         self.open_event_log(stack, options.events, force=options.force)
         view = CompareView(self.out, self.err, live=self.live, quiet=options.quiet, total=total)
         self.view = stack.enter_context(view)
@@ -125,29 +111,13 @@ class CompareJob(Job[CompareOptions]):
         """Decode on each checkpoint in turn; write prompts, tables and the recording."""
         self._decode()
         self.hide()
-        self.output.end(self.saved)
+        self.report.end(self.saved)
         if self.saved_to is not None and not self.interrupt.status:
             self.saved_to.write(self._recording().encode())
             self.saved_to.close()
         if self.recording is not None and not self.interrupt.status:
             self._compare(self.recording)
-        self.output.finish()
-
-    def _prompts(self) -> list[ComparedPrompt]:
-        """The prompts with their references. Raises InputError where references do not fit."""
-        given = None
-        if self.options.references is not None:
-            given = references.read(self.options.references, len(self.rows))
-        prompts = []
-        for place, row in enumerate(self.rows):
-            own: Any = [] if isinstance(row, BadRow) else row.extra.get("reference", [])
-            known = [own] if isinstance(own, str) else list(own)
-            if given is not None:
-                if known:
-                    raise InputError(f"{row.where} has a reference, and so has line {place + 1} of --references")
-                known = [given[place]]
-            prompts.append(ComparedPrompt(row, tuple(known), [[None] * self.seeds for _ in self.runs]))
-        return prompts
+        self.report.finish()
 
     # -- decoding ------------------------------------------------------------------------------------------------------
 
@@ -180,11 +150,12 @@ class CompareJob(Job[CompareOptions]):
     def _load(self, members: Sequence[int]) -> Session:
         """The checkpoint of these runs, each of which is checked on it."""
         options = self.options
-        self._check_saved(members)
+        runs = [self.runs[place] for place in members]
+        check_prompt_caches([(self.runs[place].name, self.resolved[place].runtime) for place in members])
         offline = any(self.resolved[place].runtime.offline for place in members)
         session = self.load_session(
             dataclasses.replace(self.resolved[members[0]].runtime, offline=offline),
-            self.runs[members[0]].layers,
+            runs[0].layers,
             on_event=self.view.feed,
             need_tokenizer=not any(isinstance(row, InputRow) and row.prompt_ids is not None for row in self.rows),
         )
@@ -192,27 +163,12 @@ class CompareJob(Job[CompareOptions]):
             self.checkpoints[session.loaded.name] = session.loaded.fingerprint()
         self.detail(*session.loaded.verbose_notes)
         session.watched(options.watch)  # what is no token of this checkpoint is refused before anything is decoded
-        for place in members:
-            name = self.runs[place].name
-            with naming(self.runs[place]):
-                self.resolved[place] = resolved = self.settle(session, self.runs[place].layers)
-                self.hidden[place] = session.reads_hidden(resolved)
-            self.detail(*(f"run {name}: {line}" for line in resolved.notes))
-            about = (*resolved.notices, *notes.cache_notes(session, resolved))
-            self.note(*(f"run {name}: {line}" for line in about))
+        settled = each(runs, lambda run: self.settle(session, run.layers))
+        for place, resolved in zip(members, settled, strict=True):
+            self.resolved[place] = resolved
+            self.hidden[place] = session.reads_hidden(resolved)
+            self.describe(session, resolved, f"run {self.runs[place].name}: ")
         return session
-
-    def _check_saved(self, members: Sequence[int]) -> None:
-        """Raises UsageError where runs that read a prompt together name different prompt caches."""
-        first = members[0]
-        for place in members[1:]:
-            mine, other = (self.resolved[one].runtime.prompt_cache for one in (first, place))
-            if mine != other:
-                raise UsageError(
-                    f"run {self.runs[first].name}: prompt_cache = {mine or 'none'}, run {self.runs[place].name}: "
-                    f"prompt_cache = {other or 'none'}; runs of one checkpoint read a prompt once, for all of them",
-                    hint="give --prompt-cache on the command line: it holds for every run",
-                )
 
     def _stream(self, session: Session, members: Sequence[int], chunk: Sequence[ComparedPrompt]) -> None:
         """Decode these prompts with these runs, all lanes at once, so that each prompt is read once."""
@@ -227,21 +183,21 @@ class CompareJob(Job[CompareOptions]):
         width = max(len(requests), 1)
 
         def shortage(fewer: int) -> None:
-            self.say(f"note: not enough memory for {width} lanes at once, going on with {fewer}")
+            self.say_shortage("lanes", width, fewer)
 
         def collect(event: events.Event) -> None:
             if (result := collector.feed(event)) is not None:
                 self._take(result)
 
         stream = session.stream(requests, report, width=width, interrupted=self.interrupt, on_shortage=shortage)
-        self.listen(stream, [*self.listeners, self._count, self.reuse.feed, self.view.feed, collect])
+        self.listen(stream, [*self.listeners, self.saved.feed, self.reuse.feed, self.view.feed, collect])
         self.saved.decode_s += time.perf_counter() - began
-        for of_chunk in (self.lanes, self.guided, self.shared, self.prefill_of):
-            of_chunk.clear()
+        self.lanes.clear()
+        self.saved.forget()
 
     def _take(self, result: Result) -> None:
         prompt, run, repetition = self.lanes.pop(result.lane)
-        for note in shortfalls(result, self.of(prompt.row, f"run {self.runs[run].name}")):
+        for note in result.shortfalls(self.of(prompt.row, f"run {self.runs[run].name}")):
             self.say(f"warning: {note}")
         failure = result.error
         prompt.cells[run][repetition] = result if failure is None else Failure(failure.code, failure.message)
@@ -269,8 +225,7 @@ class CompareJob(Job[CompareOptions]):
                 lane = f"{name}/{quote(row.id, safe=' ')}/{seed}"
                 self.lanes[lane] = prompt, place, repetition
                 prompt.lanes.setdefault(place, []).append(lane)
-                if resolved.generation.guidance_scale not in (None, 1.0):
-                    self.guided.add(lane)
+                self.saved.expect(lane, row.id, guided=resolved.generation.guidance_scale not in (None, 1.0))
                 requests.append((hidden, request_of(row, resolved, seed, lane)))
         return [request for _, request in sorted(requests, key=lambda pair: not pair[0])]
 
@@ -284,42 +239,19 @@ class CompareJob(Job[CompareOptions]):
             columns = [Column(run.name, tuple(prompt.lanes.get(place, ()))) for place, run in enumerate(self.runs)]
             self.view.begin(heading(prompt.row, self.out.width) if several else None, columns)
 
-    def _count(self, event: events.Event) -> None:
-        """Count what was spent, and what the lanes would have taken one by one."""
-        if isinstance(event, events.Prefilled):
-            key = self.lanes[event.lane][0].row.id
-            self.saved.lanes += 1
-            if event.shared:
-                self.shared.add(event.lane)
-                self.saved.spared_s += self.prefill_of.get(key, 0.0)
-            else:
-                self.saved.prefills += 1
-                self.saved.prefill_s += event.seconds
-                self.prefill_of[key] = event.seconds
-        elif isinstance(event, events.Finished):
-            passes = event.forwards + (event.lane in self.shared)
-            # a negative prompt is read once more at each step, by this lane alone
-            self.saved.alone += passes * (2 if event.lane in self.guided else 1)
-
-    def _note_cut(self, event: events.Event) -> None:
-        """Note a prompt that was cut, once for all runs that read it alike."""
-        if not isinstance(event, events.Began):
-            return
-        prompt, run, _ = self.lanes[event.lane]
+    def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
+        """The row of a lane that begins, and the settings of its run."""
+        prompt, run, _ = self.lanes[lane]
         assert isinstance(prompt.row, InputRow)
-        note = notes.cut_note(event, prompt.row, self.resolved[run].runtime)
-        line = f"note: {self.of(prompt.row)}{note}"
-        if note and line not in self.cuts:
-            self.cuts.add(line)
-            self.say(line)
+        return prompt.row, self.resolved[run].runtime
 
     def _settle(self, chunk: Sequence[ComparedPrompt]) -> None:
         self.hide()
         for prompt in chunk:
             if isinstance(prompt.row, BadRow) or prompt.begun:
-                self.failed += self.output.prompt(prompt)
+                self.failed += self.report.prompt(prompt)
                 if self.options.save is not None or self.recording is not None:
-                    self.records += self.output.full(prompt)
+                    self.records += self.report.full(prompt)
                 prompt.forget()
         self.view.forget()
 
@@ -327,11 +259,7 @@ class CompareJob(Job[CompareOptions]):
 
     def _recording(self) -> expectations.Recording:
         runs = [
-            {
-                "name": run.name,
-                "settings": expectations.settings_given(resolved, seed),
-                "resolved": {**settings_of(resolved), "seed": seed},
-            }
+            expectations.run_entry(run.name, resolved, seed)
             for run, resolved, seed in zip(self.runs, self.resolved, self.starts, strict=True)
         ]
         prompts = [
@@ -339,21 +267,14 @@ class CompareJob(Job[CompareOptions]):
             for prompt in self.prompts
             if isinstance(prompt.row, InputRow)
         ]
-        return expectations.Recording(
-            self.seed,
-            self.seeds,
-            expectations.versions(),
-            self.checkpoints,
-            tuple(runs),
-            tuple(prompts),
-            tuple(self.records),
-        )
+        parts = (tuple(runs), tuple(prompts), tuple(self.records))
+        return expectations.Recording(self.seed, self.seeds, self.versions, self.checkpoints, *parts)
 
     def _compare(self, recording: expectations.Recording) -> None:
         """Compare with what --expect read, and write the differences."""
         tolerance = expectations.TOLERANCE if self.options.tolerance is None else self.options.tolerance
         outcome = expectations.compare(recording.records, self.records, tolerance)
-        self.output.compared(outcome, expectations.notes(recording, self.checkpoints, expectations.versions()))
+        self.report.compared(outcome, expectations.notes(recording, self.checkpoints, self.versions))
         self.differing, self.compared = len(outcome.differences), outcome.compared
 
     def status(self) -> int:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from genctl import events
 from genctl.batch.writers import escaped, open_output
 from genctl.errors import InputError, OutputError, reason_of
-
-
-class Torn(InputError):
-    """The last line of a recording is cut short."""
 
 
 def read_recording(name: str, torn: Callable[[str], object] | None = None) -> list[events.Event]:
@@ -30,19 +27,20 @@ def read_recording(name: str, torn: Callable[[str], object] | None = None) -> li
     history = RunHistory()
     try:
         for number, line in enumerate(_lines(name), start=1):
+            place = f"{shown}, line {number}"
             if not line.strip():
                 continue
-            try:
-                event = _event(line, f"{shown}, line {number}")
-            except Torn as error:
+            event = _event(line, place)
+            if event is None:
+                sentence = f"{place}: the line is cut short"
                 if torn is None or not recorded:
-                    raise
-                torn(error.message)
+                    raise InputError(sentence, hint="the recording was interrupted")
+                torn(sentence)
                 break
             try:
                 history = fold(history, event)
             except InputError as error:
-                raise InputError(f"{shown}, line {number}: {error.message}", hint=error.hint) from error
+                raise InputError(f"{place}: {error.message}", hint=error.hint) from error
             if isinstance(event, (events.Finished, events.Failed)):
                 history = history.without(event.lane)
             recorded.append(event)
@@ -63,19 +61,15 @@ def _lines(name: str) -> Iterator[bytes]:
         yield from file
 
 
-def _event(line: bytes, place: str) -> events.Event:
+def _event(line: bytes, place: str) -> events.Event | None:
+    """The event of a line; None for a line that is cut short."""
     try:
         data = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        if not line.endswith(b"\n"):
-            raise _torn(place) from error
-        raise InputError(f"{place}: byte {error.start + 1} is not UTF-8") from error
-    except json.JSONDecodeError as error:
-        if not line.endswith(b"\n"):
-            raise _torn(place) from error
-        raise InputError(f"{place}: {reason_of(error)}") from error
-    except (RecursionError, ValueError) as error:  # ValueError: a number has too many digits
-        raise InputError(f"{place}: {reason_of(error)}") from error
+    except (ValueError, RecursionError) as error:  # a plain ValueError: a number has too many digits
+        if not line.endswith(b"\n") and isinstance(error, (UnicodeDecodeError, json.JSONDecodeError)):
+            return None
+        words = f"byte {error.start + 1} is not UTF-8" if isinstance(error, UnicodeDecodeError) else reason_of(error)
+        raise InputError(f"{place}: {words}") from error
     if not isinstance(data, dict):
         raise InputError(f"{place}: an event is a JSON object, this is not")
     try:
@@ -84,33 +78,19 @@ def _event(line: bytes, place: str) -> events.Event:
         raise InputError(f"{place}: {error}") from error
 
 
-def _torn(place: str) -> Torn:
-    return Torn(f"{place}: the line is cut short", hint="the recording was interrupted")
+def event_writer(stack: ExitStack, path: str, *, force: bool) -> Callable[[events.Event], None]:
+    """A listener that writes every event as a JSON line: a file that `genctl replay` can show again.
 
-
-class EventFile:
-    """Every event as a JSON line: a file that `genctl replay` can show again.
-
-    It is opened as `--output` is: an existing file is refused, or replaced with `force`.
+    It is opened as `--output` is: an existing file is refused, or replaced with `force`. `stack` closes it.
     """
+    sink = open_output(path, sys.stdout, force=force)
+    stack.push(lambda kind, *_: sink.close() if kind is None else sink.abandon())
 
-    def __init__(self, path: str, *, force: bool) -> None:
-        self.path, self.force = path, force
-
-    def __enter__(self) -> EventFile:
-        self.sink = open_output(self.path, sys.stdout, force=self.force)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.sink.close()
-        else:
-            self.sink.abandon()
-
-    def write(self, event: events.Event) -> None:
-        """Append one event. Raises OutputError."""
+    def write(event: events.Event) -> None:
         line = escaped(json.dumps(events.to_json(event), ensure_ascii=False)) + "\n"
         try:
-            self.sink.write(line.encode("utf-8", "backslashreplace"))
+            sink.write(line.encode("utf-8", "backslashreplace"))
         except BrokenPipeError as error:  # results are not to end quietly with the reader of the events
-            raise OutputError(f"cannot write events to {self.path}: {reason_of(error)}") from error
+            raise OutputError(f"cannot write events to {path}: {reason_of(error)}") from error
+
+    return write

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.batch import writers
-from genctl.batch.rows import BadRow, InputRow
-from genctl.batch.seeds import random_seed
-from genctl.cli import cache_plan, notes
-from genctl.cli.inputs import is_terminal, prompts_of
+from genctl.batch.rows import InputRow
+from genctl.cli import cache_plan
 from genctl.cli.inspect_options import STEPS, InspectOptions, check_length, check_rows
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.job import Job, Listener, request_of, seed_of
-from genctl.config import settings
+from genctl.cli.job import Job, Listener, request_of, seed_of, start_seed
 from genctl.config.layers import Layer, Resolved, resolve
-from genctl.errors import GenctlError, InputError, UsageError
+from genctl.errors import InputError, UsageError
+from genctl.params import Runtime
 from genctl.plural import count
 
 if TYPE_CHECKING:
@@ -29,52 +27,40 @@ if TYPE_CHECKING:
 COLUMNS = ("step", "rows", "layer", "kind", "shape", "dtype", "device", "bytes", "new")
 
 
-def perform(options: InspectOptions) -> int | None:
-    """Do what the options say. Returns the exit status, or None if there is no prompt."""
-    layers = [*settings.standing_layers(options.presets), *options.flags]
-    early = resolve(layers, tentative=True)
-    if options.plan:
-        return cache_plan.perform_options(options, early)
-    steps = STEPS if options.steps is None else options.steps
-    check_length(early, options.steps, steps)
-    place = f"--steps {steps}"
-    layers.append(Layer("flag", {"max_new_tokens": steps + 1}, {"max_new_tokens": place}, "command"))
-    early = resolve(layers, tentative=True)
-    prompts = prompts_of(options)
-    if prompts is None:
-        return None
-    with Interrupt() as interrupt:
-        with prompts:
-            rows = list(prompts)
-        check_rows(options, rows)
-        return InspectJob(options, layers, early, steps, rows, interrupt).run()
-
-
 class InspectJob(Job[InspectOptions]):
     """One measurement: a checkpoint, its prompts in one batch, and the report."""
 
-    def __init__(
-        self,
-        options: InspectOptions,
-        layers: Sequence[Layer],
-        early: Resolved,
-        steps: int,
-        rows: Sequence[InputRow | BadRow],
-        interrupt: Interrupt,
-    ) -> None:
+    def __init__(self, options: InspectOptions, interrupt: Interrupt) -> None:
         super().__init__(options, interrupt)
-        self.layers, self.early, self.steps, self.rows = layers, early, steps, rows
-        self.lone = len(rows) == 1
+        self.steps = STEPS if options.steps is None else options.steps
         self.heat: tuple[int, list[dict[str, Any]], list[dict[str, Any]]] | None = None
         self.asides: list[str] = []  # notes for the end
+
+    def prepare(self) -> int | None:
+        """Settings without those of the checkpoint; with --plan, print the plan."""
+        super().prepare()
+        if self.options.plan:
+            return cache_plan.perform(self.options, self.early)
+        check_length(self.early, self.options.steps, self.steps)
+        place = f"--steps {self.steps}"
+        self.layers.append(Layer("flag", {"max_new_tokens": self.steps + 1}, {"max_new_tokens": place}, "command"))
+        self.early = resolve(self.layers, tentative=True)
+        return None
+
+    def read(self, stack: ExitStack) -> bool:
+        """Read the prompts."""
+        if not super().read(stack):
+            return False
+        self.rows = list(self.input)
+        check_rows(self.options, len(self.rows))
+        return True
 
     def open(self, stack: ExitStack) -> None:
         """Open the output, the saved prompt cache and the view."""
         from genctl.render.cache_view import CacheView
 
-        options = self.options
+        options, live = self.options, self.options.on_screen
         self.open_consoles()
-        live = options.output is None and options.format == "text" and is_terminal(sys.stdout)
         self.saved: writers.Sink | None = None
         self.results: writers.Sink | None = None
         if options.save_cache is not None:
@@ -91,10 +77,8 @@ class InspectJob(Job[InspectOptions]):
         self.session = session = self.load_session(self.early.runtime, self.layers, on_event=self.view.feed)
         self.base = self.settle(session, self.layers, self.options.strategy)
         self._check_cache()
-        if not self.options.quiet:
-            self.asides += [*self.base.notices, *notes.cache_notes(session, self.base)]
-        if self.options.verbose:
-            self.asides += [*self.base.notes, *session.loaded.verbose_notes]
+        self.describe(session, self.base)
+        self.detail(*session.loaded.verbose_notes)
         self.weights = self.view.weights = weights_bytes(session.loaded.model)
 
     def deliver(self, stack: ExitStack) -> None:
@@ -104,7 +88,7 @@ class InspectJob(Job[InspectOptions]):
         report = self._measure(requests)
         self.hide()
         for note in self.asides:
-            self.say(f"note: {note}")
+            super().remark(note)
         if self.saved is not None and not (self.failed or self.interrupt.status):
             content, tokens = self.session.saved_prompt(requests[0])
             self.saved.write(content)
@@ -113,6 +97,10 @@ class InspectJob(Job[InspectOptions]):
                 self.say(f"saved {count(tokens, 'token')}, {len(content):,} bytes, to {self.options.save_cache}")
         if report is not None:
             self._write(report)
+
+    def remark(self, line: str) -> None:
+        """Keep a note for the end."""
+        self.asides.append(line)
 
     # -- before decoding -----------------------------------------------------------------------------------------------
 
@@ -137,22 +125,15 @@ class InspectJob(Job[InspectOptions]):
         return self.base.generation.use_cache and self.base.generation.cache_implementation != "off"
 
     def _requests(self) -> list[Request]:
-        requests = []
-        base = self.base
-        start = base.runtime.seed if base.runtime.seed is not None else random_seed()
-        for row in self.rows:
-            try:
-                if isinstance(row, BadRow):
-                    raise InputError(row.message)
-                for name in ("max_new_tokens", "max_length"):
-                    if name in row.params:
-                        raise InputError(f"{row.where}: {name} contradicts --steps {self.steps}")
-                resolved = self.settings_of(row, base)
-            except GenctlError as error:
-                self._failure(row, error.message)
-                continue
-            requests.append(request_of(row, resolved, seed_of(row, resolved, start)))
-        return requests
+        def settings(row: InputRow) -> Resolved:
+            for name in ("max_new_tokens", "max_length"):
+                if name in row.params:
+                    raise InputError(f"{row.where}: {name} contradicts --steps {self.steps}")
+            return self.settings_of(row, self.base)
+
+        start = start_seed(self.base)
+        rows = self.usable(iter(self.rows), settings)
+        return [request_of(row, resolved, seed_of(row, resolved, start)) for row, resolved in rows]
 
     # -- decoding ------------------------------------------------------------------------------------------------------
 
@@ -170,12 +151,11 @@ class InspectJob(Job[InspectOptions]):
 
                 self.heat = current_norms(session)
 
-        self._decode(requests, [look, self._note_cut, self.reuse.feed, self.view.feed])
-        if not options.quiet:
-            self.asides += self.reuse.notes(session, verbose=options.verbose)
+        self._decode(requests, [look, self.note_cut, self.reuse.feed, self.view.feed])
+        self.note(*self.reuse.notes(session, verbose=options.verbose))
         for prompt in measured.failures:
             if prompt.failed is not None:
-                self._failure(self._row(prompt.id), prompt.failed.message)
+                self.fail(self._row(prompt.id), prompt.failed.code, prompt.failed.message)
         if not measured.passes or len(measured.failures) == len(measured.prompts):
             return None
         uncached: Measurement | None = None
@@ -183,8 +163,8 @@ class InspectJob(Job[InspectOptions]):
         if (options.inputs or options.format == "json") and cached and not self.interrupt.status:
             uncached = Measurement(self.steps)
             self._decode([_uncached(request) for request in requests], [uncached.feed])
-            if not options.quiet and measured.written() != uncached.written():
-                self.asides.append("without a cache other tokens were written")
+            if measured.written() != uncached.written():
+                self.note("without a cache other tokens were written")
         form = self.base.generation.cache_implementation if self._cached else "off"
         report = measured.report(self.weights, form, beside=uncached)
         if self.heat is not None:
@@ -202,23 +182,19 @@ class InspectJob(Job[InspectOptions]):
         width = max(len(requests), 1)
         self.listen(self.session.stream(requests, width=width, interrupted=self.interrupt, watch=True), listeners)
 
-    def _note_cut(self, event: events.Event) -> None:
-        if isinstance(event, events.Began):
-            row = self._row(event.lane)
-            note = notes.cut_note(event, row, self.base.runtime)
-            self.asides += [f"{self.of(row)}{note}"] if note else []
+    def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
+        """The row of a lane that begins, and the settings of its run."""
+        return self._row(lane), self.base.runtime
 
-    def _row(self, lane: str) -> InputRow:
-        return next(row for row in self.rows if row.id == lane and isinstance(row, InputRow))
+    def _row(self, id: str) -> InputRow:
+        return next(row for row in self.rows if row.id == id and isinstance(row, InputRow))
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
     def _write(self, report: dict[str, Any]) -> None:
         """Write the report in its --format."""
-        if self.options.format == "json":
-            content = f"{writers.to_json(report)}\n"
-        elif self.options.format == "tsv":
-            content = "".join("\t".join(map(str, line)) + "\n" for line in [COLUMNS, *tsv_lines(report)])
+        if self.options.format != "text":
+            content = writers.report_text(report, self.options.format, COLUMNS, tsv_rows(report))
         else:
             lines = self._lines(report)
             if self.results is None or (self.options.output is None and self.out.is_terminal):
@@ -246,12 +222,8 @@ class InspectJob(Job[InspectOptions]):
             lines += diff_lines(report["diff"], width)
         return lines
 
-    def _failure(self, row: InputRow | BadRow, message: str) -> None:
-        self.failed += 1
-        self.say(f"error: {self.of(row)}{message}")
 
-
-def tsv_lines(report: dict[str, Any]) -> list[list[Any]]:
+def tsv_rows(report: dict[str, Any]) -> list[list[Any]]:
     """A line for each layer of each pass; `rows` and `shape` as JSON lists."""
     return [
         [one["step"], one["rows"], *(layer[name] for name in COLUMNS[2:])]

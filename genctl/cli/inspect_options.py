@@ -6,38 +6,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genctl.batch.rows import BadRow, InputRow
 from genctl.cli.options import IN_OUT, PresetOptions
-from genctl.cli.table import Command, Conflict, because, flag_of, given, option, switch
+from genctl.cli.table import (
+    Command,
+    Conflict,
+    OptionGroup,
+    because,
+    flag_of,
+    given,
+    needless_force,
+    same_file,
+)
 from genctl.config.layers import Resolved
 from genctl.errors import UsageError
 
 STEPS = 8
-MEASURED, PLAN, FILES = "What is shown", "A plan instead", "Prompt cache on disk"
+MEASURED, PLAN, FILES = OptionGroup("What is shown"), OptionGroup("A plan instead"), OptionGroup("Prompt cache on disk")
 
 
 @dataclass(frozen=True)
 class InspectOptions(PresetOptions):
     """The command line of `genctl inspect-cache`."""
 
-    steps: int | None = option(
-        "passes after the prompt, of one token each (default: 8)", metavar="N", group=MEASURED, least=0
+    steps: int | None = MEASURED.option("passes after the prompt, of one token each (default: 8)", "N", least=0)
+    inputs: bool = MEASURED.switch("show what each pass is given, with and without a cache")
+    heatmap: bool = MEASURED.switch("show the norms of keys and values, by layer and position")
+    diff: str | None = MEASURED.option(
+        "what this prompt could reuse of the first one's cache, and what that saves", "PROMPT"
     )
-    inputs: bool = switch("show what each pass is given, with and without a cache", group=MEASURED)
-    heatmap: bool = switch("show the norms of keys and values, by layer and position", group=MEASURED)
-    diff: str | None = option(
-        "what this prompt could reuse of the first one's cache, and what that saves", metavar="PROMPT", group=MEASURED
-    )
-    save_cache: str | None = option("keep the prompt's cache, for --prompt-cache", metavar="FILE", group=FILES)
-    plan: bool = switch("predict bytes from the checkpoint's config alone; nothing is decoded", group=PLAN)
-    batch: int | None = option("with --plan: prompts at once (default: 1)", metavar="N", group=PLAN)
-    length: int | None = option("with --plan: tokens of each row (default: the context)", metavar="N", group=PLAN)
-    source_length: int | None = option("with --plan: tokens that an encoder reads", metavar="N", group=PLAN)
-    memory: str | None = option("with --plan: memory for weights and cache, such as 24GiB", metavar="SIZE", group=PLAN)
-    force: bool = switch("replace an existing --output or --save-cache file", group=IN_OUT)
-    format: Literal["text", "json", "tsv"] = option(
-        "how the result is written (default: text)", group=IN_OUT, default="text"
-    )
+    save_cache: str | None = FILES.option("keep the prompt's cache, for --prompt-cache", "FILE")
+    plan: bool = PLAN.switch("predict bytes from the checkpoint's config alone; nothing is decoded")
+    batch: int | None = PLAN.option("with --plan: prompts at once (default: 1)", "N", least=1)
+    length: int | None = PLAN.option("with --plan: tokens of each row (default: the context)", "N", least=1)
+    source_length: int | None = PLAN.option("with --plan: tokens that an encoder reads", "N", least=1)
+    memory: str | None = PLAN.option("with --plan: memory for weights and cache, such as 24GiB", "SIZE")
+    force: bool = IN_OUT.switch("replace an existing --output or --save-cache file")
+    format: Literal["text", "json", "tsv"] = IN_OUT.option("how the result is written (default: text)", default="text")
 
 
 def _each(*names: str, sentence: str, **values: Sequence[Any]) -> tuple[Conflict, ...]:
@@ -61,19 +65,10 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     (given("plan", "arguments"), "a prompt belongs to a measurement, and --plan decodes nothing"),
     *_each(*_MEASURED, sentence="FLAG belongs to a measurement, and --plan decodes nothing", plan=[True]),
-    (
-        given("force", without=["output", "save_cache"]),
-        "--force replaces an existing --output or --save-cache file, but there is neither",
-    ),
+    needless_force("output", "save_cache"),
     (given(save_cache=["-"]), "--save-cache -: a prompt cache is a file that is read again; give it a name"),
-    (
-        lambda options: options.save_cache is not None and options.save_cache == options.output,
-        "--save-cache {save_cache}: --output names the same file",
-    ),
-    (
-        given("template", "diff"),
-        "--diff gives a whole prompt, which --template does not make: write out both",
-    ),
+    same_file("save_cache", "output"),
+    (given("template", "diff"), "--diff gives a whole prompt, which --template does not make: write out both"),
     (given(diff=[""]), "--diff: the other prompt is empty"),
     *_each(
         "inputs", "heatmap", "diff", sentence="FLAG has no place in --format tsv; --format json has it", format=["tsv"]
@@ -83,10 +78,8 @@ CONFLICTS: tuple[Conflict, ...] = (
 INSPECT_CACHE = Command(
     "inspect-cache",
     InspectOptions,
-    "genctl.cli.inspect_job:perform",
-    """Show what is in the KV cache, layer by layer and pass by pass, measured.
-
-    The prompt is read (step 0), then --steps passes of one token each follow, under any preset. Bytes and shapes are
+    "genctl.cli.inspect_job:InspectJob",
+    """The prompt is read (step 0), then --steps passes of one token each follow, under any preset. Bytes and shapes are
     those of the tensors in memory. Prompts given together are decoded together, in one batch.
 
     --format json writes one object: of the last pass `layers`, `total_bytes` and what is derived from them, and in
@@ -125,8 +118,8 @@ def check_length(early: Resolved, given: int | None, steps: int) -> None:
         )
 
 
-def check_rows(options: InspectOptions, rows: Sequence[InputRow | BadRow]) -> None:
+def check_rows(options: InspectOptions, count: int) -> None:
     """Raises UsageError where an option takes exactly one prompt."""
     for name in _ONE_PROMPT:
-        if len(rows) != 1 and given(name)(options):
-            raise UsageError(f"{flag_of(name)} takes exactly one prompt; there are {len(rows)}")
+        if count != 1 and given(name)(options):
+            raise UsageError(f"{flag_of(name)} takes exactly one prompt; there are {count}")

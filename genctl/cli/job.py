@@ -1,4 +1,4 @@
-"""One run of a command: load -> requests -> stream -> deliver. What the commands share is here."""
+"""One run of a command: settings -> input -> checkpoint -> results. What the commands share is here."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ import sys
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from genctl.batch import writers
+from genctl.batch.record_output import RecordOutput
+from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
-from genctl.batch.seeds import row_seed
-from genctl.cli import first_sign, notes, strategy
-from genctl.cli.event_log import EventFile
-from genctl.cli.inputs import are_texts
+from genctl.batch.seeds import random_seed, row_seed
+from genctl.cli import first_sign
+from genctl.cli.event_log import event_writer
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import ModelOptions
-from genctl.config.layers import Layer, Resolved, overlay, row_layer
-from genctl.errors import Exit
-from genctl.events import Event
+from genctl.config import named_strategies
+from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
+from genctl.errors import Exit, GenctlError
+from genctl.events import Began, Event
+from genctl.inspecting.notes import Reuse, cache_notes
 from genctl.params import Runtime
+from genctl.plural import count
 
 if TYPE_CHECKING:
     from genctl.requests import Request
@@ -31,21 +35,55 @@ if TYPE_CHECKING:
 WIDTH = 16  # prompts decoded at once where nobody watches
 SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
 
+Made = TypeVar("Made")
 SomeOptions = TypeVar("SomeOptions", bound=ModelOptions)
 Listener = Callable[[Event], object]
+Rows = Iterator[InputRow | BadRow]
 
 
 class Job(ABC, Generic[SomeOptions]):
     """One run of a command. A subclass opens its outputs, loads, decodes and writes."""
 
+    what = "prompt"  # a row of the input
+    reading: ClassVar[Mapping[str, Any]] = {}  # how the input is read, besides the options
+
     def __init__(self, options: SomeOptions, interrupt: Interrupt) -> None:
         self.options, self.interrupt = options, interrupt
         self.listeners: list[Listener] = []  # each gets every event, in this order
+        self.output: RecordOutput | None = None  # of records, one or more for each row
+        self.shown = False  # the view shows results in place of `output`
         self.view: Any = None  # draws what is live; `hide` takes it away
         self.failed = 0  # rows
         self.lone = False  # there is one prompt, so messages do not say which
+        self.subjects: dict[str, str] = {}  # what messages call the rows that failed, by id
         self.load_s = 0.0
-        self.reuse = notes.Reuse(None)
+        self.reuse = Reuse(None)
+        interrupt.hide = self.hide
+        self._cuts: set[str] = set()  # notes of prompts that were cut
+
+    @classmethod
+    def perform(cls, options: SomeOptions) -> int | None:
+        """Do what the options say. Returns the exit status, or None if there is no input."""
+        with Interrupt() as interrupt, ExitStack() as stack:
+            job = cls(options, interrupt)
+            status = job.prepare()
+            if status is None and job.read(stack):
+                status = job.run()
+            return status
+
+    def prepare(self) -> int | None:
+        """Settings without those of the checkpoint. Returns the exit status where that is all, else None."""
+        self.layers = self.options.layers()
+        self.early = resolve(self.layers, tentative=True)
+        return None
+
+    def read(self, stack: ExitStack) -> bool:
+        """Open the input. Returns whether there is one."""
+        rows = self.options.prompts(self.hide, **self.reading)
+        if rows is not None:
+            self.input: Rows = iter(stack.enter_context(rows))
+            self.lone = rows.is_alone()
+        return rows is not None
 
     def run(self) -> int:
         """Load, decode, write. Returns the exit status."""
@@ -72,6 +110,8 @@ class Job(ABC, Generic[SomeOptions]):
         """The exit status. Raises CheckError where a requested check failed."""
         return self.interrupt.status or int(Exit.ROWS_FAILED if self.failed else Exit.DONE)
 
+    # -- on the terminal -----------------------------------------------------------------------------------------------
+
     def open_consoles(self) -> None:
         """Make `out` for results and `err` for everything else."""
         from genctl.render.console import make_consoles
@@ -90,25 +130,39 @@ class Job(ABC, Generic[SomeOptions]):
         self.hide()
         print_message(line)
 
-    def of(self, row: InputRow | BadRow, *more: str, what: str = "prompt") -> str:
+    def of(self, row: InputRow | BadRow, *more: str) -> str:
         """What a message is about, before its colon: `prompt 2, run a: `; "" where there is nothing to tell apart."""
-        words = [*([] if self.lone else [f"{what} {row.name}"]), *more]
+        words = [*([] if self.lone else [f"{self.what} {row.name}"]), *more]
         return f"{', '.join(words)}: " if words else ""
 
+    def remark(self, line: str) -> None:
+        """Print a note on standard error."""
+        self.say(f"note: {line}")
+
     def note(self, *lines: str) -> None:
-        """Print notes on standard error, but not with --quiet."""
+        """Print notes, but not with --quiet."""
         for line in () if self.options.quiet else lines:
-            self.say(f"note: {line}")
+            self.remark(line)
 
     def detail(self, *lines: str) -> None:
-        """Print notes on standard error, with --verbose only."""
+        """Print notes with --verbose only."""
         for line in lines if self.options.verbose else ():
-            self.say(f"note: {line}")
+            self.remark(line)
+
+    def say_failed(self, record: Mapping[str, Any]) -> None:
+        """Print why a row failed."""
+        self.say(f"error: {self.subjects.pop(record['id'], '')}{record['error']['message']}")
+
+    def say_shortage(self, what: str, width: int, fewer: int) -> None:
+        """Say that memory is short."""
+        self.remark(f"not enough memory for {width} {what} at once, going on with {fewer}")
+
+    # -- outputs -------------------------------------------------------------------------------------------------------
 
     def open_event_log(self, stack: ExitStack, path: str | None, *, force: bool) -> None:
         """Add the listener that writes --events."""
         if path is not None:
-            self.listeners.append(stack.enter_context(EventFile(path, force=force)).write)
+            self.listeners.append(event_writer(stack, path, force=force))
 
     def sink(self, stack: ExitStack, path: str | None, *, force: bool, stdout: Any = None) -> writers.Sink:
         """Where results go; an error gives it up, so that no old file is lost to it."""
@@ -132,18 +186,18 @@ class Job(ABC, Generic[SomeOptions]):
 
         session = Session.load(
             runtime,
-            allow_pickle=options.allow_pickle,
-            trust_remote_code=options.trust_remote_code,
+            **options.trust,
             allow_plugins=options.allow_plugins,
             on_event=on_event,
             layers=layers,
-            need_tokenizer=are_texts(options) if need_tokenizer is None else need_tokenizer,
+            need_tokenizer=options.are_texts if need_tokenizer is None else need_tokenizer,
         )
         self.load_s += time.perf_counter() - began
         first_sign.clear()
         self.hide()
-        notes.announce_compiling(session, self.say, quiet=options.quiet)
-        self.reuse = notes.Reuse(runtime.prompt_cache)
+        if session.forward.compiled is not None:
+            session.forward.compiled.say = self.note
+        self.reuse = Reuse(runtime.prompt_cache)
         return session
 
     def settle(self, session: Session, layers: Sequence[Layer], strategy_name: str | None = None) -> Resolved:
@@ -151,8 +205,13 @@ class Job(ABC, Generic[SomeOptions]):
         resolved = session.resolve(layers)
         kind = session.check(resolved)
         if strategy_name is not None:
-            strategy.check(strategy_name, kind)
+            named_strategies.check(strategy_name, kind)
         return resolved
+
+    def describe(self, session: Session, resolved: Resolved, prefix: str = "") -> None:
+        """Notes on the settings, and on what the checkpoint makes of them."""
+        self.detail(*(f"{prefix}{line}" for line in resolved.notes))
+        self.note(*(f"{prefix}{line}" for line in (*resolved.notices, *cache_notes(session, resolved))))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -160,6 +219,30 @@ class Job(ABC, Generic[SomeOptions]):
         """The settings of one row: `base`, with the row's own above it. Raises PresetError or InputError."""
         own = {**row.params, **{key: value for key, value in row.extra.items() if key != "reference"}}
         return overlay(base, row_layer(own, row.where)) if own else base
+
+    def usable(self, rows: Rows, make: Callable[[InputRow], Made]) -> Iterator[tuple[InputRow, Made]]:
+        """Each row with what `make` makes of it; a row that is bad, or of which it makes nothing, fails."""
+        for row in rows:
+            if isinstance(row, BadRow):
+                self.fail(row, row.code, row.message)
+                continue
+            try:
+                made = make(row)
+            except GenctlError as error:
+                self.fail(row, error.code, error.message)
+            else:
+                yield row, made
+
+    def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False) -> None:
+        """Count a row that failed, and write its record; where there is none to read, say why, unless it is `said`."""
+        self.failed += 1
+        record = error_record(row.id, code, message)
+        self.subjects[row.id] = self.of(row)
+        with self.interrupt.busy():
+            if (self.output is None or self.shown) and not said:
+                self.say_failed(record)
+            if self.output is not None:
+                self.output.put(row.index, [record])
 
     # -- stream --------------------------------------------------------------------------------------------------------
 
@@ -170,6 +253,21 @@ class Job(ABC, Generic[SomeOptions]):
                 with self.interrupt.busy():
                     for listener in listeners:
                         listener(event)
+
+    def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
+        """The row of a lane that begins, and the settings of its run."""
+        raise NotImplementedError
+
+    def note_cut(self, event: Event) -> None:
+        """A listener that says which prompts were shortened, once for all runs that read one alike."""
+        if isinstance(event, Began) and (taken := event.settings.get("truncated", 0)):
+            row, runtime = self.source_of(event.lane)
+            side = row.params.get("truncate", runtime.truncate)
+            were = count(taken, "token was", "tokens were")
+            note = f"{self.of(row)}{were} taken from the prompt (--truncate {side})"
+            if note not in self._cuts:
+                self._cuts.add(note)
+                self.remark(note)
 
     def _rescue(self, stack: ExitStack) -> None:
         """The model does not return after a signal: write what there is, from the thread that noticed."""
@@ -194,6 +292,12 @@ def _libraries_hushed() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+def start_seed(*resolved: Resolved) -> int:
+    """The seed of a run: the first that is set, else a random one."""
+    given = next((one.runtime.seed for one in resolved if one.runtime.seed is not None), None)
+    return random_seed() if given is None else given
 
 
 def seed_of(row: InputRow, resolved: Resolved, start: int) -> int:

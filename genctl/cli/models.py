@@ -1,23 +1,19 @@
 """`genctl models`: list the checkpoints that are at hand."""
-# ruff: noqa: RUF009 — `option` returns a dataclass field, which is what a dataclass default may be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from genctl.cli.options import COLOR
 from genctl.cli.table import Color, Command, CommandOptions, option, switch
 from genctl.errors import Exit
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from genctl.models.listing import ListedModel
-
 COLUMNS = ("name", "architecture", "bytes", "dtype", "runtime", "context", "why_not_native", "path", "error")
-HEADS = ("model", "architecture", "size", "dtype", "runtime", "context")
-NUMBERS = ("size", "context")  # columns to the right
+HEADS = {"model": "", "architecture": "", "size": "", "dtype": "", "runtime": "", "context": "tokens"}  # name: unit
+
+if TYPE_CHECKING:
+    from genctl.models.listing import ListedModel
 
 
 @dataclass(frozen=True)
@@ -25,20 +21,18 @@ class ModelsOptions(CommandOptions):
     """The command line of `genctl models`."""
 
     format: Literal["text", "json", "jsonl", "tsv"] = option(
-        "how the list is written (default: text)", metavar="text|json|jsonl|tsv", default="text"
+        "how the list is written (default: text)", "text|json|jsonl|tsv", default="text"
     )
     verbose: bool = switch("say why a checkpoint does not run natively, and where it is", "--verbose", "-v")
-    color: Color = option("colours: auto decides for each stream (default: auto)", default="auto")
+    color: Color = COLOR
 
 
 MODELS = Command(
     "models",
     ModelsOptions,
     "genctl.cli.models:perform",
-    """List the built-in and the cached checkpoints.
-
-    Each with its architecture, size on disk, dtype, runtime (native, or transformers) and context length in tokens. A
-    damaged one is listed with the reason. The network is not used, and no weights are read.""",
+    """Each with its architecture, size on disk, dtype, runtime (native, or transformers) and context length in
+    tokens. A damaged one is listed with the reason. The network is not used, and no weights are read.""",
     ("genctl models", "genctl models -v", "genctl models --format jsonl"),
     knobs=(),
 )
@@ -48,6 +42,7 @@ def perform(options: ModelsOptions) -> int:
     """Write the list. Returns the exit status."""
     import json
 
+    from genctl.batch.printable import printable
     from genctl.batch.writers import escaped, tsv_cell
     from genctl.models.listing import available
     from genctl.render.console import make_consoles
@@ -63,10 +58,15 @@ def perform(options: ModelsOptions) -> int:
         lines = [COLUMNS, *([tsv_cell(record[name]) for name in COLUMNS] for record in records)]
         out.file.write("".join("\t".join(line) + "\n" for line in lines))
     elif out.is_terminal:
-        _show(out, models, verbose=options.verbose)
+        from genctl.render.fact_list import fact_lines
+
+        facts = [[printable(cell) for cell in _cells(model)] for model in models]
+        beneath = [[printable(line) for line in _details(model, verbose=options.verbose)] for model in models]
+        for line in fact_lines(HEADS, facts, beneath, out):
+            out.print(line)
     else:
         rows = ([*_cells(model), *_details(model, verbose=options.verbose)] for model in models)
-        out.file.write("".join("\t".join(tsv_cell(cell) for cell in row) + "\n" for row in rows))
+        out.file.write("".join("\t".join(map(tsv_cell, row)) + "\n" for row in rows))
     return int(Exit.DONE)
 
 
@@ -92,33 +92,3 @@ def _size(count: int) -> str:
             break
         size /= 1000
     return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}"
-
-
-def _show(out: Console, models: Sequence[ListedModel], *, verbose: bool) -> None:
-    """A table where it fits, else the name of a model with its facts beneath."""
-    from rich.text import Text
-
-    from genctl.batch.printable import printable
-
-    rows = [[printable(cell) for cell in _cells(model)] for model in models]
-    widths = [max(map(len, column)) for column in zip(HEADS, *rows, strict=True)]
-    fits = sum(widths) + 2 * (len(widths) - 1) <= out.width
-
-    def line(cells: Sequence[str]) -> str:
-        pairs = zip(cells, widths, HEADS, strict=True)
-        padded = [f"{cell:{'>' if head in NUMBERS else '<'}{width}}" for cell, width, head in pairs]
-        return "  ".join(padded).rstrip()
-
-    def show(text: str, style: str = "", indent: int = 0) -> None:
-        for part in Text(text, style).wrap(out, out.width - indent, overflow="fold"):
-            out.print(Text(" " * indent) + part)
-
-    if fits:
-        show(line(HEADS), "dim")
-    for model, cells in zip(models, rows, strict=True):
-        show(line(cells) if fits else cells[0], "" if fits else "bold")
-        if not fits and model.error is None:
-            known = cells[1:5] if model.context is None else [*cells[1:5], f"{cells[5]} tokens"]
-            show(" · ".join(known), indent=2)
-        for detail in _details(model, verbose=verbose):
-            show(printable(detail), "dim", indent=2)

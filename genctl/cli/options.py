@@ -3,27 +3,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from genctl.batch import readers
 from genctl.batch.template import Template
 from genctl.batch.template import read as read_template
-from genctl.cli.table import Color, CommandOptions, Conflict, argument, given, knob_layers, option, repeated, switch
+from genctl.cli.standard_streams import is_terminal
+from genctl.cli.table import (
+    Color,
+    CommandOptions,
+    Conflict,
+    OptionGroup,
+    argument,
+    given,
+    knob_layers,
+    option,
+    switch,
+)
+from genctl.config import settings
 from genctl.config.layers import Layer
 
-IN_OUT, SETTINGS, SHOWN, CHECKS, TRUST = "Input and output", "Settings", "What is shown", "Checks", "Trust"
+IN_OUT, SETTINGS, SHOWN = OptionGroup("Input and output"), OptionGroup("Settings"), OptionGroup("What is shown")
+CHECKS, TRUST = OptionGroup("Checks"), OptionGroup("Trust")
+SHOWN_TOP = 3  # alternatives shown with --scores
 PROMPTS = "prompts; without them --input, else standard input"
 
 InputFormat = Literal["lines", "text", "jsonl", "nul"]
 TreeFormat = Literal["text", "dot", "json"]
 
-WATCH: Any = repeated(
-    "show this token's log-probability and rank at each step: its text, or id:N; repeatable",
-    "--watch",
-    metavar="TOKEN",
-    group=SHOWN,
+COLOR: Any = option("colours: auto decides for each stream (default: auto)", default="auto")
+QUIET: Any = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
+EVENTS: Any = SHOWN.option("also write every event as JSON lines", "FILE")
+PLUGINS: Any = TRUST.switch("let presets name processors by dotted path")
+WATCH: Any = SHOWN.repeated(
+    "show this token's log-probability and rank at each step: its text, or id:N; repeatable", "TOKEN", "--watch"
+)
+TIMING: Conflict = (
+    given("timing", format=("text", "md", "tsv")),
+    "--timing adds seconds to records, but --format {format} has no place for them",
 )
 WATCH_TSV: Conflict = (
     given("watch", without=["events"], format=["tsv"]),
@@ -31,26 +52,30 @@ WATCH_TSV: Conflict = (
 )
 
 
+def shown_top(options: Any) -> int:
+    """How many alternatives are asked for: --top-logprobs, else what --scores shows."""
+    given: int | None = options.top_logprobs
+    return given if given is not None else SHOWN_TOP if options.scores and options.format == "text" else 0
+
+
 @dataclass(frozen=True)
 class ModelOptions(CommandOptions):
     """What every command takes that reads prompts and loads a checkpoint."""
 
     arguments: tuple[str, ...] = argument(PROMPTS, "PROMPT")
-    input: str | None = option("read prompts from a file; - is stdin", "--input", "-i", metavar="FILE", group=IN_OUT)
-    input_format: InputFormat | None = option(
-        "how prompts are separated (default: lines; jsonl for *.jsonl)", group=IN_OUT
+    input: str | None = IN_OUT.option("read prompts from a file; - is stdin", "FILE", "--input", "-i")
+    input_format: InputFormat | None = IN_OUT.option("how prompts are separated (default: lines; jsonl for *.jsonl)")
+    template: str | None = IN_OUT.option(
+        "make each prompt of a text with {prompt}, or the {fields} of JSONL rows", "TEXT|@FILE"
     )
-    template: str | None = option(
-        "make each prompt of a text with {prompt}, or the {fields} of JSONL rows", metavar="TEXT|@FILE", group=IN_OUT
-    )
-    output: str | None = option("write results to a file", "--output", "-o", metavar="FILE", group=IN_OUT)
-    force: bool = switch("replace an existing --output file", group=IN_OUT)
+    output: str | None = IN_OUT.option("write results to a file", "FILE", "--output", "-o")
+    force: bool = IN_OUT.switch("replace an existing --output file")
     format: str = "text"
-    quiet: bool = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
+    quiet: bool = QUIET
     verbose: bool = switch("say what is loaded; show the summary even in a pipe", "--verbose", "-v")
-    color: Color = option("colours: auto decides for each stream (default: auto)", default="auto")
-    allow_pickle: bool = switch("load pickle weights, which can run code", group=TRUST)
-    trust_remote_code: bool = switch("run Python code that comes with a checkpoint", group=TRUST)
+    color: Color = COLOR
+    allow_pickle: bool = TRUST.switch("load pickle weights, which can run code")
+    trust_remote_code: bool = TRUST.switch("run Python code that comes with a checkpoint")
     allow_plugins: bool = False
     flags: Sequence[Layer] = ()  # flags of knobs, `--set` and `--strategy`
 
@@ -58,6 +83,10 @@ class ModelOptions(CommandOptions):
         """The same options with their `flags`. Raises UsageError or PresetError."""
         values = vars(self)  # not every command takes --set and --strategy
         return replace(self, flags=knob_layers(knobs, values.get("set", ()), values.get("strategy")))
+
+    def layers(self) -> list[Layer]:
+        """The settings of the job, lowest first, without those of the checkpoint."""
+        return [*settings.standing_layers(), *self.flags]
 
     @cached_property
     def prompt_template(self) -> Template | None:
@@ -69,14 +98,62 @@ class ModelOptions(CommandOptions):
         """Whether results go to a file of their own."""
         return self.output not in (None, "-")
 
+    @property
+    def on_screen(self) -> bool:
+        """Whether results go to a terminal, for a person to read."""
+        return self.output is None and self.format == "text" and is_terminal(sys.stdout)
+
+    @property
+    def input_kind(self) -> str:
+        """How the prompts of a file or of standard input are separated."""
+        return readers.format_of(self.input_format, self.input or "")
+
+    @property
+    def are_texts(self) -> bool:
+        """Whether every prompt is a text, which needs a tokenizer; JSONL rows may hold token ids."""
+        return bool(self.arguments) or self.template is not None or self.input_kind != "jsonl"
+
+    @property
+    def trust(self) -> dict[str, bool]:
+        """What of a checkpoint may run code."""
+        return {"allow_pickle": self.allow_pickle, "trust_remote_code": self.trust_remote_code}
+
+    def prompts(self, hide: Callable[[], object], **how: Any) -> readers.Prompts | None:
+        """The prompts of the command line, or None if there is none. `how` goes to `readers.open_prompts`.
+
+        Remarks on the input go to standard error, after `hide` has taken away what moves there.
+        """
+
+        def say(line: str) -> None:
+            if not self.quiet:
+                hide()
+                from genctl.render.message import print_message
+
+                print_message(line)
+
+        return readers.open_prompts(
+            self.arguments,
+            self.input,
+            sys.stdin,
+            stdin_is_terminal=sys.stdin is None or is_terminal(sys.stdin),
+            format=self.input_format,
+            template=self.prompt_template,
+            say=say,
+            **how,
+        )
+
 
 @dataclass(frozen=True)
 class PresetOptions(ModelOptions):
     """The same with the settings of one run."""
 
-    presets: tuple[str, ...] = repeated(
-        "a preset by name or path; the last one wins", "--preset", "-p", metavar="NAME", group=SETTINGS
+    presets: tuple[str, ...] = SETTINGS.repeated(
+        "a preset by name or path; the last one wins", "NAME", "--preset", "-p"
     )
-    set: tuple[str, ...] = repeated("any preset key, as a TOML value", metavar="KEY=VALUE", group=SETTINGS)
-    strategy: str | None = option("a decoding mode by name; other flags refine it", metavar="NAME", group=SETTINGS)
-    allow_plugins: bool = switch("let presets name processors by dotted path", group=TRUST)
+    set: tuple[str, ...] = SETTINGS.repeated("any preset key, as a TOML value", "KEY=VALUE")
+    strategy: str | None = SETTINGS.option("a decoding mode by name; other flags refine it", "NAME")
+    allow_plugins: bool = PLUGINS
+    beneath: Sequence[Layer] = ()  # settings of the command itself, below everything else
+
+    def layers(self) -> list[Layer]:
+        return [*self.beneath, *settings.standing_layers(self.presets), *self.flags]

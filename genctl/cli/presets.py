@@ -35,18 +35,13 @@ def _out(color: Any) -> Console:
     return make_consoles(color)[0]
 
 
-def _print(out: Console, text: str) -> None:
-    """Print `text` as it is: not wrapped, not coloured, tabs kept, without markup."""
-    out.file.write(text)
-
-
 def _columns(out: Console, rows: list[tuple[str, str, str]]) -> None:
     """Print name, folder and purpose; on a terminal as a table that wraps, in a pipe between tabs."""
     from rich.table import Table
     from rich.text import Text
 
     if not out.is_terminal:
-        _print(out, "".join("\t".join(row) + "\n" for row in rows))
+        out.file.write("".join("\t".join(row) + "\n" for row in rows))
         return
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
@@ -75,7 +70,7 @@ def list_presets(format: Listing = "text", color: Color = "auto") -> None:
         entries.append(entry)
     out = _out(color)
     if format == "json":
-        _print(out, json.dumps(entries, indent=2) + "\n")
+        out.file.write(json.dumps(entries, indent=2) + "\n")
         return
     about = [printable(f"broken: {entry['error']}" if "error" in entry else entry["about"]) for entry in entries]
     _columns(out, [(entry["name"], entry["where"], line) for entry, line in zip(entries, about, strict=True)])
@@ -95,14 +90,14 @@ def show(
 
     if not raw:
         resolved = resolve(presets.load([name]))
-        _print(_out(color), to_toml(resolved, defaults=False))
+        _out(color).file.write(to_toml(resolved, defaults=False))
         return
     path = presets.find(name)
     text = decode(read_bytes(path), presets.short(path))
     out = _out(color)
     if out.is_terminal:  # control characters in a file must not reach the terminal
         text = "".join(mark if mark in "\n\t" else printable(mark) for mark in text)
-    _print(out, text)
+    out.file.write(text)
 
 
 @app.command(cls=TableCommand)
@@ -126,7 +121,7 @@ def check(
             hints |= dict.fromkeys([error.hint] if error.hint else [])
         else:
             right.append(f"ok: {printable(name)}\n")
-    _print(_out(color), "".join(right))
+    _out(color).file.write("".join(right))
     if mistakes:
         raise PresetError("\n".join(mistakes), hint="; ".join(hints))
 
@@ -138,7 +133,7 @@ def schema(color: Color = "auto") -> None:
 
     from genctl.config.schema import schema as preset_schema
 
-    _print(_out(color), json.dumps(preset_schema(), indent=2, ensure_ascii=False) + "\n")
+    _out(color).file.write(json.dumps(preset_schema(), indent=2, ensure_ascii=False) + "\n")
 
 
 @app.command("path", cls=TableCommand)
@@ -152,8 +147,10 @@ def path_of(
 
     out = _out(color)
     if name is None:
-        _print(out, "".join(f"{folder.where}\t{printable(str(folder.path), 4096)}\n" for folder in presets.folders()))
+        out.file.write(
+            "".join(f"{folder.where}\t{printable(str(folder.path), 4096)}\n" for folder in presets.folders())
+        )
         return
     path: Path = presets.find(name)
     read_bytes(path)
-    _print(out, f"{printable(str(path.absolute()), 4096)}\n")
+    out.file.write(f"{printable(str(path.absolute()), 4096)}\n")

@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from genctl import collection, events
 from genctl.cli.event_log import read_recording
-from genctl.cli.inputs import is_terminal
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.options import TreeFormat
+from genctl.cli.options import COLOR, QUIET, SHOWN_TOP, TreeFormat
 from genctl.cli.run_options import TREE_ECHO
+from genctl.cli.standard_streams import is_terminal
 from genctl.cli.table import Color, Command, CommandOptions, Conflict, argument, because, given, option, switch
 from genctl.errors import Exit, UsageError
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from genctl.render.run_view import RunView
 
 STEP_S = 0.08  # between two steps; a recording does not say how long they took
-TOP = 3  # alternatives shown with --scores
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,20 @@ class ReplayOptions(CommandOptions):
 
     file: str = argument("a file that --events or --trace wrote; - is standard input", "FILE", required=True)
     step: bool = switch("wait for a key after each step: space or enter, q ends")
-    speed: float | None = option("speed factor (default: 1)", metavar="X")
+    speed: float | None = option("speed factor (default: 1)", "X")
     tree: bool = switch("draw the search tree at the end (on standard error where output is piped)")
     tree_format: TreeFormat | None = option("write the search tree instead of the texts")
-    echo: bool | None = option("begin the text with the prompt (default: on a terminal, dimmed)", "--echo/--no-echo")
+    echo: bool | None = option(
+        "begin the text with the prompt (default: on a terminal, dimmed)", None, "--echo/--no-echo"
+    )
     scores: bool = switch("show what was recorded of each token")
     explain: bool = switch("show what each logits processor did")
-    quiet: bool = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
-    color: Color = option("colours: auto decides for each stream (default: auto)", default="auto")
+    quiet: bool = QUIET
+    color: Color = COLOR
 
 
 def _live(options: ReplayOptions) -> bool:
     return options.tree_format is None and is_terminal(sys.stdout)
-
-
-def _in_pipe(options: ReplayOptions) -> bool:
-    return not _live(options)
 
 
 CONFLICTS: tuple[Conflict, ...] = (
@@ -60,7 +58,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     (given("tree_format", "speed"), "--tree-format {tree_format} writes the tree and shows no steps"),
     TREE_ECHO,
     *because(
-        _in_pipe,
+        lambda options: not _live(options),
         "",
         (given("step"), "--step is for a terminal, and standard output is none"),
         (given("speed"), "--speed is for a terminal, and standard output is none"),
@@ -75,9 +73,7 @@ REPLAY = Command(
     "replay",
     ReplayOptions,
     "genctl.cli.replay:perform",
-    """Show a recorded run again, as it was seen, or step by step.
-
-    The pace is even, since a recording does not say how long each step took. In a pipe, the texts.""",
+    """The pace is even, since a recording does not say how long each step took. In a pipe, the texts.""",
     ("genctl replay run.jsonl", "genctl replay run.jsonl --step"),
     conflicts=CONFLICTS,
     knobs=(),
@@ -101,7 +97,7 @@ def perform(options: ReplayOptions) -> int:
         raise UsageError("--step waits for keys on standard input, where the recording comes from")
     searching = any(isinstance(event, events.Began) and "beam" in event.strategy for event in recorded)
     with Interrupt(), ExitStack() as stack:
-        pause = stack.enter_context(_keys()) if options.step else _pace(STEP_S / (options.speed or 1.0))
+        wait = stack.enter_context(_keys()) if options.step else None
         if options.step and not options.quiet:
             print_message("space or enter: next step; q: end")
         view = stack.enter_context(_view(recorded, out, err, options, searching=searching or options.tree))
@@ -111,8 +107,9 @@ def perform(options: ReplayOptions) -> int:
             view.feed(event)
             if isinstance(event, events.Stepped):
                 came += 1
-                ended = not pause()
-                if ended:
+                if wait is None:
+                    time.sleep(STEP_S / (options.speed or 1.0))
+                elif ended := not wait():
                     break
     if not options.quiet:
         _sum_up(view, err)
@@ -133,30 +130,13 @@ def _view(
     )
     shared: dict[str, Any] = {name: getattr(options, name) for name in ("scores", "explain")}
     shared["echo"] = options.echo is not False if _live(options) else bool(options.echo)
+    # a clock that moves by a second each time it is read: every step is drawn
+    clock = count(1.0).__next__ if options.step else time.monotonic
     shared |= {"numbered": len(lanes) > 1}
-    shared |= {"top": TOP, "labels": several, "quiet": True, "clock": _Ticks() if options.step else time.monotonic}
+    shared |= {"top": SHOWN_TOP, "labels": several, "quiet": True, "clock": clock}
     if searching:
         return BeamView(out, err, tree=options.tree, formula=True, **shared)
     return RunView(out, err, live=True, **shared)
-
-
-class _Ticks:
-    """A clock that moves by a second each time it is read, so that every step is drawn."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
-def _pace(seconds: float) -> Callable[[], bool]:
-    def pause() -> bool:
-        time.sleep(seconds)
-        return True
-
-    return pause
 
 
 @contextmanager
@@ -187,37 +167,31 @@ def _wait_for_key(read: Callable[[int], str]) -> bool:
 
 def _write(recorded: list[events.Event], err: Console, options: ReplayOptions) -> int:
     """The final texts (or trees) to standard output; what else was asked for to standard error."""
+    from genctl.batch import writers
     from genctl.cli.beam_output import Search
     from genctl.render.console import discard
 
     shown = err if options.scores or options.explain else discard()
     search = Search(options, err, stream=options.tree_format is None, raw=False, live=False)
     view = _view(recorded, shown, err, options, searching=False)
-    with view, search, _trees(options.tree_format) as trees:
+    sink = writers.open_output(None, sys.stdout)
+    trees = writers.open_writer("json" if options.tree_format == "json" else "text", sink, on_error=lambda _: None)
+    with view, search:
         for event in recorded:
             view.feed(event)
             search.feed(event)
             if isinstance(event, events.Finished):
                 for record in search.records(event.lane):
                     trees.write(record)
-        unfinished = 0 if search.stream is None else search.stream.unfinished
+    if options.tree_format is not None:
+        trees.close()
+    unfinished = 0 if search.stream is None else search.stream.unfinished
     if unfinished:
         from genctl.render.message import print_message
 
         print_message(f"error: the recording ends before {unfinished} of its prompts are done")
         return int(Exit.ROWS_FAILED)
     return _status(recorded)
-
-
-@contextmanager
-def _trees(tree_format: str | None) -> Iterator[Any]:
-    from genctl.batch import writers
-
-    sink = writers.open_output(None, sys.stdout)
-    writer = writers.open_writer("json" if tree_format == "json" else "text", sink, on_error=lambda _: None)
-    yield writer
-    if tree_format is not None:
-        writer.close()
 
 
 def _sum_up(view: RunView, err: Console) -> None:

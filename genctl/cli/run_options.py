@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
-from genctl.cli.options import CHECKS, IN_OUT, SHOWN, WATCH, WATCH_TSV, PresetOptions, TreeFormat
-from genctl.cli.table import Command, Conflict, because, given, option, repeated, switch
+from genctl.cli.options import CHECKS, EVENTS, IN_OUT, SHOWN, TIMING, WATCH, WATCH_TSV, PresetOptions, TreeFormat
+from genctl.cli.table import Command, Conflict, because, given, needless_force, same_file
 from genctl.config.layers import Layer, Resolved
 from genctl.errors import UsageError
 
@@ -29,34 +29,32 @@ Ending = Literal["length", "empty", "stop", "time", "unmet"]
 class RunOptions(PresetOptions):
     """The command line of a generating command."""
 
-    resume: bool = switch("continue an interrupted --output (progress is kept in FILE.journal)", group=IN_OUT)
-    strict: bool = switch("stop at the first row that fails", group=IN_OUT)
-    format: Format = option("default: by the name of --output, else text", group=IN_OUT)
-    raw: bool = switch("write texts to a terminal as they are, control characters too", group=IN_OUT)
-    force: bool = switch("replace existing --output and --events files", group=IN_OUT)
-    unordered: bool = switch("write results as they finish, not in input order", group=IN_OUT)
-    stream: bool = switch("write text as soon as it is final", group=IN_OUT)
-    echo: bool | None = option(
-        "begin the text with the prompt (default: on a terminal, dimmed)", "--echo/--no-echo", group=SHOWN
+    resume: bool = IN_OUT.switch("continue an interrupted --output (progress is kept in FILE.journal)")
+    strict: bool = IN_OUT.switch("stop at the first row that fails")
+    format: Format = IN_OUT.option("default: by the name of --output, else text")
+    raw: bool = IN_OUT.switch("write texts to a terminal as they are, control characters too")
+    force: bool = IN_OUT.switch("replace existing --output and --events files")
+    unordered: bool = IN_OUT.switch("write results as they finish, not in input order")
+    stream: bool = IN_OUT.switch("write text as soon as it is final")
+    echo: bool | None = SHOWN.option(
+        "begin the text with the prompt (default: on a terminal, dimmed)", None, "--echo/--no-echo"
     )
-    scores: bool = switch("show token probabilities and alternatives", group=SHOWN)
-    top_logprobs: int | None = option("number of alternatives for each token", metavar="K", group=SHOWN, least=0)
+    scores: bool = SHOWN.switch("show token probabilities and alternatives")
+    top_logprobs: int | None = SHOWN.option("number of alternatives for each token", "K", least=0)
     watch: tuple[str, ...] = WATCH
-    explain: bool = switch("show what each logits processor did to each step", group=SHOWN)
-    events: str | None = option("also write every event as JSON lines", metavar="FILE", group=SHOWN)
-    timing: bool = switch("add load, prefill and decode seconds to records", group=SHOWN)
-    fail_on: tuple[Ending, ...] = repeated(
+    explain: bool = SHOWN.switch("show what each logits processor did to each step")
+    events: str | None = EVENTS
+    timing: bool = SHOWN.switch("add load, prefill and decode seconds to records")
+    fail_on: tuple[Ending, ...] = CHECKS.repeated(
         "exit with 4 if a sequence ended so, is empty, or lacks a forced word (unmet); repeatable",
-        metavar="length|empty|stop|time|unmet",
-        group=CHECKS,
+        "length|empty|stop|time|unmet",
     )
-    check_batch: bool = switch("decode each prompt alone as well; exit with 4 if tokens differ", group=CHECKS)
-    check_runtime: bool = switch(
-        "compare logits with transformers' on the first prompt and 16 steps; exit with 4 if far apart", group=CHECKS
+    check_batch: bool = CHECKS.switch("decode each prompt alone as well; exit with 4 if tokens differ")
+    check_runtime: bool = CHECKS.switch(
+        "compare logits with transformers' on the first prompt and 16 steps; exit with 4 if far apart"
     )
-    dry: bool = switch("print all settings as TOML, with their origins", group=CHECKS)
+    dry: bool = CHECKS.switch("print all settings as TOML, with their origins")
     view: Literal["run", "beam"] = "run"
-    beneath: Sequence[Layer] = ()  # settings of the command itself, below everything else
     tree: bool = False
     tree_format: TreeFormat | None = None
 
@@ -76,11 +74,9 @@ class RunOptions(PresetOptions):
 class BeamOptions(RunOptions):
     """The same for a search that can be watched."""
 
-    events: str | None = option(
-        "also write all events, for genctl replay", "--trace", "--events", metavar="FILE", group=SHOWN
-    )
-    tree: bool = switch("draw the search tree at the end", group=SHOWN)
-    tree_format: TreeFormat | None = option("write the search tree instead of the texts", group=SHOWN)
+    events: str | None = SHOWN.option("also write all events, for genctl replay", "FILE", "--trace", "--events")
+    tree: bool = SHOWN.switch("draw the search tree at the end")
+    tree_format: TreeFormat | None = SHOWN.option("write the search tree instead of the texts")
     view: Literal["run", "beam"] = "beam"
     beneath: Sequence[Layer] = BEAMS
 
@@ -94,34 +90,16 @@ def check_search(early: Resolved) -> None:
         )
 
 
-def _is_file(path: str) -> bool:
-    return path != "-" and not path.startswith("/dev/")
-
-
 RECORDS = ("json", "jsonl", "tsv")
-NO_OUTPUT: Conflict = (
-    given("force", without=["output"]),
-    "--force replaces an existing --output file, but there is no --output",
-)
-SAME_EVENTS: Conflict = (
-    lambda options: options.events is not None and options.events == options.output and _is_file(options.events),
-    "--events {events}: --output names the same file",
-)
 TREE_ECHO: Conflict = (
     lambda options: options.tree_format is not None and bool(options.echo),
     "--echo begins texts with their prompt, but --tree-format writes trees instead of texts",
 )
 TREES = "--tree-format {tree_format} writes trees instead of texts"
 CONFLICTS: tuple[Conflict, ...] = (
-    (
-        given("force", without=["output", "events"]),
-        "--force replaces an existing --output or --events file, but there is neither",
-    ),
-    SAME_EVENTS,
-    (
-        given("timing", format=("text", "tsv")),
-        "--timing adds seconds to records, but --format {format} has no place for them",
-    ),
+    needless_force("output", "events"),
+    same_file("events", "output"),
+    TIMING,
     (
         given("raw", format=RECORDS),
         "--raw writes texts as they are to a terminal, but --format {format} writes records",
@@ -165,10 +143,8 @@ BRIEF: dict[str, tuple[str, ...]] = {
 RUN = Command(
     "run",
     RunOptions,
-    "genctl.cli.run_job:perform",
-    """Continue prompts with a causal or an encoder-decoder checkpoint.
-
-    Prompts are arguments, else --input, else standard input, one per line. On a terminal the text streams as it is
+    "genctl.cli.run_job:RunJob",
+    """Prompts are arguments, else --input, else standard input, one per line. On a terminal the text streams as it is
     written; in a pipe it is plain.""",
     (
         'genctl run -m Qwen/Qwen3-0.6B --chat "What is a prime?"',
@@ -181,10 +157,8 @@ RUN = Command(
 BEAM = Command(
     "beam",
     BeamOptions,
-    "genctl.cli.run_job:perform",
-    """Search for the best continuation, and watch the beams.
-
-    As genctl run, with num_beams = 5 where nothing else sets it. On a terminal the beams evolve, and a table of all
+    "genctl.cli.run_job:RunJob",
+    """As genctl run, with num_beams = 5 where nothing else sets it. On a terminal the beams evolve, and a table of all
     finished hypotheses follows, with the formula of the score. In a pipe comes the best text, or with
     --num-return-sequences N and --format tsv or jsonl the N best with their scores (and, in jsonl, `parents`: the row
     that each token continued).""",

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from genctl.batch import scored, writers
-from genctl.batch.readers import format_of
-from genctl.batch.records import error_record
+from genctl.batch.record_output import RecordOutput
 from genctl.batch.rows import BadRow, InputRow
-from genctl.cli.inputs import is_terminal, prompts_of
 from genctl.cli.interrupt import Interrupt
-from genctl.cli.job import WIDTH, Job
-from genctl.cli.output import nowhere
+from genctl.cli.job import WIDTH, Job, Rows
+from genctl.cli.options import shown_top
 from genctl.cli.score_options import ScoreOptions, check_encoding
-from genctl.config import settings
-from genctl.config.layers import Resolved, resolve
+from genctl.cli.standard_streams import is_terminal
 from genctl.errors import GenctlError, InputError
 from genctl.plural import count
 
@@ -30,50 +26,39 @@ if TYPE_CHECKING:
     from genctl.scoring.texts import TextToScore
     from genctl.session import Session
 
-Rows = Iterator[InputRow | BadRow]
-
 SORTED = 4  # batches that are sorted by length together
-SHOWN_TOP = 3  # alternatives shown with --scores on a terminal unless --top-logprobs says otherwise
 BY = {"mean": "mean log-probability", "total": "total log-probability", "bits-per-byte": "bits per byte"}
-
-
-def perform(options: ScoreOptions) -> int | None:
-    """Do what the options say. Returns the exit status, or None if there is no text."""
-    check_encoding(options)
-    early = resolve([*settings.standing_layers(), *options.flags], tentative=True)
-    rows = prompts_of(options, fields=scored.fields)
-    if rows is None:
-        return None
-    with Interrupt() as interrupt, rows:
-        return ScoreJob(options, early, iter(rows), interrupt, lone=rows.is_alone()).run()
 
 
 class ScoreJob(Job[ScoreOptions]):
     """One run of `genctl score`."""
 
-    def __init__(self, options: ScoreOptions, early: Resolved, rows: Rows, interrupt: Interrupt, *, lone: bool) -> None:
+    what = "text"
+    reading: ClassVar = {"fields": scored.fields}
+
+    def __init__(self, options: ScoreOptions, interrupt: Interrupt) -> None:
         super().__init__(options, interrupt)
-        self.early, self.rows = early, rows
         self.open_consoles()
-        self.live = options.output is None and options.format == "text" and is_terminal(sys.stdout)
+        self.shown = options.on_screen
         self.details = options.scores or options.top_logprobs is not None
-        shown = SHOWN_TOP if options.scores and options.format == "text" else 0
-        self.top = shown if options.top_logprobs is None else options.top_logprobs
-        self.lone = lone
-        self.labels = not (options.rank or self.lone)
-        self.subjects: dict[str, str] = {}  # what messages call the texts that failed, by id
+        self.top = shown_top(options)
         self.texts = self.tokens = self.bytes = 0
         self.nll = 0.0
         self.mapped = False  # a heat map was shown
 
+    def prepare(self) -> int | None:
+        """Settings without those of the checkpoint."""
+        check_encoding(self.options)
+        return super().prepare()
+
     def open(self, stack: ExitStack) -> None:
         """Open the output."""
         options = self.options
-        writer: writers.Writer = nowhere()
-        if not self.live:
+        writer: writers.Writer = writers.Unclosed()
+        if not self.shown:
             sink = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
-            writer = scored.open_writer(options.format, sink, on_error=self._say_failed)
-        self.ordered = writers.Ordered(writer)
+            writer = scored.open_writer(options.format, sink, on_error=self.say_failed)
+        self.output: RecordOutput = RecordOutput(writer)
 
     def load(self) -> None:
         """Load the checkpoint."""
@@ -97,12 +82,12 @@ class ScoreJob(Job[ScoreOptions]):
         self.interrupt.gentle = True
         for row, outcome in self.scorer.score(self._wanted(), self.interrupt):
             if isinstance(outcome, GenctlError):
-                self._failure(row, outcome.code, outcome.message)
+                self.fail(row, outcome.code, outcome.message)
                 continue
             self._show(row, outcome)
-            self.ordered.put(row.index, [self._record(row, one, self.scorer.loaded.name) for one in outcome])
+            self.output.put(row.index, [self._record(row, one, self.scorer.loaded.name) for one in outcome])
         self.detail(*self.scorer.findings)
-        self.ordered.close(partial=bool(self.interrupt.status))
+        self.output.close(cut_short=bool(self.interrupt.status))
 
     def status(self) -> int:
         """The exit status. Prints the summary."""
@@ -114,16 +99,16 @@ class ScoreJob(Job[ScoreOptions]):
         from genctl.scoring.scorer import Options, Scorer
 
         options = self.options
-        width = session.width(self.early, 1 if self.live else WIDTH)
+        width = session.width(self.early, 1 if self.shown else WIDTH)
         scoring = Options(
             add_eos=options.add_eos,
             stride=options.stride,
             window=options.window,
             by=options.by or "mean",
             batch_size=width,
-            chunk=width if self.live else SORTED * width,
+            chunk=width if self.shown else SORTED * width,
             detail=Detail(self.details, self.top),
-            captions=self.live or self.details,
+            captions=self.shown or self.details,
         )
         scorer = Scorer(session, scoring)
         scorer.check(context=options.context, target=options.target, rank=options.rank)
@@ -132,16 +117,9 @@ class ScoreJob(Job[ScoreOptions]):
     # -- before scoring ------------------------------------------------------------------------------------------------
 
     def _wanted(self) -> Iterator[tuple[InputRow, TextToScore]]:
-        one_row = self.options.rank and not self._jsonl
-        rows = self._read(self.rows)
-        for row in self._gathered(rows) if one_row else rows:
-            if isinstance(row, BadRow):
-                self._failure(row, row.code, row.message)
-                continue
-            try:
-                yield row, self._texts_of(row)
-            except InputError as error:
-                self._failure(row, error.code, error.message)
+        one_row = self.options.rank and self.options.input_kind != "jsonl"
+        rows = self._read(self.input)
+        yield from self.usable(self._gathered(rows) if one_row else rows, self._texts_of)
 
     def _read(self, rows: Rows) -> Rows:
         """The rows, until a signal comes: what waits for input is ended at once, and what was read is scored."""
@@ -169,10 +147,6 @@ class ScoreJob(Job[ScoreOptions]):
         if candidates and target is not None:
             raise InputError(f"{row.where}: the row has candidates, and --target is something else to score")
         return TextToScore(row.prompt or "", context, target, tuple(candidates))
-
-    @property
-    def _jsonl(self) -> bool:
-        return format_of(self.options.input_format, self.options.input or "") == "jsonl"
 
     def _gathered(self, rows: Rows) -> Iterator[InputRow]:
         """All texts of the input as candidates of one row. Raises InputError for the first that cannot be read."""
@@ -214,21 +188,21 @@ class ScoreJob(Job[ScoreOptions]):
             self.nll += one.nll
             self.tokens += one.count
             self.bytes += one.bytes
-        console = self.out if self.live else self.err
-        if not self.live and not (self.details and self.options.format == "text"):
+        console = self.out if self.shown else self.err
+        if not self.shown and not (self.details and self.options.format == "text"):
             return
         width = console.width
         lines = []
-        if self.labels:
+        if not (self.lone or self.options.rank):
             lines.append(widgets.header(width, f"text {row.name}", row.prompt or ""))
         ranked = outcome[0].rank is not None
-        if ranked and self.live:
+        if ranked and self.shown:
             entries = [token_heat.RankedToken(one.text, _figures(one)) for one in outcome]
             lines += token_heat.ranking(entries, BY[self.options.by or "mean"], width)
         for one in outcome:
             if ranked and self.details:
                 lines.append(widgets.header(width, f"rank {one.rank}", one.text))
-            if not ranked and self.live:
+            if not ranked and self.shown:
                 context = row.prompt if one.text != row.prompt else row.extra.get("context", self.options.context)
                 lines += token_heat.heat(context or "", one.lead, one.tokens, width)
                 self.mapped = True
@@ -236,16 +210,8 @@ class ScoreJob(Job[ScoreOptions]):
                 lines += token_heat.token_table(one.tokens, width, self.top)
         for line in lines:
             console.print(line)
-        if self.live and not ranked:
+        if self.shown and not ranked:
             put(console, Text(token_heat.figures(_figures(outcome[0]))))
-
-    def _failure(self, row: InputRow | BadRow, code: str, message: str) -> None:
-        self.failed += 1
-        record = error_record(row.id, code, message)
-        self.subjects[row.id] = self.of(row, what="text")
-        if self.live:
-            self._say_failed(record)
-        self.ordered.put(row.index, [record])
 
     def _sum_up(self) -> None:
         from rich.text import Text
@@ -258,30 +224,23 @@ class ScoreJob(Job[ScoreOptions]):
             return
         if self.mapped:
             put_words(self.out, token_heat.legend())
-        left_out = no_room(self.out.width) if self.live and self.details and self.texts else []
+        left_out = no_room(self.out.width) if self.shown and self.details and self.texts else []
         if left_out:
             self.out.print(Text(f"no room for {', '.join(left_out)}", style=theme.DIM))
-        wanted = self.options.verbose or self.live or is_terminal(sys.stderr)
+        wanted = self.options.verbose or self.shown or is_terminal(sys.stderr)
         if not wanted or self.options.rank or self.texts + self.failed < (1 if self.options.verbose else 2):
             return
         words = [count(self.texts, "text")]
         if self.tokens:
-            words.append(token_heat.figures(_sums(self.nll, self.tokens, self.bytes)))
+            from genctl.scoring.scorer import Scored
+
+            words.append(token_heat.figures(_figures(Scored("", (), self.nll, self.tokens, self.bytes, ()))))
         if self.failed:
             words.append(f"{self.failed} failed")
         self.say(" · ".join(words))
 
-    def _say_failed(self, record: Mapping[str, Any]) -> None:
-        self.say(f"error: {self.subjects.pop(record['id'], '')}{record['error']['message']}")
-
 
 def _figures(one: Scored) -> Figures:
-    return _sums(one.nll, one.count, one.bytes)
-
-
-def _sums(nll: float, tokens: int, bytes: int) -> Figures:
     from genctl.render.token_heat import Figures
-    from genctl.scoring.scorer import perplexity
 
-    bits = nll / math.log(2)
-    return Figures(nll, bits, perplexity(nll, tokens), bits / bytes if bytes else math.nan, tokens)
+    return Figures(one.nll, one.bits, one.ppl, one.bpb, one.count)

@@ -7,11 +7,10 @@ from typing import Literal
 
 from genctl import params
 from genctl.cli.options import IN_OUT, SHOWN, ModelOptions
-from genctl.cli.run_options import NO_OUTPUT
-from genctl.cli.table import Command, Conflict, argument, flag_of, given, option, switch
+from genctl.cli.table import Command, Conflict, OptionGroup, argument, flag_of, given, needless_force
 from genctl.errors import UsageError
 
-SCORED = "What is scored"
+SCORED = OptionGroup("What is scored")
 
 
 @dataclass(frozen=True)
@@ -19,33 +18,26 @@ class ScoreOptions(ModelOptions):
     """The command line of `genctl score`."""
 
     arguments: tuple[str, ...] = argument("texts; without them --input, else standard input", "TEXT")
-    format: Literal["text", "json", "jsonl", "tsv"] = option(
-        "how results are written (default: text)", group=IN_OUT, default="text"
+    format: Literal["text", "json", "jsonl", "tsv"] = IN_OUT.option(
+        "how results are written (default: text)", default="text"
     )
-    context: str | None = option("what the text continues: read, but not scored", metavar="TEXT", group=SCORED)
-    target: str | None = option(
-        "for an encoder-decoder: what is scored, with the text as its source", metavar="TEXT", group=SCORED
+    context: str | None = SCORED.option("what the text continues: read, but not scored", "TEXT")
+    target: str | None = SCORED.option("for an encoder-decoder: what is scored, with the text as its source", "TEXT")
+    rank: bool = SCORED.switch("the texts are candidates for the one --context: sort them, best first")
+    by: Literal["mean", "total", "bits-per-byte"] | None = SCORED.option(
+        "what --rank sorts by: the mean or total log-probability, or bits per byte (default: mean)"
     )
-    rank: bool = switch("the texts are candidates for the one --context: sort them, best first", group=SCORED)
-    by: Literal["mean", "total", "bits-per-byte"] | None = option(
-        "what --rank sorts by: the mean or total log-probability, or bits per byte (default: mean)", group=SCORED
+    add_eos: bool = SCORED.switch("score an EOS at the end of each text, too")
+    stride: int | None = SCORED.option(
+        "read long texts in windows N tokens apart; a token has at least window - N tokens before it", "N", least=1
     )
-    add_eos: bool = switch("score an EOS at the end of each text, too", group=SCORED)
-    stride: int | None = option(
-        "read long texts in windows N tokens apart; a token has at least window - N tokens before it",
-        metavar="N",
-        group=SCORED,
-        least=1,
-    )
-    window: int | None = option(
-        "with --stride: tokens in a window (default: the context)", metavar="N", group=SCORED, least=1
-    )
-    scores: bool = switch("show each token's probability, rank and entropy", group=SHOWN)
-    top_logprobs: int | None = option("number of alternatives for each token", metavar="K", group=SHOWN, least=0)
+    window: int | None = SCORED.option("with --stride: tokens in a window (default: the context)", "N", least=1)
+    scores: bool = SHOWN.switch("show each token's probability, rank and entropy")
+    top_logprobs: int | None = SHOWN.option("number of alternatives for each token", "K", least=0)
 
 
 CONFLICTS: tuple[Conflict, ...] = (
-    NO_OUTPUT,
+    needless_force("output"),
     (
         given("window", without=["stride"]),
         "--window {window} is for long texts read with --stride, but there is no --stride",
@@ -77,17 +69,15 @@ def check_encoding(options: ScoreOptions) -> None:
 SCORE = Command(
     "score",
     ScoreOptions,
-    "genctl.cli.score_job:perform",
-    """Score texts: log-likelihood, perplexity and bits per byte, in total and for each token.
+    "genctl.cli.score_job:ScoreJob",
+    """On a terminal a heat map: each token in the colour of its probability, its tenths as a digit beneath. In a pipe
+    one line for each text: perplexity, negative log-likelihood in nats, scored tokens and the text (the target, where
+    there is one; tabs, newlines and other controls as escapes), between tabs. --format jsonl has everything; its
+    rows, as those of a JSONL input, have the keys text (or prompt), context, target and candidates.
 
-    On a terminal a heat map: each token in the colour of its probability, its tenths as a digit beneath. In a pipe one
-    line for each text: perplexity, negative log-likelihood in nats, scored tokens and the text (the target, where there
-    is one; tabs, newlines and other controls as escapes), between tabs. --format jsonl has everything; its rows, as
-    those of a JSONL input, have the keys text (or prompt), context, target and candidates.
-
-    Every token counts that the model's own loss counts: all but the first, for which a causal model has no score. Where
-    the tokenizer puts BOS in front, that is the first. Special tokens that the tokenizer adds at the end are scored.
-    Bits per byte divides by the UTF-8 bytes of the text, without those of a first token that has no score.
+    Every token counts that the model's own loss counts: all but the first, for which a causal model has no score.
+    Where the tokenizer puts BOS in front, that is the first. Special tokens that the tokenizer adds at the end are
+    scored. Bits per byte divides by the UTF-8 bytes of the text, without those of a first token that has no score.
 
     A context is tokenised as it is alone, and the text as it continues from there; nothing is put between them, so
     begin the text with a space where there is one.""",

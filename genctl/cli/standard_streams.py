@@ -30,6 +30,14 @@ def mend() -> None:
     sys.stderr = _diagnostics(sys.stderr)
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal. One that is missing or closed is none."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
 def say_interrupted() -> None:
     """Say on standard error that Ctrl-C ended the command, past what another thread may hold of the stream."""
     with suppress(OSError):
@@ -43,20 +51,23 @@ def let_go() -> None:
             stream.flush()
         except (OSError, ValueError):
             with suppress(OSError, ValueError):
-                devnull = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(devnull, stream.fileno())
-                os.close(devnull)
+                _stand_in(stream.fileno(), os.O_WRONLY)
 
 
 def _fill(descriptor: int, mode: int) -> None:
     try:
         os.fstat(descriptor)
     except OSError:
-        stand_in = os.open(os.devnull, mode)  # the lowest number that is free
-        if stand_in != descriptor:
-            os.dup2(stand_in, descriptor)
-            os.close(stand_in)
+        _stand_in(descriptor, mode)
         os.set_inheritable(descriptor, True)
+
+
+def _stand_in(descriptor: int, mode: int) -> None:
+    """Let a descriptor be the null device."""
+    devnull = os.open(os.devnull, mode)  # the lowest number that is free: perhaps the descriptor itself
+    if devnull != descriptor:
+        os.dup2(devnull, descriptor)
+        os.close(devnull)
 
 
 def _diagnostics(before: TextIO | None) -> TextIO:
@@ -94,6 +105,4 @@ def _unheard() -> Iterator[None]:
         pass
     except OSError:
         with suppress(OSError):
-            devnull = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(devnull, 2)
-            os.close(devnull)
+            _stand_in(2, os.O_WRONLY)

@@ -22,8 +22,8 @@ import typer.main
 from genctl import params
 from genctl.cli.completion import COMPLETIONS
 from genctl.cli.help import GENERAL, TableCommand, help_all
-from genctl.cli.strategy import layer as strategy_layer
 from genctl.config.layers import Layer, flags_layer
+from genctl.config.named_strategies import layer as strategy_layer
 from genctl.errors import Exit, UsageError
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -46,27 +46,27 @@ class CommandOptions:
 # -- rows of the table -------------------------------------------------------------------------------------------------
 
 
-def option(
-    help: str,
-    *flags: str,
-    metavar: str | None = None,
-    group: str = GENERAL,
-    default: Any = None,
-    least: int | None = None,
-) -> Any:
-    """A field that is an option. Without `flags`, its flag is its name. `least` is the lowest value it takes."""
-    row = {"help": help, "flags": flags, "metavar": metavar, "group": group, "least": least}
-    return dataclasses.field(default=default, metadata=row)
+class OptionGroup(str):
+    """A heading of the help. Its methods make the options under it: fields of the table of a command."""
+
+    def option(
+        self, help: str, metavar: str | None = None, *flags: str, default: Any = None, least: int | None = None
+    ) -> Any:
+        """A field that is an option. Without `flags`, its flag is its name. `least` is the lowest value it takes."""
+        row = {"help": help, "flags": flags, "metavar": metavar, "group": str(self), "least": least}
+        return dataclasses.field(default=default, metadata=row)
+
+    def switch(self, help: str, *flags: str) -> Any:
+        """A field that is an option without a value."""
+        return self.option(help, None, *flags, default=False)
+
+    def repeated(self, help: str, metavar: str, *flags: str) -> Any:
+        """A field `tuple[T, ...]` that is an option and may be given several times."""
+        return self.option(help, metavar, *flags, default=())
 
 
-def switch(help: str, *flags: str, group: str = GENERAL) -> Any:
-    """A field that is an option without a value."""
-    return option(help, *flags, group=group, default=False)
-
-
-def repeated(help: str, *flags: str, metavar: str, group: str = GENERAL) -> Any:
-    """A field `tuple[T, ...]` that is an option and may be given several times."""
-    return option(help, *flags, metavar=metavar, group=group, default=())
+_GENERAL = OptionGroup(GENERAL)
+option, switch, repeated = _GENERAL.option, _GENERAL.switch, _GENERAL.repeated
 
 
 def argument(help: str, metavar: str, *, required: bool = False) -> Any:
@@ -124,17 +124,12 @@ def check(options: CommandOptions, conflicts: Iterable[Conflict]) -> None:
     """
     for item in _rows(type(options)):
         least, value = item.metadata["least"], getattr(options, item.name)
-        if least is not None and value is not None:
-            check_count(_flags(item)[0].lstrip("-"), value, least=least)
+        if least is not None and value is not None and not value >= least:
+            shown = value if isinstance(value, int) else f"{value:g}"
+            raise UsageError(f"{_flags(item)[0]} {shown}: must be at least {least}")
     for when, sentence in conflicts:
         if when(options):
             raise UsageError(sentence.format_map(vars(options)))
-
-
-def check_count(name: str, value: float | None, *, least: int) -> None:
-    """Raises UsageError if a numeric option is below its bound."""
-    if value is not None and not value >= least:
-        raise UsageError(f"--{name} {value if isinstance(value, int) else f'{value:g}'}: must be at least {least}")
 
 
 def given(*names: str, without: Sequence[str] = (), **values: Sequence[Any]) -> Callable[[Any], bool]:
@@ -157,6 +152,24 @@ def because(when: Callable[[Any], object], start: str, *rows: Conflict) -> tuple
     return tuple((both(other), f"{start}{sentence}") for other, sentence in rows)
 
 
+def needless_force(*names: str) -> Conflict:
+    """--force without any of the files that it replaces."""
+    flags = [flag_of(name) for name in names]
+    absent = "there is neither" if flags[1:] else f"there is no {flags[0]}"
+    listed = " or ".join([", ".join(flags[:-1]), flags[-1]] if flags[1:] else flags)
+    return given("force", without=names), f"--force replaces an existing {listed} file, but {absent}"
+
+
+def same_file(name: str, other: str) -> Conflict:
+    """Two options that name the same file. Streams may be shared."""
+
+    def holds(options: Any) -> bool:
+        path = getattr(options, name)
+        return path is not None and path == getattr(options, other) and path != "-" and not path.startswith("/dev/")
+
+    return holds, f"{flag_of(name)} {{{name}}}: {flag_of(other)} names the same file"
+
+
 def flag_of(name: str) -> str:
     """The flag of a field that has no other."""
     return f"--{name.replace('_', '-')}"
@@ -167,10 +180,6 @@ def flag_of(name: str) -> str:
 
 class Mixed(str):
     """The value of a flag as it is typed: TOML (`true`, 3, `["a"]`), or bare text."""
-
-
-def _mixed(text: str) -> Mixed:
-    return Mixed(text)
 
 
 def _plain_type(hint: Any) -> Any:
@@ -199,7 +208,7 @@ def _knob_parameters(kinds: Sequence[type], without: frozenset[str]) -> Iterator
             if hint is not bool and not extra:
                 # read and checked with all other layers, so that every mistake is reported at once, in the same words
                 choices = "|".join(map(str, get_args(hint)))
-                extra = {"metavar": f"<{choices}>" if choices else METAVARS.get(hint, "VALUE"), "parser": _mixed}
+                extra = {"metavar": f"<{choices}>" if choices else METAVARS.get(hint, "VALUE"), "parser": Mixed}
                 hint = Mixed
             about = item.metadata["about"]
             if isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != "":
@@ -241,14 +250,15 @@ _HELP_ALL = _parameter(
 class Command:
     """A command: its table, what it checks, and the function that does it.
 
-    `perform` is `module:function`, imported when the command runs, not for its help. The function takes the options and
-    returns the exit status, or None where there is no input. `brief` is the short help: headings and names of options.
+    `perform` is `module:name` of a function or a `Job`, imported when the command runs, not for its help. It takes the
+    options and returns the exit status, or None where there is no input. `brief` is the short help: headings and names
+    of options.
     """
 
     name: str
     options: type[CommandOptions]
     perform: str
-    about: str
+    about: str = ""  # the help, without its first paragraph
     examples: tuple[str, ...] = ()
     brief: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     conflicts: tuple[Conflict, ...] = ()
@@ -256,8 +266,8 @@ class Command:
     without: frozenset[str] = frozenset()
     input: str = "prompt"  # what a command without input lacks
 
-    def build(self, epilog: str) -> Any:
-        """The command as Typer runs it."""
+    def build(self, epilog: str, summary: str = "") -> Any:
+        """The command as Typer runs it. `summary` is the first paragraph of its help."""
 
         def callback(ctx: typer.Context, help_all: bool = False, **given: Any) -> int:
             return self._run(ctx, given)
@@ -270,7 +280,9 @@ class Command:
         ]
         callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         app = typer.Typer(rich_markup_mode=None, context_settings=SETTINGS, add_completion=False)
-        app.command(self.name, cls=TableCommand, help=self.about, epilog=epilog)(callback)
+        app.command(
+            self.name, cls=TableCommand, help=f"{summary}\n\n{inspect.cleandoc(self.about)}".strip(), epilog=epilog
+        )(callback)
         command = typer.main.get_command(app)
         assert isinstance(command, TableCommand)
         command.examples, command.brief = self.examples, self.brief
@@ -287,7 +299,8 @@ class Command:
         options = self.parsed(given)
         check(options, self.conflicts)
         module, _, name = self.perform.partition(":")
-        status: int | None = getattr(import_module(module), name)(options)
+        target = getattr(import_module(module), name)
+        status: int | None = getattr(target, "perform", target)(options)
         if status is not None:
             return status
         print(context.get_usage(), file=sys.stderr)

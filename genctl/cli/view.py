@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from genctl.cli.inputs import is_terminal
+from genctl.cli.options import shown_top
 from genctl.cli.run_options import RunOptions
+from genctl.cli.standard_streams import is_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,9 +28,7 @@ def _has_details(options: RunOptions) -> bool:
     return options.scores or options.explain or bool(options.watch)
 
 
-def make_view(
-    options: RunOptions, out: Console, err: Console, *, live: bool, top: int, lone: bool, several: bool
-) -> RunView:
+def make_view(options: RunOptions, out: Console, err: Console, *, live: bool, lone: bool, several: bool) -> RunView:
     """The view of a run. Where records are written, it shows only the summary and what --scores asks for.
 
     `lone`: there is one prompt. `several`: it may have several texts.
@@ -38,10 +37,15 @@ def make_view(
     from genctl.render.run_view import RunView
 
     details = _has_details(options)
-    shared: dict[str, Any] = {name: getattr(options, name) for name in ("explain", "verbose")}
-    shared["echo"] = options.echo is not False if live else bool(options.echo)
-    scores = options.scores or bool(options.watch) or (options.top_logprobs or 0) > 0
-    shared |= {"scores": scores, "top": top, "labels": several or not lone, "numbered": not lone}
+    shared: dict[str, Any] = {
+        "explain": options.explain,
+        "verbose": options.verbose,
+        "echo": options.echo is not False if live else bool(options.echo),
+        "scores": options.scores or bool(options.watch) or (options.top_logprobs or 0) > 0,
+        "top": shown_top(options),
+        "labels": several or not lone,
+        "numbered": not lone,
+    }
     if live and options.view == "beam":
         from genctl.render.beam_view import BeamView
 

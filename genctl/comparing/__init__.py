@@ -1,1 +1,1 @@
-"""Several ways to continue the same prompts: what they are called, how they differ, what was recorded of them."""
+"""The runs of a comparison, their metrics, and recorded outputs."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from genctl.batch import jsonl
+from genctl.batch.printable import RefusedRow
 from genctl.batch.rows import InputRow
 from genctl.batch.writers import to_json
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
 from genctl.errors import InputError, reason_of
 from genctl.identity import brief, is_outdated
+from genctl.plural import count
 from genctl.sequences import shared_length
 
 SCHEMA = "genctl-compare/1"
@@ -57,6 +60,16 @@ class Recording:
             lines.append(f'"{key}": {shown}')
         lines.append(f'"records": {_lines(self.records)}')
         return ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8", "backslashreplace")
+
+    def rows(self, name: str) -> Iterator[InputRow]:
+        """Its prompts. `name` is the file, for messages. Raises InputError."""
+        for index, data in enumerate(self.prompts):
+            try:
+                own, fields = jsonl.row_id(data), jsonl.fields(data)
+            except RefusedRow as error:
+                raise InputError(f"--expect: {name}: prompt {index + 1}: {error}") from None
+            id, where = str(index) if own is None else own, f"{name}, prompt {index + 1}"
+            yield InputRow(id, index, where=where, own_id=own not in (None, str(index)), **fields)
 
 
 def _lines(items: Sequence[Mapping[str, Any]]) -> str:
@@ -153,6 +166,20 @@ class Outcome:
 
     compared: int = 0
     differences: list[Difference] = field(default_factory=list)
+
+    def lines(self, path: str | None, notes: Sequence[str], names: Mapping[str, str]) -> list[str]:
+        """What differs from the recording at `path`, or that nothing does. `names`: what messages call a prompt."""
+        lines: list[str] = []
+        for difference in self.differences:
+            lines += [
+                difference.heading(names.get(difference.id, difference.id)),
+                *(f"  {line}" for line in difference.lines),
+                "",
+            ]
+        lines += [f"note: {note}" for note in notes]
+        if not self.differences:
+            lines.append(f"{count(self.compared, 'output')} as recorded in {path}")
+        return lines
 
 
 def compare(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], tolerance: float) -> Outcome:
@@ -261,7 +288,7 @@ def _percent(logprob: float | None) -> str:
 
 
 def _texts(before: str, after: str) -> list[str]:
-    """Both texts on a line each, a long common beginning cut."""
+    """Both texts, one per line; a long common prefix is cut."""
     start = max(shared_length(before, after) - 60, 0)
 
     def shown(text: str) -> str:
@@ -300,7 +327,7 @@ def _apart(a: float | None, b: float | None) -> float:
 
 
 def notes(before: Recording, checkpoints: Mapping[str, str], versions: Mapping[str, str]) -> list[str]:
-    """Other changes: checkpoints and versions. They are no failure by themselves."""
+    """Changes of checkpoints and versions, which alone are no failure."""
     lines = []
     for name, now in checkpoints.items():
         known = before.checkpoints.get(name)
@@ -317,20 +344,12 @@ def notes(before: Recording, checkpoints: Mapping[str, str], versions: Mapping[s
     return lines
 
 
-def settings_given(resolved: Resolved, seed: int) -> dict[str, Any]:
-    """The settings of a run from all layers above the checkpoint's."""
+def run_entry(name: str, resolved: Resolved, seed: int) -> dict[str, Any]:
+    """A run: `settings` are those from all layers above the checkpoint's, `resolved` are all."""
     names = {key for key, setting in resolved.settings.items() if setting.kind != "model"}
     values = {key: value for key, value in settings_of(resolved).items() if key in names}
     for key, listed in (("processors", resolved.processors), ("stopping", resolved.stopping)):
         if key in names and listed is not None:
             values[key] = list(listed)
-    return {**values, "seed": seed}
-
-
-def versions() -> dict[str, str]:
-    """The versions that the numbers depend on."""
-    from importlib.metadata import version
-
-    from genctl import __version__
-
-    return {"genctl": __version__, "torch": version("torch"), "transformers": version("transformers")}
+    resolved_values = {**settings_of(resolved), "seed": seed}
+    return {"name": name, "settings": {**values, "seed": seed}, "resolved": resolved_values}

@@ -1,4 +1,4 @@
-"""Comparisons as TSV and as Markdown."""
+"""Comparisons as TSV and as Markdown, and numbers in the cells of tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from genctl.batch.writers import TSV_UNSEEN
 COLUMNS = (
     "run", "id", "sequence", "seed", "finish_reason", "logprob", "score", "tokens", "mean_logprob", "perplexity",
     "entropy", "distinct_1", "distinct_2", "longest_repeat", "self_bleu", "exact_match", "chrf", "bleu", "ter",
-    "text", "prompt", "error",
+    "text", "prompt", "error"
 )  # fmt: skip
 
 _MARKS = re.compile(r"([\\`*_{}\[\]<>|#~])")
@@ -41,6 +41,24 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> st
     ]
     lines += ["| " + " | ".join(map(markdown_text, row)) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number in a cell: – if unknown, scientific if too large to read. What rounds to nothing has no sign."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return "∞" if value > 0 else "−∞"
+    if abs(value) >= 1e6:
+        return f"{value:,.0f}" if abs(value) < 1e12 else f"{value:.2e}"
+    text = f"{value:,.{digits}f}"
+    return text.removeprefix("-") if not text.strip("-0.") else text
+
+
+def signed(value: float | None, digits: int = 2) -> str:
+    """A difference in a cell."""
+    shown = number(value, digits)
+    return f"+{shown}" if value is not None and value > 0 and shown.strip("0.") else shown
 
 
 def finite(value: float | None) -> float | None:

@@ -1,6 +1,7 @@
-"""What is measured of a text: how probable, how varied, how repetitive. Plain numbers; what cannot be said is None.
+"""Metrics of a text: probability, diversity, repetition. Plain numbers, or None if a metric is undefined.
 
-Words are runs of letters and digits, and every other sign by itself, so that texts of different tokenizers compare.
+Words are runs of letters and digits, and every other character by itself, so that texts of different tokenizers can be
+compared.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ END = "end of text"
 
 
 def words(text: str) -> list[str]:
-    """The words of a text: runs of letters and digits, and every other sign by itself."""
+    """The words of a text, as above."""
     return _WORD.findall(text)
 
 
 def measure(written: Written) -> Values:
-    """What one sequence says of itself.
+    """The metrics of one sequence.
 
     `tokens` (EOS included); `mean_logprob` per token under the model, nats; `perplexity`; `score` as the search has it;
     `entropy`, the mean of the model's distributions, nats; `distinct_1` and `distinct_2`, the share of different words
@@ -116,9 +117,9 @@ class Divergence:
     Both log-probabilities are the model's own after the same tokens, if one checkpoint wrote both texts.
     """
 
-    against: str  # the run that the other text is of
-    position: int  # tokens of this text before it leaves
-    character: int  # characters of this text before it leaves
+    against: str  # the run of the other text
+    position: int  # tokens of this text before the difference
+    character: int  # characters of this text before the difference
     token: events.Token | None
     other: events.Token | None
 
@@ -147,7 +148,7 @@ def _at(written: Written, place: int) -> events.Token | None:
 
 
 def _holding(written: Written, character: int) -> tuple[int, int]:
-    """The token that holds a character, and the token's first character."""
+    """The token that contains a character, and the token's first character."""
     begin = 0
     for place, token in enumerate(written.tokens):
         if begin + len(token.text) > character:
@@ -162,9 +163,4 @@ def divergence_entry(point: Divergence) -> dict[str, object]:
     def entry(token: events.Token | None) -> list[object] | None:
         return None if token is None else [token.id, token.text, token.logprob]
 
-    return {
-        "run": point.against,
-        "position": point.position,
-        "token": entry(point.token),
-        "other": entry(point.other),
-    }
+    return {"run": point.against, "position": point.position, "token": entry(point.token), "other": entry(point.other)}

@@ -1,4 +1,4 @@
-"""What each run made of each prompt, and the records of it."""
+"""The outputs of each run for each prompt, and their records."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from genctl.batch.records import error_record, record
+from genctl.batch.records import error_record, result_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.comparing import references
 from genctl.comparing.formats import finite
 from genctl.comparing.metrics import Divergence, Values, divergence, divergence_entry, mean_of, measure
+from genctl.errors import InputError
 from genctl.results import Result
 from genctl.results import Sequence as Written
 
@@ -28,7 +29,7 @@ Cell: TypeAlias = Result | Failure | None
 
 @dataclass
 class ComparedPrompt:
-    """One prompt and what became of it: `cells[run][repetition]`, None while it has not been done."""
+    """One prompt and its outputs: `cells[run][repetition]`, None until it is finished."""
 
     row: InputRow | BadRow
     references: tuple[str, ...]
@@ -37,20 +38,20 @@ class ComparedPrompt:
 
     @property
     def begun(self) -> bool:
-        """Whether any run has come to an end."""
+        """Whether any run has finished."""
         return any(cell is not None for cells in self.cells for cell in cells)
 
     def forget(self) -> None:
-        """Let go of results that have been written."""
+        """Free the results that have been written."""
         self.cells = [[None] * len(cells) for cells in self.cells]
         self.lanes = {}
 
     def results(self, run: int) -> list[Result]:
-        """What a run made of it, seed by seed."""
+        """The results of a run, one per seed."""
         return [cell for cell in self.cells[run] if isinstance(cell, Result)]
 
     def failures(self, run: int) -> list[Failure]:
-        """Why it could not, each reason once."""
+        """The errors of a run, each once."""
         return list(dict.fromkeys(cell for cell in self.cells[run] if isinstance(cell, Failure)))
 
     def sequences(self, run: int) -> list[Written]:
@@ -58,9 +59,25 @@ class ComparedPrompt:
         return [sequence for result in self.results(run) for sequence in result.sequences]
 
 
+def prompts_of(rows: Sequence[InputRow | BadRow], path: str | None, runs: int, seeds: int) -> list[ComparedPrompt]:
+    """The prompts with their references, from the rows or from the file at `path`.
+
+    Raises InputError where both have one, or where the file does not fit.
+    """
+    given: list[list[str]] = [[]] * len(rows) if path is None else [[line] for line in references.read(path, len(rows))]
+    prompts = []
+    for place, row in enumerate(rows):
+        own: Any = [] if isinstance(row, BadRow) else row.extra.get("reference", [])
+        known = [own] if isinstance(own, str) else list(own)
+        if known and given[place]:
+            raise InputError(f"{row.where} has a reference, and so has line {place + 1} of --references")
+        prompts.append(ComparedPrompt(row, tuple(known or given[place]), [[None] * seeds for _ in range(runs)]))
+    return prompts
+
+
 @dataclass(frozen=True)
 class Measured:
-    """One text, its numbers, and where it leaves the text of the run that it is compared to."""
+    """One text, its metrics, and where it diverges from the text of the base run."""
 
     result: Result
     number: int
@@ -97,7 +114,7 @@ def measured(
 def _leaves(
     prompt: ComparedPrompt, home: int, repetition: int, result: Result, sequence: Written, base: str
 ) -> Divergence | None:
-    """Where a text leaves the first text of the base run with the same seed, or with its first one."""
+    """Where a text diverges from the base run's first text with the same seed, or else from its first text."""
     other = prompt.cells[home][repetition]
     if not isinstance(other, Result) or not other.sequences:
         return None
@@ -115,7 +132,7 @@ def records(
 ) -> list[dict[str, Any]]:
     """The records of a prompt: those of `genctl run` with `run` and `metrics` at their end.
 
-    `metrics.divergence` says where a text leaves that of the first run (or `baseline`): `position` counts the tokens
+    `metrics.divergence` is where a text leaves that of the first run (or `baseline`): `position` counts the tokens
     before it, `token` and `other` are [id, text, logprob], null where a text had ended. With `baseline`,
     `metrics.difference` holds each number less the mean of the baseline's texts. `load_s` adds `timing`.
     """
@@ -132,24 +149,15 @@ def records(
                 metrics["divergence"] = divergence_entry(item.leaves)
             if baseline is not None and run != baseline and found[baseline]:
                 metrics["difference"] = {"to": baseline, **_difference(item.values, found[baseline])}
-            result = item.result
-            timing = None
-            if load_s is not None:
-                timing = {"load_s": load_s, "prefill_s": result.prefill_s, "decode_s": result.decode_s}
             rows.append(
-                record(
+                result_record(
                     row,
+                    item.result,
                     item.number,
-                    item.sequence.hypothesis,
-                    prompt_text=result.prompt,
-                    model=result.model,
-                    strategy=result.strategy,
-                    seed=result.seed,
-                    prompt_tokens=result.prompt_tokens,
-                    tokens=item.sequence.tokens if tokens else None,
-                    timing=timing,
-                    extra={**result.remarks, "run": run, "metrics": metrics},
-                    reused_tokens=result.reused or None,
+                    tokens=tokens,
+                    load_s=load_s,
+                    extra={"run": run, "metrics": metrics},
+                    reused_tokens=item.result.reused or None,
                 )
             )
     return rows

@@ -1,4 +1,4 @@
-"""Texts against what they should have been, and samples against each other: exact match, BLEU, chrF, TER (sacrebleu).
+"""Texts against references, and samples against each other: exact match, BLEU, chrF, TER (sacrebleu).
 
 BLEU (Papineni et al. 2002), chrF (Popović 2015) and TER (Snover et al. 2006) are on sacrebleu's scale of 0 to 100 with
 its default settings; BLEU of a single sentence leaves out the orders for which it is too short (`effective_order`).
@@ -51,7 +51,9 @@ def against(text: str, references: Sequence[str]) -> Values:
 
 
 def corpus(texts: Sequence[str], references: Sequence[Sequence[str]]) -> Values:
-    """All texts of a run as one corpus, which is not the mean over its texts; `references[i]` belong to `texts[i]`."""
+    """The scores of all texts of a run as one corpus, which differ from the mean over its texts; `references[i]` belong
+    to `texts[i]`.
+    """
     from sacrebleu.metrics.bleu import BLEU
 
     most = max(map(len, references))
@@ -74,7 +76,7 @@ def self_bleu(texts: Sequence[str]) -> list[float | None]:
 
 
 def _bounded(score: float) -> float:
-    return min(float(score), 100.0)  # 100.00000000000004 is no score
+    return min(float(score), 100.0)  # sacrebleu may return 100.00000000000004
 
 
 def read(path: str, prompts: int) -> list[str]:

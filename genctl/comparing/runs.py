@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from genctl import params
 from genctl.config import presets, settings
 from genctl.config.check import known
 from genctl.config.layers import Layer, Resolved, flags_layer, resolve
-from genctl.errors import PresetError, UsageError
+from genctl.errors import GenctlError, UsageError, joined
 from genctl.params import Runtime
 
+T = TypeVar("T")
 NAME = re.compile(r"[\w@][\w .:@+-]{0,59}")
 _OPEN, _CLOSE = "[{(", "]})"
 
-# What decides how a checkpoint is loaded: runs that agree on it share one.
+# The settings that decide how a checkpoint is loaded: runs with equal ones share it.
 LOADING = tuple(
     name for name, item in params.knobs(Runtime).items() if item.metadata["group"] == params.MODEL and name != "offline"
 )
@@ -33,21 +34,43 @@ class RunSpec:
     layers: tuple[Layer, ...]
 
     def early(self) -> Resolved:
-        """The settings without the checkpoint's own. Raises PresetError, naming the run."""
+        """The settings without the checkpoint's own. Raises PresetError."""
         return self.resolve(())
 
     def resolve(self, beneath: Sequence[Layer]) -> Resolved:
-        """All layers, those of the checkpoint `beneath` them. Raises PresetError, naming the run in each line."""
+        """All layers above those of the checkpoint (`beneath`). Raises PresetError."""
+        return resolve([*beneath, *self.layers], tentative=not beneath)
+
+
+def each(runs: Iterable[RunSpec], ask: Callable[[RunSpec], T], errors: Sequence[GenctlError] = ()) -> list[T]:
+    """`ask` of every run. Raises `errors` and the mistakes of all runs as one error; the latter name their run."""
+    results, mistakes = [], list(errors)
+    for run in runs:
         try:
-            return resolve([*beneath, *self.layers], tentative=not beneath)
-        except PresetError as error:
-            lines = "\n".join(f"run {self.name}: {line}" for line in error.message.splitlines())
-            raise PresetError(lines, hint=error.hint) from None
+            results.append(ask(run))
+        except GenctlError as error:
+            error.message = "\n".join(f"run {run.name}: {line}" for line in error.message.split("\n"))
+            mistakes.append(error)
+    if mistakes:
+        raise joined(mistakes)
+    return results
 
 
 def checkpoint_of(resolved: Resolved) -> tuple[Any, ...]:
     """The identity of a run's checkpoint: runs with equal ones share one load and one prefill."""
     return tuple(getattr(resolved.runtime, name) for name in LOADING)
+
+
+def check_prompt_caches(runs: Sequence[tuple[str, Runtime]]) -> None:
+    """Raises UsageError where runs of one checkpoint, which read a prompt together, name different prompt caches."""
+    (first, mine), *others = runs
+    for name, other in others:
+        if mine.prompt_cache != other.prompt_cache:
+            raise UsageError(
+                f"run {first}: prompt_cache = {mine.prompt_cache or 'none'}, run {name}: prompt_cache = "
+                f"{other.prompt_cache or 'none'}; runs of one checkpoint read a prompt once, for all of them",
+                hint="give --prompt-cache on the command line: it holds for every run",
+            )
 
 
 def read_runs(
@@ -58,12 +81,19 @@ def read_runs(
     The layers of a run, lowest first: user file, project file, its preset, the environment, its inline knobs, flags.
     With `models` a run is called NAME@MODEL, or just MODEL if nothing else distinguishes the runs.
 
-    Raises UsageError and PresetError: a duplicate name, an invalid strategy, an unknown preset.
+    Raises UsageError and PresetError: a duplicate name, every invalid strategy, an unknown preset.
     """
     runs = [RunSpec(_called(name), (*settings.standing_layers((name,)), *flags)) for name in names]
+    mistakes: list[GenctlError] = []
     for text in inline:
-        name, extended, layer = parse_strategy(text)
+        try:
+            name, extended, layer = parse_strategy(text)
+        except UsageError as error:
+            mistakes.append(error)
+            continue
         runs.append(RunSpec(name, (*settings.standing_layers(extended), *([layer] if layer.values else ()), *flags)))
+    if mistakes:
+        each(runs, RunSpec.early, mistakes)
     if models:
         if not runs:
             runs = [RunSpec("", (*settings.standing_layers(), *flags))]
@@ -136,7 +166,7 @@ def split_pairs(text: str, place: str) -> list[str]:
             skip = letter == "\\" and quote == '"'
             quote = "" if letter == quote else quote
         elif letter == '"' or (letter == "'" and text[:at].rstrip()[-1:] in ("=", "[", ",", ":", "{")):
-            quote = letter  # an apostrophe within a word opens nothing
+            quote = letter  # an apostrophe inside a word is no quote
         elif letter in _OPEN:
             depth += 1
         elif letter in _CLOSE:

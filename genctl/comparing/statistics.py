@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from genctl.comparing.metrics import Values, mean_of, perplexity
+from genctl.comparing.outputs import ComparedPrompt, Measured
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
-TIE = 1e-5  # nats per token: what rounding in another batch may move
+TIE = 1e-5  # nats per token: the rounding of another batch shape
 _AT_ONCE = 4_000_000  # numbers drawn at a time
 
 
@@ -70,11 +71,22 @@ class RunStatistics:
     reasons: dict[str, dict[str, int]] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    corpus: dict[str, list[tuple[str, tuple[str, ...]]]] = field(default_factory=dict)  # texts with their references
 
     def __post_init__(self) -> None:
         for run in self.runs:
-            self.prompts[run], self.reasons[run] = [], {}
+            self.prompts[run], self.reasons[run], self.corpus[run] = [], {}, []
             self.tokens[run], self.seconds[run] = 0, 0.0
+
+    def take(self, prompt: ComparedPrompt, by_run: Mapping[str, Sequence[Measured]]) -> None:
+        """One prompt with all that is measured of its texts."""
+        self.add({run: [text.values for text in by_run[run]] for run in self.runs})
+        for place, run in enumerate(self.runs):
+            for text in by_run[run]:
+                self.count(run, text.sequence.finish_reason, len(text.sequence.token_ids))
+                if prompt.references:
+                    self.corpus[run].append((text.sequence.text, prompt.references))
+            self.seconds[run] += sum(result.decode_s for result in prompt.results(place))
 
     def add(self, measured: Mapping[str, Sequence[Values]]) -> None:
         """One prompt: for each run the numbers of its sequences, none if it failed."""

@@ -1,4 +1,4 @@
-"""One value against its knob, and the names of keys: strict types, bounds, and what was meant."""
+"""Check one value against its knob, and the names of keys: strict types, bounds, suggestions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from genctl.config.toml import printable, write_key, write_value
 from genctl.errors import nearest
 from genctl.fit import Misfit, fit
 
-# Switches that run code from a file somebody else wrote: only a flag on the command line can set them.
+# Switches that run code from a file: only a flag on the command line can set them.
 UNSAFE = ("trust_remote_code", "allow_pickle", "allow_plugins")
 
-# What other tools call a knob.
+# Names of knobs in other tools.
 ALIASES = {
     "max_tokens": "max_new_tokens",
     "n_predict": "max_new_tokens",
@@ -42,7 +42,7 @@ ALIASES = {
 
 
 class Wrong(ValueError):
-    """What is wrong with a value, as the end of a sentence; `near` is the key that was meant, if one is close."""
+    """What is wrong with a value, as the end of a sentence; `near` is the nearest valid key, if one is close."""
 
     def __init__(self, words: str, *, near: str = "") -> None:
         super().__init__(words)
@@ -86,7 +86,7 @@ def shown(value: Any) -> str:
 
 
 def named(key: str) -> str:
-    """A key as it would be written, safe on a terminal."""
+    """A key in quotes where necessary, safe on a terminal."""
     return printable(write_key(key), 60)
 
 

@@ -45,7 +45,7 @@ class Setting:
     level: int
     place: str
     kind: Literal["model", "user", "command", "row"] = "user"
-    typed: bool = False  # whether somebody typed it for this job, rather than wrote it into a file
+    typed: bool = False  # whether it was typed for this job, not read from a file
     implied: bool = False  # whether it follows from other settings (see `imply`)
 
 
@@ -72,7 +72,7 @@ def _say(key: str, setting: Setting) -> str:
 
 
 def _searches(settings: Settings) -> str:
-    """The setting that makes the job a search which samples only where do_sample is written, in words."""
+    """The setting that selects a search which samples only with do_sample, in words."""
     for key in SEARCHES:
         setting = _get(settings, key)
         if setting.value and setting.value != default(key):
@@ -81,7 +81,7 @@ def _searches(settings: Settings) -> str:
 
 
 def _typed(settings: Settings) -> dict[str, Setting]:
-    """Typed knobs of sampling that turn it on: nobody has written do_sample, and they can have no other meaning."""
+    """Typed knobs of sampling that turn it on: do_sample is set nowhere, and they have no other meaning."""
     sample = _get(settings, "do_sample")
     written = sample.level >= 0 and sample.kind != "model"
     if written or sample.value or _get(settings, "temperature").value == 0 or _searches(settings):
@@ -97,7 +97,7 @@ def _explicit(settings: Settings) -> dict[str, Setting]:
 
 
 def imply(settings: Settings) -> dict[str, Setting]:
-    """`settings` with those that follow from them: a knob of sampling that somebody types turns sampling on."""
+    """`settings` and those that follow from them: a typed knob of sampling turns sampling on."""
     explicit = _explicit(settings)
     typed = _typed(explicit)
     if typed:
@@ -107,7 +107,7 @@ def imply(settings: Settings) -> dict[str, Setting]:
 
 
 def notices(settings: Settings) -> list[str]:
-    """What typed settings do that somebody may not expect, in sentences. `settings` as `imply` returns them."""
+    """Effects of typed settings that may surprise the user, in sentences. `settings` as `imply` returns them."""
     lines = []
     sample, temperature = _get(settings, "do_sample"), _get(settings, "temperature")
     if sample.implied:
@@ -169,7 +169,7 @@ def find_clashes(settings: Settings) -> list[Clash]:
 
 
 def _between(settings: Settings, key: str, other: str, why: str) -> Clash:
-    """Two settings of the same height that cannot be combined."""
+    """Two settings of the same level that cannot be combined."""
     words = f"{_say(key, _get(settings, key))} cannot be combined with {_say(other, _get(settings, other))}: {why}"
     return Clash(frozenset({key, other}), words, "leave out one of them")
 

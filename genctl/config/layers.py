@@ -14,6 +14,7 @@ from genctl import params
 from genctl.config.check import UNSAFE, Wrong, accepted, check, did_you_mean, known, named, shown
 from genctl.config.conflicts import Setting, find_clashes, imply, notices, settle
 from genctl.config.listed import LISTS, ListMistakes, check_list
+from genctl.config.refused import REFUSED
 from genctl.config.toml import printable
 from genctl.errors import PresetError
 from genctl.fit import Misfit, fit
@@ -33,8 +34,11 @@ KINDS: dict[str, Kind] = {
 SPECIAL = ("about", *LISTS)
 MOST_MISTAKES = 100
 
-# Entries of a generation_config that are about the file itself, not about the text.
-BOOKKEEPING = params.METADATA | {"generation_kwargs", "is_assistant", "trust_remote_code"}
+# Entries of a generation_config that describe the file itself.
+BOOKKEEPING = {
+    "transformers_version", "_from_model_config", "_commit_hash", "generation_kwargs", "is_assistant",
+    "trust_remote_code",
+}  # fmt: skip
 
 # Keys that a downloaded checkpoint may not set: they name other files, checkpoints or code to load.
 OUTWARD = {
@@ -50,7 +54,7 @@ class Layer:
 
     `origin` names the place; `where` gives the exact place of each key (`file.toml:3`, `flag --top-p`). `said` is the
     kind of the layer; without it the first word of the origin decides (`generation_config`, `flag`, `--set`, `params`),
-    and all other origins are files or the environment. `typed`: somebody typed it for this job. `broken` holds what
+    and all other origins are files or the environment. `typed`: it was typed for this job. `broken` holds what
     could not be read here: `resolve` raises it together with all other mistakes.
     """
 
@@ -167,16 +171,16 @@ class _Reading:
 
 
 def _asks_for_nothing(key: str, value: Any) -> bool:
-    """Whether an entry of a generation_config says nothing about the text."""
+    """Whether an entry of a generation_config has no effect on the text."""
     if value is None or key.startswith("_") or key in BOOKKEEPING:
         return True
-    return (key in params.REFUSED or key in params.knobs(Runtime)) and value in (False, 0, 1, "", [], {})
+    return (key in REFUSED or key in params.knobs(Runtime)) and value in (False, 0, 1, "", [], {})
 
 
 def _value(layer: Layer, key: str, value: Any) -> Any:
     """The value of a key, checked. Raises Wrong or ListMistakes."""
-    if key in params.REFUSED and key not in known():
-        raise Wrong(f"{named(key)} is not supported: {params.REFUSED[key]}")
+    if key in REFUSED and key not in known():
+        raise Wrong(f"{named(key)} is not supported: {REFUSED[key]}")
     if key in UNSAFE and (layer.kind != "command" or layer.origin.startswith(SET)):
         raise Wrong(f"{key} runs code that others wrote; only the flag --{key.replace('_', '-')} can enable it")
     if layer.kind == "model" and key in OUTWARD:
@@ -204,7 +208,7 @@ def _unknown(layer: Layer, key: str, value: Any) -> Wrong:
         return Wrong(f'{sentence}: a preset says extends = "NAME"')
     if isinstance(value, dict) and any(inner in known() for inner in value):
         return Wrong(f"{sentence}: write knobs as top-level keys, not in a table")
-    near = did_you_mean(key, [*accepted(), *SPECIAL, *params.REFUSED])
+    near = did_you_mean(key, [*accepted(), *SPECIAL, *REFUSED])
     return Wrong(f"{sentence}; did you mean {near}?" if near else sentence, near=near)
 
 

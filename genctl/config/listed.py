@@ -1,4 +1,6 @@
-"""`[[processors]]` and `[[stopping]]`: lists of tables, each with a name and the knobs of what it names."""
+"""`[[processors]]` and `[[stopping]]`: lists of tables, each with a name and the knobs of the named processor or
+criterion.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,15 @@ from genctl.config.check import Wrong, check, did_you_mean, known, named, shown
 from genctl.config.toml import printable
 from genctl.errors import nearest
 from genctl.fit import Misfit, check_plain, kind_of
-from genctl.params import CRITERIA, PROCESSORS
+from genctl.listed_knobs import CRITERIA, PROCESSORS
+from genctl.plugins import installed
 
 LISTS: dict[str, dict[str, tuple[str, ...]]] = {"processors": PROCESSORS, "stopping": CRITERIA}
 WHAT = {"processors": "processor", "stopping": "stopping criterion"}
 
 
 class ListMistakes(Exception):
-    """Everything that is wrong with a list, one sentence each."""
+    """All mistakes in a list, one sentence each."""
 
     def __init__(self, sentences: list[str]) -> None:
         super().__init__("; ".join(sentences))
@@ -35,7 +38,7 @@ def check_list(key: str, value: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _table(key: str, number: int, item: Any, mistakes: list[str]) -> dict[str, Any]:
-    """One table, checked; what is wrong with it is added to `mistakes`."""
+    """One checked table; its mistakes are added to `mistakes`."""
     place = f"{key}, item {number}"
     if not isinstance(item, dict):
         mistakes.append(f'{place}: must be a table with use = "NAME", not {shown(item)}')
@@ -48,8 +51,8 @@ def _table(key: str, number: int, item: Any, mistakes: list[str]) -> dict[str, A
         return {}
     if use in LISTS[key]:
         return {"use": use, **_values(f"{place}: {use}", LISTS[key][use], item, mistakes)}
-    if ":" not in use and use not in (others := _installed(key)):
-        near = nearest(use.strip().lower(), names := [*LISTS[key], *others])
+    if ":" not in use and use not in (others := installed(WHAT[key])):
+        near = nearest(use.strip().lower(), names := [*LISTS[key], *(printable(name, 60) for name in sorted(others))])
         meant = f"did you mean {near}?" if near else f"there are {', '.join(names)}, and package.module:Class"
         mistakes.append(f"{place}: unknown {WHAT[key]} {shown(use)}; {meant}")
     try:
@@ -82,10 +85,3 @@ def _values(place: str, knobs: tuple[str, ...], item: dict[str, Any], mistakes: 
             mistakes.append(f"{place}: {name} = {shown(value)}: {misfit}")
         values[name] = value
     return values
-
-
-def _installed(key: str) -> list[str]:
-    """The names of installed processors or criteria, sorted."""
-    from importlib.metadata import entry_points  # slow, and seldom needed
-
-    return sorted(printable(name, 60) for name in set(entry_points(group=f"genctl.{key}").names))

@@ -132,7 +132,7 @@ def load_text(text: str, name: str, places: Sequence[Folder] | None = None) -> l
 
 
 def broken(name: str, error: PresetError, place: str = "") -> Layer:
-    """A layer for what could not be read; `place` says where it was named."""
+    """A layer for something that could not be read; `place` says where it was named."""
     if place:
         error = PresetError("\n".join(f"{place}: {line}" for line in error.message.split("\n")), hint=error.hint)
     return Layer(name, {}, said="user", broken=(error,))
@@ -148,7 +148,7 @@ def _named(name: str, place: str, chain: tuple[Path, ...], seen: set[Path], plac
 
 
 def _load(path: Path, chain: tuple[Path, ...], seen: set[Path], places: Sequence[Folder]) -> list[Layer]:
-    """What `path` extends, then `path`; a file that several extend is laid down once, the first time."""
+    """The layers of what `path` extends, then its own; a file that several extend appears once."""
     name = short(path)
     try:
         real = _real(path, name, chain)
@@ -162,7 +162,7 @@ def _load(path: Path, chain: tuple[Path, ...], seen: set[Path], places: Sequence
 
 
 def _real(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
-    """`path` without links. Raises PresetError where there is none, or where the chain of presets comes to no end."""
+    """`path` without links. Raises PresetError if it does not exist or its links form a loop."""
     try:
         real = path.resolve()
     except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a NUL in the name

@@ -27,7 +27,7 @@ def project_file(cwd: Path | None = None) -> Path | None:
     """The nearest `genctl.toml`, or `pyproject.toml` with a table `tool.genctl`, from `cwd` upwards.
 
     The search ends at the root of the repository or at the home folder. Outside both only `cwd` counts, because a
-    shared folder above it may hold somebody else's file. Raises PresetError where one folder holds both kinds of file,
+    shared folder above it may belong to another user. Raises PresetError where one folder holds both kinds of file,
     or where a pyproject.toml that mentions genctl is not valid TOML.
     """
     here = (cwd or current_folder()).absolute()

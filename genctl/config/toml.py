@@ -1,4 +1,4 @@
-"""Reading and writing TOML: errors in one sentence, the line of each key, and a writer whose output reads back."""
+"""Read and write TOML: errors in one sentence, the line of each key, and a writer whose output parses back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from genctl.errors import PresetError, reason_of
 MAX_BYTES = 1 << 20
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
-# What is needed to find statements: strings and comments (which may hold anything), brackets, line ends.
+# The tokens that delimit statements: strings and comments (which may contain anything), brackets, line ends.
 LEXEME = re.compile(
     r'"""(?:[^\\]|\\.)*?"{3,5}(?!")'
     r"|'''.*?'{3,5}(?!')"

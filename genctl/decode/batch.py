@@ -87,8 +87,8 @@ class Batch:
             lanes = [state.lane.name for state in self.states for _ in range(state.rows)]
             yield self.watcher.read(lanes, max(state.step for state in self.states), self.rows.reordered)
         at = 0
-        for state in self.states:
-            rows = slice(at, at := at + state.rows)
+        for state, count in self.rows.held:
+            rows = slice(at, at := at + count)
             if self.rows.cache is not None:
                 state.receive(scores, rows)
             else:  # everything was read again: only what follows the newest token is news
@@ -129,9 +129,9 @@ class Batch:
 
     def _unfed(self) -> Tensor:
         """What the model has not read of each row, int64 [N, F]."""
-        newest = [state.newest for state in self.states]
-        if None not in newest:
-            return to_device([token for tokens in newest for token in tokens or ()], self.model.device)[:, None]
+        if all(state.draft is None and state.front is None for state in self.states):
+            newest = [node[0] for state in self.states for node in state.live.text.nodes if node is not None]
+            return to_device(newest, self.model.device)[:, None]
         parts = [state.unfed() for state in self.states]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

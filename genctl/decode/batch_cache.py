@@ -46,6 +46,9 @@ class BatchCache:
 
     def arrange(self, states: list[LaneState]) -> None:
         """Bring the cache into the order that the lanes' last choices ask for."""
+        if len(states) == len(self.held) and all(map(_stays, states, self.held)) and self.cache is not None:
+            self.reordered = []
+            return
         if states[0].prefix.cache is not None:
             self._arrange(states)
         else:
@@ -138,3 +141,8 @@ class BatchCache:
         counts = [state.rows for state in states]
         group = len(counts) > 1 and counts[0] > 1 and cross[0] is not None and self.model.groups(prefixes[0])
         self.sources = join_sources(sources, cross, counts, group=group)
+
+
+def _stays(state: LaneState, held: tuple[LaneState, int]) -> bool:
+    """Whether a lane's rows stay where they were in the last pass."""
+    return state is held[0] and state.draft is None and not state.fed_draft and state.parents == [*range(held[1])]

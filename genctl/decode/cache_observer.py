@@ -11,7 +11,17 @@ from torch import Tensor
 from genctl import events
 from genctl.decode import cache as caches
 from genctl.decode.cache_contents import describe, reserved
-from genctl.decode.runtime import ModelRuntime, Passed
+from genctl.decode.runtime import ModelRuntime
+
+
+@dataclass
+class Passed:
+    """One pass through the decoder, for a watcher."""
+
+    inputs: dict[str, Any]  # what the model was given
+    cache: Any  # as it is after the pass
+    past: int  # columns it held before
+    first: bool
 
 
 @dataclass

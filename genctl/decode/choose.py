@@ -107,8 +107,8 @@ def _groups(states: Sequence[LaneState]) -> Iterator[list[LaneState]]:
     """Lanes that choose together: neighbours in one pass with equal knobs."""
     group: list[LaneState] = []
     for state in states:
-        key = state.sharing.key
-        if group and (key is None or key != group[0].sharing.key or state.scores is not group[0].scores):
+        key = state.mode.key
+        if group and (key is None or key != group[0].mode.key or state.scores is not group[0].scores):
             yield group
             group = []
         group.append(state)
@@ -119,7 +119,7 @@ def _groups(states: Sequence[LaneState]) -> Iterator[list[LaneState]]:
 def _together(states: list[LaneState]) -> list[Chosen | Over | Stuck]:
     """One choice for lanes whose rows are independent."""
     first, last = states[0], states[-1]
-    lane, strategy, model = first.lane, first.sharing.independent, first.scores
+    lane, strategy, model = first.lane, first.mode.independent, first.scores
     assert model is not None
     assert strategy is not None
     place = slice(first.place.start, last.place.stop)
@@ -139,16 +139,16 @@ def _together(states: list[LaneState]) -> list[Chosen | Over | Stuck]:
 
 def _alone(state: LaneState) -> Chosen | Over:
     """One lane's choice."""
-    lane, strategy, independent = state.lane, state.lane.strategy, state.sharing.independent
+    lane, strategy, independent = state.lane, state.lane.strategy, state.mode.independent
     with shortages():
         model = state.own_scores()
         if independent is None:
-            logprobs = model.logprobs  # a search that has begun to choose could not be asked again
+            _ = model.logprobs  # now: a search that has begun to choose could not be asked again
     try:
         with shortages(torn=independent is None):
             _refuse(state)
-            if strategy.reads_scores and not state.sharing.tolerant:
-                _finite(state, logprobs)
+            if strategy.reads_scores and not state.mode.tolerant:
+                _finite(state, model.logprobs)
             state.stages = []
             scored = score(lane.processors, state.live.text, state.draft, model, strategy.space, trace=lane.trace)
             if independent is not None:
@@ -158,7 +158,9 @@ def _alone(state: LaneState) -> Chosen | Over:
                     [[best]] = fetch([[scored.best]])
                     tracing.judge(best, lane.processors)
                 ended = tuple(state.ended)
-                scores = Scores(state.live, model.logits, scored.logits, logprobs, state.survivors, ended, model.layers)
+                scores = Scores(
+                    state.live, model.logits, scored.logits, model.logprobs, state.survivors, ended, model.layers
+                )
                 if state.search is None:
                     state.search = strategy.search(scores, _context(state))
                     choice = next(state.search)
@@ -267,7 +269,7 @@ def _finite(state: LaneState, logprobs: Tensor) -> None:
 
 def _damage(state: LaneState, logits: Tensor) -> ModelError | None:
     """The error of NaN logits, if there are any."""
-    return _damaged(state) if not state.sharing.tolerant and bool(logits.log_softmax(-1).isnan().any()) else None
+    return _damaged(state) if not state.mode.tolerant and bool(logits.log_softmax(-1).isnan().any()) else None
 
 
 def _damaged(state: LaneState) -> ModelError:
@@ -276,5 +278,5 @@ def _damaged(state: LaneState) -> ModelError:
 
 def _check(state: LaneState, logprobs: list[list[float]]) -> None:
     """Raises ModelError where the model's numbers are none."""
-    if not state.sharing.tolerant and math.isnan(sum(map(sum, logprobs))):
+    if not state.mode.tolerant and math.isnan(sum(map(sum, logprobs))):
         raise _damaged(state)

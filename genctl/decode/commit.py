@@ -12,7 +12,7 @@ from typing import Any
 
 from genctl import events
 from genctl.decode import lane_events
-from genctl.decode.pruning import Places
+from genctl.decode.beam_places import Places
 from genctl.decode.row_tokens import newest, tail
 from genctl.decode.stopping.criterion import Stop, Written
 from genctl.decode.types import Choice, FinishedRow, Lane, Rows

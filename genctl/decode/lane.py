@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode import cache as caches
 from genctl.decode import lane_events
+from genctl.decode.beam_places import retain
+from genctl.decode.choice_mode import choice_mode
 from genctl.decode.commit import Facts, commit
-from genctl.decode.pruning import retain
 from genctl.decode.row_tokens import RowTokens
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.score import ModelScores, Stages
-from genctl.decode.sharing import sharing
 from genctl.decode.transfer import to_device
 from genctl.decode.types import Choice, FinishedRow, Lane, Prefix, Rows, Search
 from genctl.errors import GenctlError, ModelError
@@ -45,7 +44,7 @@ class LaneState:
         self.live = Rows(text, [0.0], [0.0], [None], text.length)
         self.rng = torch.Generator(device=prefix.logits.device)
         self.rng.manual_seed(lane.seed)
-        self.sharing = sharing(lane)
+        self.mode = choice_mode(lane)
         self.search: Search | None = None
         self.stages: Stages = []  # what each processor did at this step, where it is traced
         self.ended: list[FinishedRow] = []  # results so far
@@ -57,7 +56,7 @@ class LaneState:
         self.accepted = 0  # and those of them that stay
         self.front: ModelScores | None = None  # F = 1, after the newest token, where the draft held that token
         self.torn = False  # whether memory ran out within its search
-        self.own: Any = None  # a cache of its rows, made by `reread`
+        self.own: Any = None  # a cache of its rows, made by `preemption.reread`
 
     @property
     def length(self) -> int:
@@ -94,13 +93,6 @@ class LaneState:
         """The scored row that each row of the next pass continues."""
         return [parent for parent in self.parents for _ in range(self.branches)]
 
-    @property
-    def newest(self) -> list[int] | None:
-        """The one token of each row that the model has not read; None where that is not all, or not so."""
-        if self.draft is not None or self.front is not None:
-            return None
-        return [node[0] for node in self.live.text.nodes if node is not None]
-
     def unfed(self) -> Tensor:
         """What the model has not read yet, int64 [N, F]: the newest token, unless a draft held it, and the draft."""
         tokens = self.live.tokens
@@ -134,17 +126,6 @@ class LaneState:
         if self.front is not None:
             scores = self.front.map(lambda tensor: tensor.repeat_interleave(self.branches, 0)).followed_by(scores)
         return scores
-
-    def reread(self) -> None:
-        """Read all rows again into a cache of the lane's own, after the one that held them was dropped."""
-        self.fed_draft = 0
-        if self.prefix.cache is None or self.live.written <= (self.front is None):
-            return  # nothing is cached, or nothing was read behind the prompt
-        tokens = self.live.tokens
-        known = tokens if self.front is not None else tokens[:, :-1]
-        cache = self.model.reread(known, self.prefix)
-        branches = torch.arange(len(known), device=known.device).repeat_interleave(self.branches)
-        self.own = caches.kept_as(caches.select(cache, branches), self.lane.cache)
 
     # -- commit --------------------------------------------------------------------------------------------------------
 

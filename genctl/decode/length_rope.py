@@ -26,16 +26,6 @@ class LengthRope:
         self.bound: float = min([*(module.original_max_seq_len for module in self.dynamic), *long], default=math.inf)
         self.reads_again = bool(long) and model_type in READ_AGAIN
 
-    def may_read_again(self, before: int) -> bool:
-        """Whether a growing text of `before` tokens may have to be read again from the start."""
-        return self.reads_again and before <= self.bound
-
-    def room(self, length: int) -> float:
-        """How many draft tokens leave the frequencies of a text of `length` tokens unchanged."""
-        if length <= self.bound:
-            return self.bound - length
-        return 0 if self.dynamic else math.inf
-
     def reset(self) -> None:
         """Forget the length of the last pass."""
         for module in self.dynamic:

@@ -16,6 +16,7 @@ from genctl import events
 from genctl.decode.batch import Batch
 from genctl.decode.cache_observer import CacheObserver
 from genctl.decode.choose import choose
+from genctl.decode.lane_queue import LaneQueue
 from genctl.decode.out_of_memory import OutOfMemory
 from genctl.decode.prefix_cache import PrefixCache, Prompt
 from genctl.decode.runtime import ModelRuntime
@@ -49,7 +50,8 @@ def decode(
     """
     watcher = CacheObserver(forward) if watch else None
     prefills = PrefixCache(forward, prefixes or {}, saved)
-    with closing(Scheduler(forward, lanes, width, prefills, clock, watcher, on_shortage, ahead)) as scheduler:
+    queue = LaneQueue(lanes, ahead)
+    with closing(Scheduler(forward, queue, width, prefills, clock, watcher, on_shortage)) as scheduler:
         while scheduler.waiting(reason := interrupted()):
             yield from scheduler.admit(reason)  # Prefilled, or Failed
             for batch in scheduler.batches:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -25,16 +24,19 @@ def is_shortage(error: BaseException) -> bool:
     return "out of memory" in words or "can't allocate memory" in words or "not enough memory" in words
 
 
-@contextmanager
-def shortages(*, torn: bool = False) -> Iterator[None]:
+class shortages:
     """Within, any exception that means that memory ran out becomes OutOfMemory."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_shortage(error):
-            raise
-        error.__traceback__ = None  # its frames hold the tensors of the pass
-        raise OutOfMemory((str(error).splitlines() or [""])[0][:120], torn=torn) from None
+
+    def __init__(self, *, torn: bool = False) -> None:
+        self.torn = torn
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, (MemoryError, RuntimeError)) and is_shortage(error):
+            error.__traceback__ = None  # its frames hold the tensors of the pass
+            raise OutOfMemory((str(error).splitlines() or [""])[0][:120], torn=self.torn) from None
 
 
 def release() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import takewhile
@@ -19,8 +20,18 @@ from genctl.decode.types import Prefix, Source
 class Reader(ABC):
     """Reading for a runtime, with a source for an encoder-decoder."""
 
+    model: Any
     device: torch.device
-    reads_again = False  # a text that grows beyond where angles change is read again as a whole
+    # Rotary positions whose angles depend on the length of a text (see `length_rope`):
+    bound: float = math.inf  # up to this length they are the same for every text
+    dynamic = False  # beyond it they change with every token
+    reads_again = False  # a text that grows beyond it is read again as a whole
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """The ids that end a text, as the checkpoint says."""
+        eos = self.model.generation_config.eos_token_id
+        return (eos,) if isinstance(eos, int) else tuple(eos or ())
 
     @property
     @abstractmethod
@@ -52,8 +63,18 @@ class Reader(ABC):
         return cache
 
     def in_one_piece(self, length: int) -> bool:
-        """Whether a text of `length` tokens comes out otherwise if it is read in pieces."""
-        return False
+        """Whether the angles of a text's positions depend on its length, and so on where it is cut."""
+        return length > self.bound
+
+    def wants_history(self, before: int) -> bool:
+        """Whether a pass that continues texts of `before` tokens needs `history`, the whole texts."""
+        return self.reads_again and before <= self.bound
+
+    def draft_room(self, length: int) -> float:
+        """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""
+        if length <= self.bound:
+            return self.bound - length
+        return 0 if self.dynamic else math.inf
 
     def prefill(
         self,
@@ -136,6 +157,19 @@ class Reader(ABC):
             self(tokens[:, at:end], cache, sources=sources, keep=1, first=at == 0, history=tokens[:, :end])
             at = end
         return self.kept(cache)
+
+    def _grown(
+        self, feed: Tensor, cache: Any, history: Tensor | None, past: int, *, first: bool, hidden: bool
+    ) -> Output | None:
+        """A pass that reads whole texts again, because they pass the bound with what is fed; None for all others."""
+        if cache is None or history is None or first or not (self.reads_again and past <= self.bound):
+            return None
+        beyond = past + feed.shape[1] > self.bound
+        # a cache holds what was read beyond the bound where a draft went there and was taken back
+        if not beyond and not getattr(cache, "beyond", False):
+            return None
+        cache.beyond = beyond
+        return self._again(history, cache, keep=feed.shape[1], hidden=hidden)
 
     def _again(self, history: Tensor, cache: Any, *, keep: int, hidden: bool) -> Output:
         """Read texts int64 [N, T+F] as a whole; `cache` then holds what was computed now, in the form that it had."""

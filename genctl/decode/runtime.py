@@ -1,4 +1,4 @@
-"""What the loop asks of a model, and is told. `native.runtime` and `forward` (transformers' models) answer it.
+"""What the loop asks of a model, and is told. `native.runtime` and `transformers_runtime` answer it.
 
 N rows, F tokens fed to each, T columns of the cache, V vocabulary, H hidden size.
 """
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from genctl.decode.cache_observer import Passed
     from genctl.decode.encoder_inputs import Sources
     from genctl.decode.types import Prefix, Source
 
@@ -25,16 +26,6 @@ class Output:
     cache: Any
     hidden: Tensor | None = None  # [N, F, H]
     layers: tuple[Tensor, ...] | None = None  # per layer [N, F, H]
-
-
-@dataclass
-class Passed:
-    """One pass through the decoder, for a watcher."""
-
-    inputs: dict[str, Any]  # what the model was given
-    cache: Any  # as it is after the pass
-    past: int  # columns it held before
-    first: bool
 
 
 class ModelRuntime(Protocol):

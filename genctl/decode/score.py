@@ -34,10 +34,12 @@ class ModelScores:
     def logprobs_of(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """The log-probabilities of the first m places' tokens: int64 [C, m] after rows int64 [C] -> f32 [C, m]."""
         count, places, vocabulary = self.logits.shape
-        if "logprobs" not in vars(self) and on_host(tokens) and tokens.shape == (count, places) == (len(rows), 1):
-            few = max(ROWS, torch.get_num_threads())
-            if count > few and torch.equal(rows, counted(count, rows.device)):
+        if places == 1 and "logprobs" not in vars(self) and on_host(tokens) and tokens.shape == (count, 1):
+            if count == 1:
+                return self.logits[0].log_softmax(-1).gather(1, tokens)
+            if torch.equal(rows, counted(count, rows.device)):
                 # a few rows at a time stay in the processor's cache: the same numbers, none of them kept
+                few = max(ROWS, torch.get_num_threads())
                 parts = zip(torch.split(self.logits[:, 0], few), torch.split(tokens, few), strict=True)
                 return torch.cat([logits.log_softmax(-1).gather(1, chosen) for logits, chosen in parts])
         at = rows[:, None] * places + counted(tokens.shape[1], tokens.device)

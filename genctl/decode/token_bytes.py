@@ -109,7 +109,7 @@ def _read(backend: Any, size: int, knob: str) -> Spelling:
     special = {token for token, added in backend.get_added_tokens_decoder().items() if added.special}
     names = [None if token in special else backend.id_to_token(token) for token in range(size)]
     if [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]:
-        return Spelling(tuple(b"" if name is None else _bytes_of(name) for name in names), {})
+        return Spelling(tuple(b"" if name is None else bytes_of(name) for name in names), {})
     fallback = "ByteFallback" in kinds
     ids = [token for token, name in enumerate(names) if name is not None]
     plain = (token for token in ids if str(names[token]).isalnum() and backend.decode([token]).strip())
@@ -139,10 +139,10 @@ def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     )
 
 
-def _bytes_of(name: str) -> bytes:
+def bytes_of(name: str) -> bytes:
     """The bytes behind GPT-2's printable stand-ins; an added token stands for itself."""
-    if all(char in _STANDINS for char in name):
-        return bytes(_STANDINS[char] for char in name)
+    if all(char in STANDINS for char in name):
+        return bytes(STANDINS[char] for char in name)
     return name.encode()
 
 
@@ -152,4 +152,4 @@ def _standins() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
-_STANDINS = _standins()
+STANDINS = _standins()

@@ -74,20 +74,9 @@ def _overlaps(text: str, stop: str) -> bool:
 def unhealed(stream: Iterable[events.Event], plans: Mapping[str, HealedPrompt]) -> Iterator[events.Event]:
     """The same events without the text that is already in the prompt. `plans`, the healed lanes, may grow meanwhile."""
     states = events.RowStates(lambda lane: _Hidden(plans[lane], None, ()), _hide)
-    for event in stream:
-        plan = plans.get(event.lane) if not isinstance(event, events.Loading) else None
-        if plan is None or not plan.text:
-            yield event
-        elif isinstance(event, events.Stepped):
-            live, ended = states.step(event)
-            last = tuple(map(_ended, event.ended, ended)) if ended else ()
-            yield events.with_tokens(event, [state.written for state in live], last)
-        else:
-            states.forget(event)
-            if isinstance(event, events.Finished):
-                hypotheses = tuple(_hypothesis(hypothesis, plan) for hypothesis in event.hypotheses)
-                event = dataclasses.replace(event, hypotheses=hypotheses)
-            yield event
+    return events.reworded(
+        stream, states, lambda row: row.written, _ended, lambda lane, whole: _hypothesis(whole, plans[lane]), plans
+    )
 
 
 class _Hidden(NamedTuple):

@@ -21,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from genctl import compat
 from genctl.decode import cache as caches
 from genctl.decode import model_states, transfer
+from genctl.decode.cache_observer import Passed
 from genctl.decode.capabilities import (
     CACHE_DIFFERS,
     DECODERS,
@@ -35,7 +36,7 @@ from genctl.decode.layers import GrowingLayer, StaticLayer
 from genctl.decode.length_rope import READ_AGAIN, LengthRope
 from genctl.decode.out_of_memory import is_shortage
 from genctl.decode.prefill import Reader
-from genctl.decode.runtime import Output, Passed
+from genctl.decode.runtime import Output
 from genctl.decode.types import Prefix, Source
 from genctl.errors import GenctlError, ModelError
 
@@ -81,7 +82,7 @@ class TransformersRuntime(Reader):
         self.returns = model_states.RETURNED.get(self.config.model_type, "")
         self.reads_history = self.config.model_type in model_states.READ_HISTORY
         self.rope = LengthRope(model.modules(), self.config.model_type)
-        self.bound = self.rope.bound  # the length up to which positions do not depend on the length of a text
+        self.bound, self.dynamic, self.reads_again = self.rope.bound, bool(self.rope.dynamic), self.rope.reads_again
         self.module_states = model_states.module_states(model)
         self.findings: list[str] = []
         self.forwards = 0
@@ -159,12 +160,6 @@ class TransformersRuntime(Reader):
         return dtype
 
     @property
-    def eos(self) -> tuple[int, ...]:
-        """The ids that end a text, as the checkpoint says."""
-        eos = self.model.generation_config.eos_token_id
-        return (eos,) if isinstance(eos, int) else tuple(eos or ())
-
-    @property
     def head(self) -> Callable[[Tensor], Tensor] | None:
         """[..., H] -> logits [..., V]; None where there is none."""
         head: Callable[[Tensor], Tensor] | None = self.model.get_output_embeddings()
@@ -230,13 +225,10 @@ class TransformersRuntime(Reader):
         if len(feed) > 1 and not self._probing and not self.together:
             return self._apart(feed, mask, sources, keep=keep, hidden=hidden)
         self.rope.reset()
-        if cache is not None and history is not None and not first:
-            past = caches.length_of(cache)
-            beyond = past + feed.shape[1] > self.rope.bound
-            # a cache holds what was read beyond the bound where a draft went there and was taken back
-            if self.rope.may_read_again(past) and (beyond or getattr(cache, "beyond", False)):
-                cache.beyond = beyond
-                return self._again(history, cache, keep=feed.shape[1], hidden=hidden)
+        past = 0 if cache is None else caches.length_of(cache)
+        grown = self._grown(feed, cache, history, past, first=first, hidden=hidden)
+        if grown is not None:
+            return grown
         inputs: dict[str, Any] = {}
         if self.is_encoder_decoder:
             assert sources is not None
@@ -254,7 +246,6 @@ class TransformersRuntime(Reader):
                 inputs["attention_mask"] = None if mask is None else self._mask(mask, feed, cache)
             if self.takes_positions:
                 if positions is None:
-                    past = caches.length_of(cache) if cache is not None else 0
                     positions = torch.arange(past, past + feed.shape[1], device=feed.device)[None]
                 inputs["position_ids"] = positions
         inputs["use_cache"] = cache is not None
@@ -266,7 +257,6 @@ class TransformersRuntime(Reader):
             inputs = self._prepare(feed if history is None or not self.reads_history else history, inputs, first)
         if hidden:
             inputs["output_hidden_states"] = True
-        before = 0 if self.watch is None or cache is None else caches.length_of(cache)
         output: Any = None
         logits: Tensor
         with torch.no_grad():
@@ -283,7 +273,7 @@ class TransformersRuntime(Reader):
                     cache.layers[0].states = getattr(output, self.returns)
         self.forwards += 1
         if self.watch is not None:
-            self.watch(Passed(inputs, cache, before, first))
+            self.watch(Passed(inputs, cache, past, first))
         if keep and logits.shape[1] > keep:
             logits = logits[:, -keep:]
         states = None
@@ -302,17 +292,9 @@ class TransformersRuntime(Reader):
         """Whether its cache has columns or states that can be put into a file, and taken up by several tokens."""
         return not self.returns
 
-    def draft_room(self, length: int) -> float:
-        """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""
-        return self.rope.room(length)
-
-    def in_one_piece(self, length: int) -> bool:
-        """Whether the angles of a text's positions depend on its length, and so on where it is cut."""
-        return length > self.bound
-
     def wants_history(self, before: int) -> bool:
         """Whether a pass that continues texts of `before` tokens needs `history`, the whole texts."""
-        return self.reads_history or self.rope.may_read_again(before)
+        return self.reads_history or super().wants_history(before)
 
     def _run(self, module: Any, **inputs: Any) -> Any:
         """Call a library's code; what goes wrong in it is told in one line."""

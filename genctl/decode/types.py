@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from genctl import events
+    from genctl.decode.beam_places import Pruning
     from genctl.decode.processors.rows import RowCandidates
-    from genctl.decode.pruning import Pruning
     from genctl.decode.row_tokens import RowTokens
     from genctl.decode.stopping.criterion import Criterion
 

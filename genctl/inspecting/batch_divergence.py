@@ -16,7 +16,7 @@ from genctl.results import Collector, Result, Sequence
 from genctl.sequences import shared_length
 from genctl.session import Session
 
-COMPARED = 5  # alternatives looked at to find the probability of the other choice
+COMPARED = 5  # alternatives in which the other choice is looked up
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ def checked(
     told: Callable[[BatchDivergence], None],
     interrupted: Callable[[], str] = lambda: "",
 ) -> Generator[events.Event, None, None]:
-    """`session.stream`, `width` prompts at a time; after each batch its prompts alone, differences passed to `told`.
+    """`session.stream`, `width` prompts at a time; after each batch its prompts alone, and `told` receives the
+    differences.
 
     Yields the events of the batches only.
     """
@@ -53,7 +54,7 @@ def checked(
     wide = replace(report, top=max(report.top, COMPARED))
     while chunk := list(islice(waiting, width)):
         together: dict[str, Result] = {}
-        collector = Collector(tokens=True)
+        collector = Collector()
         for event in session.stream(chunk, wide, width=width, interrupted=interrupted):
             result = collector.feed(event)
             if result is not None:
@@ -65,7 +66,7 @@ def checked(
             batched = together.get(request.id)
             if batched is None or batched.error is not None:
                 continue
-            again = Collector(tokens=True)
+            again = Collector()
             for event in session.stream([request], wide, interrupted=interrupted):
                 alone = again.feed(event)
                 if alone is not None and alone.error is None:

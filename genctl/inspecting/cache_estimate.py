@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.errors import UsageError
 from genctl.params import Generation, Runtime
-from genctl.request_planner import UNBOUNDED
+from genctl.request_planner import context_of, source_context_of
 
 if TYPE_CHECKING:
     from genctl.inspecting.skeleton import Skeleton
@@ -68,7 +68,7 @@ class Part:
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> Part:
-        """From an entry of `describe` for a cache with one row."""
+        """The part of an entry of `describe`, for a cache with one row."""
         columns = 1 if entry["kind"] == STATE else entry["shape"][2]
         return cls(
             entry["layer"],
@@ -111,7 +111,7 @@ class Part:
         return self.rows(size) * columns * self.cell
 
     def entry(self, size: Size, device: str) -> dict[str, Any]:
-        """As an entry of `describe`."""
+        """The part as an entry of `describe`."""
         entry: dict[str, Any] = {
             "layer": self.layer,
             "kind": self.kind,
@@ -218,23 +218,6 @@ def rows_of(generation: Generation) -> int:
     return returned
 
 
-def context_of(config: Any, *, decoder: bool = True) -> int | None:
-    """The context of a model with this config, or None. `decoder`: which part of an encoder-decoder.
-
-    As in `request_planner.Planner.context`.
-    """
-    if config.model_type in UNBOUNDED:
-        return None
-    part = config.get_text_config(decoder=True) if decoder else getattr(config, "encoder", None)
-    part = part or config.get_text_config(encoder=True)
-    names = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx")
-    for name in names if decoder else ("max_source_positions", *names):
-        value = getattr(part, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return None
-
-
 def memory_bytes(text: str) -> int:
     """`24GiB`, `80 GB`, `1.5TiB` or plain bytes. KiB … TiB are powers of 1024, KB … TB of 1000. Raises UsageError."""
     match = _MEMORY.fullmatch(text.strip())
@@ -278,7 +261,7 @@ def _size(
         if source is not None:
             raise UsageError(f"--source-length {source} is for encoder-decoders, and {name} has no encoder")
         return Size(batch, batch * per_prompt, length)
-    most = context_of(skeleton.config, decoder=False)
+    most = source_context_of(skeleton.config)
     if source is None:
         source = most or length
     if most is not None and source > most:

@@ -27,7 +27,7 @@ class MeasuredPrompt:
     seed: int = 0
     tokens: int = 0
     reused: int = 0
-    read: bool = False  # whether its prefill is over
+    read: bool = False  # whether it is prefilled
     passes: int = 0  # after the prefill
     finished: events.Finished | None = None
     failed: events.Failed | None = None
@@ -46,7 +46,7 @@ class MeasuredPrompt:
         return ending
 
     def entry(self, steps: int) -> dict[str, Any]:
-        """Its part of the report."""
+        """Its entry in the report."""
         hypotheses = () if self.finished is None else self.finished.hypotheses
         return {
             "id": self.id,
@@ -70,7 +70,7 @@ class Measurement:
     steps: int
     prompts: dict[str, MeasuredPrompt] = field(default_factory=dict)
     passes: list[dict[str, Any]] = field(default_factory=list)  # as they are reported
-    tokens: list[list[int]] = field(default_factory=list)  # of a lone prompt: the tokens of each row in the cache
+    tokens: list[list[int]] = field(default_factory=list)  # of a single prompt: the tokens of each cached row
     model: str = ""
     _last: dict[str, int] = field(default_factory=dict)  # the newest pass of each prompt
 
@@ -97,7 +97,7 @@ class Measurement:
     def _prefilled(self, event: events.Prefilled) -> None:
         prompt = self.prompts[event.lane]
         prompt.tokens, prompt.reused, prompt.read = event.prompt_tokens, event.reused, True
-        if event.shared:  # read for another prompt, whose pass it is
+        if event.shared:  # the pass belongs to the other prompt
             same = next(
                 (other for other in self.prompts.values() if other is not prompt and other.text == prompt.text), None
             )
@@ -122,7 +122,7 @@ class Measurement:
         prefill = not self.prompts[lanes[0]].read
         if not prefill:
             if max(self.prompts[lane].passes for lane in lanes) >= self.steps:
-                return None  # a search that looks at the newest token before it writes it makes one pass more
+                return None  # a search that scores a token before it is written needs one more pass
             for lane in lanes:
                 self.prompts[lane].passes += 1
         places = {name: place for place, name in enumerate(self.prompts)}

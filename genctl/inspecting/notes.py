@@ -1,9 +1,15 @@
-"""Notes on the chosen cache: where it is lossy, and where it has no effect."""
+"""Notes on the chosen cache: where it is lossy, where it has no effect, and what of a saved prompt was reused."""
 
 from __future__ import annotations
 
-from genctl.config.layers import Resolved
-from genctl.session import Session
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from genctl import events
+
+if TYPE_CHECKING:
+    from genctl.config.layers import Resolved
+    from genctl.session import Session
 
 
 def cache_notes(session: Session, resolved: Resolved) -> list[str]:
@@ -62,3 +68,36 @@ def reuse_limit(session: Session) -> str:
     if session.saved is not None and not caches.croppable(session.saved.cache):
         return "a recurrent state cannot be cut back, so only a prompt that goes on where it ends can reuse it"
     return "the prompts have no beginning in common"
+
+
+@dataclass
+class Reuse:
+    """Counts the prompt tokens that `--prompt-cache` saved. A listener of events; without `path` it says nothing."""
+
+    path: str | None
+    prompts: int = 0
+    tokens: int = 0
+    reused: int = 0
+    useless: int = 0  # prompts for which nothing could be reused
+
+    def feed(self, event: events.Event) -> None:
+        """Take in one event."""
+        if self.path is None or not isinstance(event, events.Prefilled) or event.shared:
+            return
+        self.prompts += 1
+        self.tokens += event.prompt_tokens
+        self.reused += event.reused
+        self.useless += not event.reused
+
+    def notes(self, session: Session, *, verbose: bool) -> list[str]:
+        """Notes for the end of a run: always where nothing was reused, with `verbose` also how much was.
+
+        `verbose` adds what was found out about the model.
+        """
+        lines = list(session.forward.findings) if verbose else []
+        if self.useless:
+            what = "nothing" if self.prompts == 1 else f"for {self.useless} of {self.prompts} prompts nothing"
+            lines.append(f"{what} of the prompt cache {self.path} could be reused: {reuse_limit(session)}")
+        if verbose and self.prompts:
+            lines.append(f"reused {self.reused} of {self.tokens} prompt token{'' if self.tokens == 1 else 's'}")
+        return lines

@@ -8,7 +8,7 @@ from typing import Any
 
 from genctl import events
 from genctl.decode.cache_contents import describe
-from genctl.decode.runtime import Passed
+from genctl.decode.cache_observer import Passed
 from genctl.decode.types import Prefix
 from genctl.errors import GenctlError, InputError, ModelError
 from genctl.inspecting.measurement import CROSS, STATE
@@ -16,14 +16,14 @@ from genctl.requests import Report, Request
 from genctl.sequences import shared_length
 from genctl.session import Session
 
-SHOWN = 6  # tokens shown after the place where prompts part
+SHOWN = 6  # tokens shown after the common prefix
 
 
 @dataclass
 class Reading:
     """One decoding of the second prompt, counted while it runs."""
 
-    tokens_read: int = 0  # of the prompt: what went through the model before the first new token
+    tokens_read: int = 0  # of the prompt: tokens fed to the model before the first new token
     passes: int = 0  # through the decoder, those of the prompt included
     token_ids: list[list[int]] = field(default_factory=list)
 
@@ -71,7 +71,7 @@ def spared(prefix: Prefix, reused: int) -> int:
     if not reused:
         return 0
     for layer in describe(prefix.cache):
-        if prefix.source is not None:  # its decoder begins anew; what is kept is what it looks at
+        if prefix.source is not None:  # only the source's part is reused: the decoder starts again
             total += layer["bytes"] if layer["kind"] == CROSS else 0
         elif layer["kind"] == STATE:
             total += layer["bytes"]
@@ -106,7 +106,7 @@ def _decode(
         for event in session.stream([request], interrupted=interrupted):
             if isinstance(event, events.Prefilled):
                 reused = event.reused
-                # an encoder's pass is none of the decoder's: it reads the whole source, or it is not asked at all
+                # not counted: an encoder's pass, which reads the whole source or does not happen
                 reading.tokens_read = event.prompt_tokens - reused if forward.is_encoder_decoder else fed
             elif isinstance(event, events.Finished):
                 reading.token_ids = [list(hypothesis.tokens) for hypothesis in event.hypotheses]

@@ -59,7 +59,7 @@ def compare(session: Session, request: Request, *, steps: int = STEPS) -> Compar
     runtime = replace(session.planner.runtime, runtime="transformers", pack=False)
     loaded = hub.load(runtime, need_tokenizer=False, **session.planner.flags)
     from genctl.decode.transformers_runtime import (
-        TransformersRuntime,  # transformers comes with it, as the checkpoint wants it
+        TransformersRuntime,  # loads transformers' classes
     )
 
     theirs = TransformersRuntime(loaded.model)
@@ -77,7 +77,7 @@ def compare(session: Session, request: Request, *, steps: int = STEPS) -> Compar
         mine, reference = (forward(feed, cache, sources=read, first=step == 0).logits for forward, cache, read in pair)
         difference = max(difference, float((mine - reference).abs().max()))
         largest = max(largest, float(reference.abs().max()))
-        if step == 0:  # the steps that a run takes
+        if step == 0:  # the same steps as a run
             held = [forward.kept(cache) for forward, cache in zip(both, held, strict=True)]
         feed = reference[:, -1].argmax(-1, keepdim=True)
     close = difference <= CLOSE.get(ours.dtype, 1e-4) * largest

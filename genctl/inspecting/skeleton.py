@@ -31,13 +31,12 @@ from genctl.native.seq2seq_spec import Seq2SeqSpec
 from genctl.native.spec import Spec
 from genctl.params import Runtime
 
-PROBE = 8  # tokens that are tried
-MOST_LAYERS = 1024  # of which a module each is made
+PROBE = 8  # tokens of the trial
+MOST_LAYERS = 1024  # each becomes a module
 MOST_EXPERTS = 1 << 17  # layers times experts
 
 _LAYERS = re.compile(r"(^|_)layers?$|^depth$|^num_blocks$")
 _EXPERTS = re.compile(r"^(num|n)_.*experts$")
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass
@@ -49,7 +48,7 @@ class Skeleton:
     device: str  # where it would compute: cpu, cuda, cuda:1, …
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json, if it is there
     notes: list[str] = field(default_factory=list)
-    native: Spec | Seq2SeqSpec | None = None  # the spec of what the native runtime would compute, where it would
+    native: Spec | Seq2SeqSpec | None = None  # the native runtime's spec; None on transformers' classes
 
     @property
     def config(self) -> Any:
@@ -74,14 +73,23 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
     prepare.check_options(runtime)
     device = _device(runtime)
     with quiet():
-        place = _locate(runtime, allow_pickle, trust_remote_code)
+        place = resolve.resolve(
+            runtime.model,
+            revision=runtime.revision,
+            offline=runtime.offline,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
+            configs_only=True,
+        )
         checkpoint = _checkpoint(place.folder, allow_pickle, trust_remote_code)
         config = architecture.read_config(checkpoint, trust_remote_code)
         kind = architecture.auto_class(checkpoint, config, trust_remote_code)
         notes = list(place.notes)
-        dtype = _dtype(runtime, config, checkpoint, notes)
+        if runtime.dtype == "auto" and not runtime_choice.stored_dtype(checkpoint):
+            notes.append("config.json names no dtype: float32 is taken; --dtype says otherwise")
+        dtype = getattr(torch, runtime_choice.dtype_of(runtime, checkpoint))
         if runtime.dtype == "auto" and device.startswith("cuda") and not checkpoint.config.get("quantization_config"):
-            able = not torch.cuda.is_available() or torch.cuda.is_bf16_supported()  # a plan for elsewhere: as new ones
+            able = not torch.cuda.is_available() or torch.cuda.is_bf16_supported()  # no GPU here: assume a new one
             dtype = getattr(torch, prepare.dtype_on("cuda", str(dtype).removeprefix("torch."), able))
         model = guarded(lambda: _made(kind, config, dtype, trust_remote_code), "config.json cannot be used")
     if checkpoint.config.get("quantization_config"):
@@ -111,7 +119,7 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
     with quiet():
         try:
             cache = _tried(forward)
-        except Exception as error:  # code of any architecture, on tensors without numbers
+        except Exception as error:  # any architecture's code may fail on tensors without numbers
             if "meta" not in str(error).lower():
                 problem = f"{skeleton.name} cannot be run as config.json has it"
                 raise ModelError(f"{problem}: {resolve.brief(error)}") from error
@@ -192,38 +200,6 @@ def _packs(model: nn.Module, module: nn.Module, names: Sequence[str], runtime: R
 # -- finding the config ------------------------------------------------------------------------------------------------
 
 
-class ConfigOnly(resolve.HubCheckpoint):
-    """A Hub id of which only the configs are fetched."""
-
-    @property
-    def _allow(self) -> list[str]:
-        return ["config.json", "generation_config.json", *(["*.py"] if self.trust_remote_code else [])]
-
-    def _check_listing(self, files: list[str]) -> None:
-        if "config.json" not in files:
-            raise ModelError(f"{self.model} on the Hub is not a checkpoint: it has no config.json")
-
-
-def _locate(runtime: Runtime, allow_pickle: bool, trust_remote_code: bool) -> resolve.CheckpointFolder:
-    if _is_local(runtime.model):
-        return resolve.resolve(runtime.model, revision=runtime.revision)
-    arguments = (runtime.model, runtime.revision, runtime.offline, allow_pickle, trust_remote_code, None)
-    return ConfigOnly(*arguments).fetch()
-
-
-def _is_local(model: str) -> bool:
-    """Whether `resolve` decides without the Hub, including refusals."""
-    if model.startswith("builtin:") or not resolve.HUB_ID.fullmatch(model):
-        return True
-    if "--" in model or ".." in model or model.endswith((".git", "/", ".safetensors")):
-        return True
-    try:
-        path = Path(model)
-        return path.exists() or path.is_symlink()
-    except OSError:
-        return True
-
-
 def _checkpoint(folder: Path, allow_pickle: bool, trust_remote_code: bool) -> check.Checkpoint:
     """The folder, with every check that its files allow: weights are optional."""
     config = check.read_config(folder)
@@ -283,30 +259,15 @@ def _device(runtime: Runtime) -> str:
     return str(device)
 
 
-def _dtype(runtime: Runtime, config: Any, checkpoint: check.Checkpoint, notes: list[str]) -> torch.dtype:
-    """The dtype that `load` gives the weights: with auto that of the config, else that of the files."""
-    if runtime.dtype != "auto":
-        named: torch.dtype = getattr(torch, runtime.dtype)
-        return named
-    configured = getattr(config, "dtype", None)
-    if isinstance(configured, torch.dtype) and configured.is_floating_point:
-        return configured
-    for tensor in checkpoint.weights.tensors.values():
-        if tensor.dtype in _DTYPES:
-            return _DTYPES[tensor.dtype]
-    notes.append("config.json names no dtype: float32 is taken; --dtype says otherwise")
-    return torch.float32
-
-
 def _made(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    # both kinds of code look at no number: the usual ones ask what a mask holds, and which experts are chosen
+    # forms of attention and experts that read no numbers; the default ones read masks and chosen experts
     plain = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
     with torch.device("meta"):
         model = kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code, **plain)
     for module in model.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
             module.warn_if_padding_and_no_attention_mask = lambda *args, **kwargs: None
-    # what an architecture keeps in float32 whatever is asked, as `from_pretrained` does it
+    # as `from_pretrained`: some architectures keep some weights in float32
     for pattern, exact_dtype in compat.kept_dtypes(model, dtype).items():
         for name, tensor in model.state_dict(keep_vars=True).items():
             if re.search(pattern.replace("*", ".*"), name):
@@ -319,7 +280,7 @@ def _tried(forward: TransformersRuntime) -> Any:
     source = None
     if forward.is_encoder_decoder:
         ids = torch.zeros(1, PROBE, dtype=torch.long, device="meta")
-        with torch.no_grad():  # not `forward.encode`: its mask would be looked at
+        with torch.no_grad():  # not `forward.encode`, which reads its mask
             states = forward.model.get_encoder()(input_ids=ids, return_dict=True).last_hidden_state
         source = Source(ids, states)
     return forward.prefill(tokens, source).cache
@@ -329,7 +290,7 @@ def _from_fields(skeleton: Skeleton) -> Any:
     """A cache with the number and size of heads in the config."""
     config = skeleton.config.get_text_config(decoder=True)
     cache = caches.new_cache(skeleton.config, encoder_decoder=skeleton.is_encoder_decoder)
-    latent = getattr(config, "kv_lora_rank", None) is not None  # then heads are kept together, in a form of its own
+    latent = getattr(config, "kv_lora_rank", None) is not None  # latent attention: all heads in one tensor
     queries = None if latent else getattr(config, "num_attention_heads", None)
     parts = [cache.self_attention_cache, cache.cross_attention_cache] if skeleton.is_encoder_decoder else [cache]
     for part in parts:

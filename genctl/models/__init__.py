@@ -1,1 +1,1 @@
-"""Where weights and tokenizers come from, and how ids become text. Entered by its files."""
+"""Checkpoints: find, check and load them; tokenizers and chat templates; text from ids."""

@@ -34,7 +34,7 @@ def read_config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTra
         ),
         "config.json cannot be used",
     )
-    # what a forward returns is ours to ask for
+    # the caller chooses what a forward pass returns
     for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
         if part is not None:
             part.return_dict, part.output_hidden_states, part.output_attentions = True, False, False

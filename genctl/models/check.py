@@ -114,7 +114,7 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
 def check_files(folder: Path) -> None:
     """Refuse files that no checkpoint contains, and those on which a reader would block. Raises ModelError.
 
-    Libraries open the files of a checkpoint by their usual names. A pipe has no end, and a device may have none.
+    Libraries open the files of a checkpoint by their usual names; a pipe or a device may never end.
     """
     try:
         paths = sorted(folder.iterdir())
@@ -123,7 +123,7 @@ def check_files(folder: Path) -> None:
     for path in paths:
         try:
             state = path.stat()
-        except OSError:  # a link to nowhere counts as not there
+        except OSError:  # a dangling link counts as missing
             continue
         if not (stat.S_ISREG(state.st_mode) or stat.S_ISDIR(state.st_mode)):
             raise ModelError(f"{weights.shown(path.name)} in {weights.shown(str(folder))} is no regular file")

@@ -78,7 +78,7 @@ def _place() -> Path | None:
     try:
         # a relative one is to be ignored (XDG Base Directory Specification)
         folder = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
-    except (RuntimeError, ValueError):  # nobody's home
+    except (RuntimeError, ValueError):  # there is no home folder
         return None
     return folder / "genctl" / "digests.json"
 
@@ -110,7 +110,7 @@ def _write(file: Path, entries: dict[str, list[Any]]) -> None:
         entries = dict(list(entries.items())[len(entries) // 2 + 1 :])
         text = json.dumps({"kind": _KIND, "digest": _sum(entries), "files": entries})
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=".digests-")  # for its owner alone
+    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=".digests-")  # readable by its owner only
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
             handle.write(text)

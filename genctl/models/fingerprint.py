@@ -24,7 +24,7 @@ from genctl.models.digests import Stamp
 Stamps: TypeAlias = Mapping[str, Stamp]  # the name of a file inside the checkpoint -> size, times and inode
 
 # What libraries read beside the weights: configs (nested and processors' too), vocabularies under all names that
-# transformers' tokenizers use, chat templates, the index of shards. Results of a run that lie there are none of it.
+# transformers' tokenizers use, chat templates, the index of shards. Results of a run in the same folder do not count.
 _NAMES = re.compile(
     r".*(config|token|vocab|merges|sentencepiece|tekken|normalizer|emoji|byte_maps|word_shape|word_pronunciation).*"
     r"\.(json|txt)"
@@ -102,7 +102,7 @@ def _digests(files: Mapping[str, tuple[Path, int]]) -> dict[str, str]:
         for (name, _, _), leaf in zip(starts, leaves, strict=True):
             wholes[name].update(leaf)
     finally:
-        workers.shutdown(cancel_futures=True)  # an interrupt waits for the leaves at hand only
+        workers.shutdown(cancel_futures=True)  # an interrupt waits only for leaves that are being read
     return {name: whole.hexdigest() for name, whole in wholes.items()}
 
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from genctl.native.checkpoint import AnyPlan
     from genctl.native.model import NativeConfig, NativeModel
 
-_STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MEMORY = re.compile(r"(cpu|disk|mps|\d+)\s*=\s*(\d+(?:\.\d+)?\s*[KMGT]i?B)", re.IGNORECASE)
 
 
@@ -47,7 +46,7 @@ class LoadedModel:
     notes: tuple[str, ...] = ()  # for stderr
     checkpoint: check.Checkpoint | None = None
     runtime: str = ""  # with the reason: "native (llama)", "transformers (--compile)"
-    tokenizer_of: str = ""  # if it is another one's: "transformers (there is no tokenizer.json)"
+    tokenizer_of: str = ""  # if not genctl's own: "transformers (there is no tokenizer.json)"
 
     @property
     def verbose_notes(self) -> tuple[str, ...]:
@@ -95,7 +94,7 @@ def load(
         read_ahead(checkpoint.weights.files)
         native, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         device = device_of(runtime.device) if runtime.device_map is None else None
-        collection.resume()  # torch is imported; garbage of a model may have to be collected from here on
+        collection.resume()  # torch is imported: collect again
         prepare.check_device(runtime, device)
         if native is not None and device is not None:
             reason = runtime_choice.device_reason(native.spec, runtime, device)
@@ -103,7 +102,7 @@ def load(
                 return _native(native, runtime, place, checkpoint, device, on_event)
         config = architecture.read_config(checkpoint, trust_remote_code)
         kind = architecture.auto_class(checkpoint, config, trust_remote_code)
-        dtype, dtype_notes = _dtype(checkpoint, config, runtime, device)
+        dtype, dtype_notes = _dtype(checkpoint, runtime, device)
         model, notes = _model(checkpoint, kind, config, runtime, dtype, placement, trust_remote_code, on_event)
         notes += dtype_notes
         tokenizer = _tokenizer(checkpoint, trust_remote_code) if checkpoint.has_tokenizer else None
@@ -231,9 +230,7 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def _dtype(
-    checkpoint: check.Checkpoint, config: PreTrainedConfig, runtime: Runtime, device: torch.device | None
-) -> tuple[Any, list[str]]:
+def _dtype(checkpoint: check.Checkpoint, runtime: Runtime, device: torch.device | None) -> tuple[Any, list[str]]:
     """The dtype to load with, "auto" for the checkpoint's own, and notes for --verbose.
 
     `device` is None if accelerate places the weights: on the GPUs, if there are any.
@@ -245,11 +242,7 @@ def _dtype(
     cuda = torch.cuda.is_available() if device is None else device.type == "cuda"
     if not cuda or checkpoint.config.get("quantization_config"):
         return "auto", []
-    named = getattr(config, "dtype", None)  # as in transformers: the config's dtype, else that of the first tensor
-    stored = str(named).removeprefix("torch.") if isinstance(named, torch.dtype) else ""
-    if not stored:
-        dtypes = (tensor.dtype for tensor in checkpoint.weights.tensors.values() if tensor.dtype in _STORED)
-        stored = _STORED[next(dtypes, "F32")]
+    stored = runtime_choice.dtype_of(runtime, checkpoint)
     chosen = prepare.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
     if chosen == stored:
         return "auto", []

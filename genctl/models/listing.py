@@ -1,4 +1,4 @@
-"""What is there to run without the network: built-in checkpoints, and those in the cache of Hub checkpoints.
+"""The checkpoints that run without the network: the built-in ones, and those in the Hub's cache.
 
 Reads config.json and the headers of weight files, as loading does. Imports no torch and no transformers.
 """
@@ -22,7 +22,7 @@ PARTS = ("text_config", "decoder")
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A checkpoint. With an `error` it cannot be used, and what is not known of it is None."""
+    """A checkpoint. One with an `error` cannot be used; its unknown fields are None."""
 
     name: str  # as -m takes it
     path: str
@@ -54,7 +54,7 @@ def available() -> Iterator[ListedModel]:
         name = folder.name.removeprefix("models--").replace("--", "/")
         try:
             snapshot = resolve.HubCheckpoint(name, None, True, True, False, None).cached()
-        except Exception as error:  # whatever the Hub's client says of what is in its cache
+        except Exception as error:  # any error of the Hub's client
             yield ListedModel(name, str(folder), _bytes(folder), error=resolve.brief(error))
             continue
         if snapshot is None:
@@ -101,7 +101,7 @@ def _context(config: dict[str, Any]) -> int | None:
 
 
 def _bytes(folder: Path) -> int | None:
-    """The bytes of all files below a folder, each once: links of a snapshot do not count beside what they lead to."""
+    """The bytes of all files below a folder; a link and its target count once."""
     total = 0
     try:
         for parent, _, names in os.walk(folder):

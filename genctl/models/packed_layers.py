@@ -28,15 +28,15 @@ from genctl.native.quantized import Int8Weights
 # Numbers in a weight below which a layer stays as it is. A call of oneDNN takes about 20 µs more than a plain product;
 # 8-bit weights are asked for by name, so that only what is not worth it in memory either is left.
 SMALLEST, SMALLEST_INT8 = 1 << 18, 1 << 14
-WIDTH_INT8 = 32  # the 8-bit kernel reads so many numbers of a row at once, without looking where it ends
-_AT_ONCE = 1 << 22  # numbers looked at together
+WIDTH_INT8 = 32  # numbers of a row that the 8-bit kernel reads at once, even past its end
+_AT_ONCE = 1 << 22  # numbers checked at once
 _READ = re.compile(r"\bself(?:\.\w+)*\.(\w+)\.weight\b")
 
 Look = Callable[[str, Tensor], None]
 
 
 class WeightPacked(ModelError, AttributeError):
-    """A model's code reads the weight of a packed layer, which `_reads` did not foresee."""
+    """A model's code reads the weight of a packed layer; `_reads` missed it."""
 
 
 class PackedLinear(nn.Module):
@@ -55,7 +55,7 @@ class PackedLinear(nn.Module):
         return self.product(given)
 
     def __getattr__(self, name: str) -> Any:
-        """Raises WeightPacked for `weight`: `hasattr` is False, and a user of it learns what helps."""
+        """Raise WeightPacked for `weight`: `hasattr` is then False, and the message says what helps."""
         if name == "weight":
             hint = "add --no-pack; with --quantize int8 leave that out"
             raise WeightPacked("the model's code reads the weight of a linear layer that was packed", hint=hint)
@@ -138,7 +138,7 @@ def unfit(model: nn.Module, names: Sequence[str], quantize: str | None, smallest
     """Why the linear layer with these names stays as it is, on any machine; "" if it can be packed."""
     module = model.get_submodule(names[0])
     kind = type(module)
-    # Falcon writes the product out; it is the same one
+    # Falcon's class computes the same product
     falcon = kind.__name__ == "FalconLinear" and kind.__module__.startswith("transformers.")
     if module is model or not (kind in (nn.Linear, Conv1D) or falcon):
         return "of another class"

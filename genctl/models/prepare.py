@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-_SCANNED = 2 << 30  # bytes of weights up to which every number is looked at
+_SCANNED = 2 << 30  # bytes of weights up to which every number is checked
 
 
 def check_options(runtime: Runtime) -> None:
@@ -103,7 +103,7 @@ def prepare_for_device(
     report = pack(model, quantize=runtime.quantize, look=look)
     if runtime.quantize is not None and not report.packed:
         raise ModelError(f"--quantize {runtime.quantize}: no layer of this model can hold such weights{_left(report)}")
-    if not report.packed and not set(report.left) - {"small"}:  # nothing to gain, nothing to tell
+    if not report.packed and not set(report.left) - {"small"}:  # nothing to gain, so no note
         return []
     how = f"weights in {runtime.quantize}" if runtime.quantize is not None else "weights packed for this CPU"
     note = f"{report.packed} linear layers with {how}{_left(report)}"

@@ -22,7 +22,7 @@ def quiet() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
-    # transformers sets its level as it is imported, which may happen within; no record of its is above CRITICAL
+    # transformers sets its level as it is imported, which may happen within; none of its records is above CRITICAL
     verbosity = os.environ.get("TRANSFORMERS_VERBOSITY")
     os.environ["TRANSFORMERS_VERBOSITY"] = "critical"
     try:
@@ -43,7 +43,7 @@ def download_bar(on_event: OnEvent | None, what: str) -> Any:
     from tqdm.std import tqdm  # type: ignore[import-untyped]
 
     class Bar(tqdm):  # type: ignore[misc]
-        monitor_interval = 0  # no watching thread
+        monitor_interval = 0  # no monitor thread
 
         def __init__(self, *args: Any, **keywords: Any) -> None:
             keywords.pop("name", None)
@@ -67,15 +67,6 @@ def weights_bar(on_event: OnEvent | None, what: str) -> Iterator[None]:
     def hook(factory: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> _Bar:
         return _Bar(args[0] if args else keywords.get("iterable", ()), on_event, what)
 
-    if not hasattr(hf, "set_tqdm_hook"):  # older releases have no hook
-        active = hf.is_progress_bar_enabled()
-        hf.disable_progress_bar()
-        try:
-            yield
-        finally:
-            if active:
-                hf.enable_progress_bar()
-        return
     before = hf.set_tqdm_hook(hook)
     try:
         yield

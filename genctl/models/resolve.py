@@ -18,7 +18,7 @@ BUILTIN = Path(__file__).with_name("builtin")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _UNWRITABLE = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT)
-# Owners under whom the Hub keeps the checkpoints that once had bare ids ("gpt2"). A stranger's "x/gpt2" is never meant.
+# Owners under whom the Hub keeps the checkpoints that once had bare ids ("gpt2"); "x/gpt2" is another model.
 _CANONICAL = (
     "openai-community",
     "google-t5",
@@ -31,6 +31,7 @@ _CANONICAL = (
     "transfo-xl",
 )
 _ALLOW = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm", "*.tiktoken"]
+_CONFIGS = ["config.json", "generation_config.json"]
 _PICKLES = ["pytorch_model*.bin"]
 # Subfolders hold other formats (onnx/, original/); `consolidated` and precision variants are second copies.
 _IGNORE = ["*/*", "consolidated*", "*.fp16*", "*.fp32*", "*.bf16*", "README*", "LICENSE*", "requirements*"]
@@ -57,8 +58,11 @@ def resolve(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     on_event: OnEvent | None = None,
+    configs_only: bool = False,
 ) -> CheckpointFolder:
-    """Find `model`, downloading it if necessary. Raises ModelError, or UsageError for conflicting options."""
+    """Find `model`, downloading it (or its configs) if necessary. Raises ModelError, or UsageError for conflicting
+    options.
+    """
     if model.startswith("builtin:"):
         name = model.removeprefix("builtin:")
         if name not in builtins():
@@ -78,7 +82,7 @@ def resolve(
         raise ModelError(f"{model} is a file, not a checkpoint folder", hint=hint)
     if not HUB_ID.fullmatch(model) or "--" in model or ".." in model or model.endswith((".git", "/", ".safetensors")):
         raise ModelError(f"no such folder: {model}")
-    return HubCheckpoint(model, revision, offline, allow_pickle, trust_remote_code, on_event).fetch()
+    return HubCheckpoint(model, revision, offline, allow_pickle, trust_remote_code, on_event, configs_only).fetch()
 
 
 def _local(folder: Path, revision: str | None) -> CheckpointFolder:
@@ -98,6 +102,7 @@ class HubCheckpoint:
     allow_pickle: bool
     trust_remote_code: bool
     on_event: OnEvent | None
+    configs_only: bool = False
 
     def fetch(self) -> CheckpointFolder:
         from huggingface_hub import HfApi, constants, errors
@@ -108,7 +113,7 @@ class HubCheckpoint:
                 why = "--offline" if self.offline else "HF_HUB_OFFLINE is set"
                 raise self._nowhere(f"{self._named} is not in the cache, and the Hub is not asked ({why})")
             return CheckpointFolder(folder)
-        if self.revision and _COMMIT.fullmatch(self.revision):  # commits never change: what is cached is what is meant
+        if self.revision and _COMMIT.fullmatch(self.revision):  # a commit never changes, so the cached one is right
             folder = self.cached()
             if folder is not None:
                 return CheckpointFolder(folder)
@@ -130,7 +135,7 @@ class HubCheckpoint:
             ) from error
         except errors.HFValidationError as error:
             raise ModelError(f"no such folder: {self.model}, which is no Hub id either") from error
-        except Exception as error:  # whichever HTTP library the Hub's client uses this year
+        except Exception as error:  # the HTTP library of the Hub's client differs by version
             if isinstance(error, OSError) and error.errno in _UNWRITABLE:
                 raise ModelError(f"cannot write to the cache {constants.HF_HUB_CACHE}: {error.strerror}") from error
             folder = self.cached()
@@ -163,7 +168,8 @@ class HubCheckpoint:
 
     @property
     def _allow(self) -> list[str]:
-        return _ALLOW + (_PICKLES if self.allow_pickle else []) + (["*.py"] if self.trust_remote_code else [])
+        wanted = _CONFIGS if self.configs_only else _ALLOW + (_PICKLES if self.allow_pickle else [])
+        return wanted + (["*.py"] if self.trust_remote_code else [])
 
     @property
     def _named(self) -> str:
@@ -174,6 +180,8 @@ class HubCheckpoint:
         if "config.json" not in files:
             have = ", ".join(shown(name) for name in sorted(files)[:6]) or "nothing"
             raise ModelError(f"{self.model} on the Hub is not a checkpoint: it has no config.json, only {have}")
+        if self.configs_only:
+            return
         safe = any(name.endswith(".safetensors") and "/" not in name for name in files)
         pickled = any(name.startswith("pytorch_model") for name in files)
         if not safe and not (pickled and self.allow_pickle):

@@ -17,7 +17,7 @@ from genctl.models.progress import OnEvent
 from genctl.models.weights import few
 from genctl.native import families, seq2seq_families
 from genctl.native.checkpoint import CLASSES, AnyPlan, is_encoder_decoder, plan_of, read
-from genctl.native.config import NotNative
+from genctl.native.config import NotNative, Unfit
 from genctl.native.load import DTYPES
 from genctl.native.seq2seq_spec import Seq2SeqSpec
 from genctl.params import Runtime
@@ -51,7 +51,8 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
 def _fallback(runtime: Runtime, reason: NotNative) -> str:
     """Why transformers' classes run a checkpoint. Raises ModelError if only the native runtime is allowed."""
     if runtime.runtime == "native":
-        raise ModelError(f"--runtime native: {reason}", hint="--runtime auto falls back to transformers") from None
+        hint = "" if isinstance(reason, Unfit) else "--runtime auto falls back to transformers"
+        raise ModelError(f"--runtime native: {reason}", hint=hint) from None
     if runtime.quantize == "int4":
         hint = "--quantize int8 works on transformers' classes too"
         raise ModelError(f"--quantize int4 needs the native runtime: {reason}", hint=hint) from None
@@ -127,14 +128,16 @@ def _plan(checkpoint: Checkpoint) -> AnyPlan:
 
 
 def dtype_of(runtime: Runtime, checkpoint: Checkpoint) -> str:
-    """The dtype to compute in: --dtype, else that of config.json, else that of the first tensor, else float32."""
-    if runtime.dtype != "auto":
-        return runtime.dtype
+    """The dtype to compute in: --dtype, else the stored one, else float32."""
+    return runtime.dtype if runtime.dtype != "auto" else stored_dtype(checkpoint) or "float32"
+
+
+def stored_dtype(checkpoint: Checkpoint) -> str:
+    """The dtype of config.json, else that of the first tensor; "" if neither says."""
     named = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
     if isinstance(named, str):
         return named.removeprefix("torch.")
-    kinds = (DTYPES[tensor.dtype] for tensor in checkpoint.weights.tensors.values() if tensor.dtype in DTYPES)
-    return next(kinds, "float32")
+    return next((DTYPES[item.dtype] for item in checkpoint.weights.tensors.values() if item.dtype in DTYPES), "")
 
 
 def device_reason(spec: Spec | Seq2SeqSpec, runtime: Runtime, device: torch.device) -> str:

@@ -1,7 +1,7 @@
-"""Ids become text, whole characters only; and text becomes ids.
+"""Ids to text, whole characters only; and text to ids.
 
-A tokenizer's decode() of a whole sequence is the truth. A `Detokenizer` tells it piece by piece: what it has told so
-far is always a beginning of it, and what it keeps back is only what later tokens could still change.
+The reference is the tokenizer's decode() of the whole sequence. A `Detokenizer` produces the same text piece by piece:
+its output so far is always a prefix, and it holds back only what later tokens can still change.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import copy
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+from genctl.decode.token_bytes import bytes_of
 from genctl.errors import InputError, ModelError
-from genctl.events import Ended, Event, Finished, Hypothesis, Row, RowStates, Stepped, Token, with_tokens
+from genctl.events import Ended, Event, Hypothesis, Row, RowStates, Token, reworded
 from genctl.models import rust_panics
 
 if TYPE_CHECKING:
@@ -66,11 +66,12 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
 
 
 class Detokenizer:
-    """Text from ids that come one by one. The pieces told, and the last one from `flush`, add up to decode(ids).
+    """Text from ids that come one by one.
 
-    `push` costs the same for every token on average. Byte-level vocabularies keep back at most three bytes;
-    byte-fallback ones the current run of byte tokens, since one bad byte changes what the whole run becomes; those
-    whose decoder can change any earlier text (rare) keep back everything.
+    The results of `push` and the last one of `flush` add up to decode(ids). `push` has constant amortised cost.
+    Byte-level vocabularies hold back at most three bytes. Byte-fallback ones hold back the current run of byte tokens,
+    since one bad byte changes the text of the whole run. Vocabularies whose decoder can change any earlier text (rare)
+    hold back everything.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True) -> None:
@@ -87,7 +88,7 @@ class Detokenizer:
         return self._clean(self._raw(id), final=False)
 
     def flush(self) -> str:
-        """What is left at the end. An incomplete character is U+FFFD, as decode() has it."""
+        """The rest. An incomplete character is U+FFFD, as in decode()."""
         if self.vocabulary.way == "bytes":
             text = self._utf8.decode(b"", final=True)
             self._utf8.reset()
@@ -96,7 +97,7 @@ class Detokenizer:
         return self._clean(text, final=True)
 
     def fork(self) -> Detokenizer:
-        """A second one in the same state; the two go on independently."""
+        """A second detokenizer in the same state."""
         twin = copy.copy(self)
         twin._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         twin._utf8.setstate(self._utf8.getstate())
@@ -109,7 +110,7 @@ class Detokenizer:
         return _decode(self.tokenizer, list(ids), skip_special_tokens=vocabulary.skip, clean=vocabulary.clean)
 
     def piece(self, id: int) -> str:
-        """What one token alone stands for, special ones included; bytes that are no character as <0xE2>."""
+        """The text of one token by itself, special tokens included; bytes that are no character as <0xE2>."""
         return self.vocabulary.piece(id)
 
     def _raw(self, id: int) -> str:
@@ -124,7 +125,7 @@ class Detokenizer:
         return self._settle()
 
     def _settle(self) -> str:
-        """Decode what is pending, after the one token that tells the decoder it is not at the beginning."""
+        """Decode the pending ids, with the id before them, because decoders treat the first id differently."""
         if not self._pending:
             return ""
         before = self.vocabulary.alone(self._context[0]) if self._context else ""
@@ -146,18 +147,18 @@ class Detokenizer:
 
 
 class IdsAlone:
-    """What a Detokenizer is where there is no tokenizer: a sequence has no text, a token is shown as its id, <17>."""
+    """The detokenizer without a tokenizer: sequences have no text, and a token is shown as its id, <17>."""
 
     def push(self, id: int) -> str:
-        """The id, for the eye: it is no part of any text."""
+        """The id, for display; it is not part of the text."""
         return self.piece(id)
 
     def flush(self) -> str:
-        """Nothing is kept back."""
+        """Nothing: there is no text."""
         return ""
 
     def fork(self) -> IdsAlone:
-        """Nothing is kept at all."""
+        """Itself: there is no state."""
         return self
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -165,7 +166,7 @@ class IdsAlone:
         return ""
 
     def piece(self, id: int) -> str:
-        """As a Detokenizer shows an id that its tokenizer lacks."""
+        """The id, as a Detokenizer shows an id that its tokenizer lacks."""
         return f"<{id}>"
 
 
@@ -173,12 +174,12 @@ Words: TypeAlias = "Detokenizer | IdsAlone"
 
 
 def detokenizer(tokenizer: PreTrainedTokenizerBase | None) -> Words:
-    """A new detokenizer for what a checkpoint has."""
+    """A new detokenizer for a tokenizer, or for none."""
     return IdsAlone() if tokenizer is None else Detokenizer(tokenizer)
 
 
 class _Vocabulary:
-    """What all detokenizers of one tokenizer share: how it decodes, and what single tokens stand for."""
+    """What the detokenizers of one tokenizer share: the way it decodes, and the text of single tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip: bool) -> None:
         self.tokenizer, self.skip = tokenizer, skip
@@ -216,10 +217,7 @@ class _Vocabulary:
         """The bytes of a token of a byte-level vocabulary; b"" for an id that it lacks."""
         content = self._bytes.get(id)
         if content is None:
-            token = self.token(id) or ""
-            table = _byte_table()
-            known = all(char in table for char in token)
-            content = self._bytes[id] = bytes(table[char] for char in token) if known else token.encode()
+            content = self._bytes[id] = bytes_of(self.token(id) or "")
         return content
 
     def is_byte(self, id: int) -> bool:
@@ -258,7 +256,7 @@ _SHARED: dict[tuple[int, bool], tuple[Any, _Vocabulary]] = {}
 
 
 def _vocabulary(tokenizer: PreTrainedTokenizerBase, skip: bool) -> _Vocabulary:
-    # Tokenizers cannot be weakly referenced by value; a handful per process is all there ever is.
+    # Keyed by identity; a process has only a few tokenizers.
     key = (id(tokenizer), skip)
     if key not in _SHARED or _SHARED[key][0] is not tokenizer:
         while len(_SHARED) >= 8:
@@ -268,7 +266,7 @@ def _vocabulary(tokenizer: PreTrainedTokenizerBase, skip: bool) -> _Vocabulary:
 
 
 def _way(tokenizer: PreTrainedTokenizerBase) -> tuple[Way, bool]:
-    """How text can be told piece by piece, and whether runs of byte tokens must be kept together."""
+    """How text can be decoded piece by piece, and whether runs of byte tokens must stay together."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return ("pieces", True) if hasattr(tokenizer, "sp_model") else ("whole", False)
@@ -310,15 +308,15 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, skip_special_
 
 
 def _gave_up(error: BaseException) -> bool:
-    """Whether a tokenizer failed; a panic in Rust is no `Exception` in Python, and neither is an interrupt."""
+    """Whether an error is the tokenizer's: an Exception, or a panic of Rust, which Python does not count as one."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _safe_cut(text: str, start: int) -> int:
-    """The last place, from `start` on, where text can be cut so that cleaning the parts cleans the whole; 0 if none.
+    """The last place, from `start` on, where cleaning each part cleans the whole; 0 if there is none.
 
-    The clean-up only ever removes a space, together with what follows it (" ." " ' " " n't" " 's" …). A cut before a
-    space is safe if what precedes it can be no inner part of such a pattern.
+    The clean-up only removes spaces around certain texts (" ." " ' " " n't" " 's" …). A cut before a space is safe if
+    the text before it cannot be the inside of such a pattern.
     """
     for at in range(len(text) - 1, max(start - 1, 0), -1):
         if text[at] == " " and (text[at - 1] not in " 'nvr" or (at > 1 and text[at - 2].isalnum())):
@@ -326,39 +324,19 @@ def _safe_cut(text: str, start: int) -> int:
     return 0
 
 
-@lru_cache(maxsize=1)
-def _byte_table() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes, and which byte each stands for."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
 def _byte_name(token: str | None) -> bool:
     return token is not None and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
-def caption(events: Iterable[Event], detokenizer_factory: Callable[[], Words]) -> Iterator[Event]:
-    """The same events with every `text` filled in: of tokens, of their alternatives, of hypotheses.
+def caption(stream: Iterable[Event], detokenizer_factory: Callable[[], Words]) -> Iterator[Event]:
+    """Fill in every `text` of the events: tokens, alternatives, hypotheses.
 
-    One detokenizer follows each live row; it is forked where a row has several children. The last token of a row that
-    ended carries what was still open.
+    Each live row has a detokenizer, which is forked if the row has several children. The last token of an ended row
+    gets the text that was held back.
     """
     reader = detokenizer_factory()
     states = RowStates(lambda lane: (reader.fork(), ()), _captioned, _forked)
-    for event in events:
-        if isinstance(event, Stepped):
-            live, ended = states.step(event)
-            last = tuple(map(_ended, event.ended, ended)) if ended else ()
-            yield with_tokens(event, [written for _, written in live], last)
-            continue
-        states.forget(event)
-        if isinstance(event, Finished):
-            yield dataclasses.replace(
-                event, hypotheses=tuple(_hypothesis(hypothesis, reader) for hypothesis in event.hypotheses)
-            )
-        else:
-            yield event
+    return reworded(stream, states, lambda state: state[1], _ended, lambda lane, whole: _hypothesis(whole, reader))
 
 
 _Captioned: TypeAlias = "tuple[Words, tuple[Token, ...]]"  # a row's detokenizer, and the newest tokens with their text
@@ -367,8 +345,8 @@ _Captioned: TypeAlias = "tuple[Words, tuple[Token, ...]]"  # a row's detokenizer
 def _captioned(state: _Captioned, row: Row | Ended) -> _Captioned:
     words, written = state[0], []
     for token in row.written:
-        top = tuple((id, words.piece(id), logprob) for id, _, logprob in token.top) if token.top else ()
-        watched = tuple((id, words.piece(id), logprob, rank) for id, _, logprob, rank in token.watched)
+        top = token.top and tuple((id, words.piece(id), logprob) for id, _, logprob in token.top)
+        watched = token.watched and tuple((id, words.piece(id), value, rank) for id, _, value, rank in token.watched)
         # spelled out: `dataclasses.replace` takes three times as long, for every token
         text = words.push(token.id)
         written.append(Token(token.id, token.logprob, text, token.rank, token.entropy, top, token.trace, watched))

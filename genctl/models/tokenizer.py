@@ -184,7 +184,7 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
         recipe = RECIPES[name]
         if not isinstance(file.get("model"), dict) or file["model"].get("type") != recipe.model:
             raise UnsupportedTokenizer(f"{name} takes no such vocabulary")
-        fields.said = settings = {**recipe.tokens, **settings}
+        fields.settings = settings = {**recipe.tokens, **settings}
         recipe.extra(fields)
         backend = recipe.parts(fields)
         if (last := post_processor(file)) is not None:

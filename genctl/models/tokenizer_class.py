@@ -16,7 +16,7 @@ BACKEND = "TokenizersBackend"
 _BACKENDS = frozenset({BACKEND, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "PythonBackend", "BloomTokenizer"})
 _SAME = {"BartTokenizer": "RobertaTokenizer"}
 CLASSES = frozenset(
-    {"GPT2Tokenizer", "GPTNeoXTokenizer", "CodeGenTokenizer", "CohereTokenizer", "GemmaTokenizer", "LlamaTokenizer"}
+    {"GPT2Tokenizer", "GPTNeoXTokenizer", "CodeGenTokenizer", "GemmaTokenizer", "LlamaTokenizer"}
     | {"PegasusTokenizer", "Qwen2Tokenizer", "RobertaTokenizer", "T5Tokenizer"}
 )
 

@@ -15,11 +15,11 @@ from typing import Any
 from genctl.errors import ModelError
 from genctl.models.weights import read_json, shown
 
-MOST_IDS = 1 << 24  # no vocabulary comes near
+MOST_IDS = 1 << 24  # far more than any published vocabulary
 MOST_PADDING = 1 << 20  # tokens
 MOST_GROWTH = 1000  # times, of a text that is normalised or decoded; 3 is usual
-_KEPT: list[tuple[str, int, int, dict[str, Any]]] = []  # at most one
-_CHARSMAP_GROWTH = 20  # at most 18 characters come of one by NFKC (unicode.org/reports/tr15)
+_KEPT: list[tuple[str, int, int, dict[str, Any]]] = []  # at most one file
+_CHARSMAP_GROWTH = 20  # NFKC makes at most 18 characters of one (unicode.org/reports/tr15)
 
 
 def check(folder: Path) -> None:
@@ -44,7 +44,7 @@ def _keep(path: Path, data: dict[str, Any]) -> None:
 
 
 def take(path: Path) -> dict[str, Any]:
-    """tokenizer.json as `check` parsed it (large files take half a second), or parsed again. It is then forgotten."""
+    """tokenizer.json as `check` parsed it, or parsed again: large files take half a second. Frees the parsed file."""
     state = path.stat()
     parsed = [data for name, *stamp, data in _KEPT if (name, *stamp) == (str(path), state.st_size, state.st_mtime_ns)]
     forget()
@@ -61,7 +61,7 @@ def _ids(name: str, data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     if name == "tokenizer_config.json":
         tokens = data.get("added_tokens_decoder")
         for key in tokens if isinstance(tokens, dict) else ():
-            # longer than any number that could be one; int() would take its time
+            # int() is slow for long numbers, and none of them is an id
             yield key, int(key) if key.isdecimal() and len(key) < 20 else None if not key.isdecimal() else MOST_IDS
         return
     if name != "tokenizer.json":
@@ -124,7 +124,7 @@ def _check_charsmap(text: Any) -> None:
     try:
         data = base64.b64decode(text, validate=True)
     except (TypeError, ValueError, binascii.Error):
-        return  # the library says so itself
+        return  # the library reports it
     length = int.from_bytes(data[:4], "little")
     if data and (length > len(data) - 4 or length % 4):
         raise ModelError("tokenizer.json: its precompiled_charsmap is damaged")

@@ -1,5 +1,6 @@
-"""What transformers' tokenizer classes make of a tokenizer.json: vocabulary, merges and post-processor are the file's,
-all other parts are the class's own (transformers 5, `models/*/tokenization_*.py`).
+"""Build tokenizers as transformers' tokenizer classes do (transformers 5, `models/*/tokenization_*.py`).
+
+Vocabulary, merges and post-processor come from tokenizer.json; the class sets all other parts.
 """
 
 from __future__ import annotations
@@ -22,37 +23,37 @@ _QWEN2 = (
 
 @dataclass
 class Fields:
-    """What tokenizer_config.json and the files beside it say, as a class is given it, and tokenizer.json."""
+    """The input of a recipe: the settings of tokenizer_config.json and the files beside it, and tokenizer.json."""
 
-    said: dict[str, Any]  # tokens as str or AddedToken
+    settings: dict[str, Any]  # tokens as str or AddedToken
     file: dict[str, Any]
 
     def flag(self, name: str, default: bool) -> bool:
-        """A yes or no; null counts as the default."""
-        value = self.said.get(name)
+        """A boolean setting; null counts as the default."""
+        value = self.settings.get(name)
         if value is not None and not isinstance(value, bool):
             raise UnsupportedTokenizer(f"{name} = {value!r:.40} is neither true nor false")
         return default if value is None else value
 
     def token(self, name: str) -> str:
         """The text of a special token."""
-        return str(self.said.get(name))
+        return str(self.settings.get(name))
 
     @property
     def vocabulary(self) -> Any:
-        """token -> id of a BPE, (token, score) of a Unigram."""
+        """token -> id for BPE, (token, score) for Unigram."""
         vocabulary = self.file["model"]["vocab"]
         return vocabulary if isinstance(vocabulary, dict) else [(str(token), score) for token, score in vocabulary]
 
     @property
     def merges(self) -> Any:
-        """Pairs, the first to be merged first."""
+        """Pairs of tokens, by priority."""
         merges = self.file["model"].get("merges") or []
         return [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
 
     @property
     def charsmap(self) -> Any:
-        """SentencePiece's normalizer, if the file has it; else None."""
+        """SentencePiece's normalizer, or None if the file has none."""
         normalizer = self.file.get("normalizer")
         if not isinstance(normalizer, dict):
             return None
@@ -63,7 +64,7 @@ class Fields:
 
 
 def post_processor(file: dict[str, Any]) -> Any:
-    """The one that tokenizer.json has, or None."""
+    """The post-processor of tokenizer.json, or None."""
     if file.get("post_processor") is None:
         return None
     empty = json.loads(Tokenizer(models.BPE()).to_str())
@@ -71,18 +72,18 @@ def post_processor(file: dict[str, Any]) -> Any:
 
 
 def _nothing(backend: Tokenizer, fields: Fields, special: dict[str, Any]) -> None:
-    """What most classes do at the end."""
+    """The default of `Recipe.finish`."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One class: its parts, the special tokens that it has unless others are said, and what it does at the end."""
+    """How one class builds its tokenizer: its parts, its default special tokens, and the last step."""
 
     parts: Callable[[Fields], Tokenizer]
     tokens: dict[str, str | None]
     finish: Callable[[Tokenizer, Fields, dict[str, Any]], None] = _nothing
     model: str = "BPE"
-    extra: Callable[[Fields], None] = field(default=lambda fields: None)  # completes the special tokens without a name
+    extra: Callable[[Fields], None] = field(default=lambda fields: None)  # sets extra_special_tokens
 
 
 def _byte_level_bpe(fields: Fields) -> Tokenizer:
@@ -120,32 +121,8 @@ def _gpt_neox(fields: Fields) -> Tokenizer:
     return tokenizer
 
 
-def _cohere(fields: Fields) -> Tokenizer:
-    tokenizer = _byte_level_bpe(fields)
-    space = fields.flag("add_prefix_space", False)
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=space, trim_offsets=True),
-        ]
-    )
-    return tokenizer
-
-
 def _qwen2(fields: Fields) -> Tokenizer:
-    model = models.BPE(
-        vocab=fields.vocabulary,
-        merges=fields.merges,
-        dropout=None,
-        unk_token=None,
-        continuing_subword_prefix="",
-        end_of_word_suffix="",
-        fuse_unk=False,
-        byte_fallback=False,
-    )
-    tokenizer = Tokenizer(model)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _byte_level_bpe(fields)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -214,44 +191,34 @@ def _pegasus(fields: Fields) -> Tokenizer:
 
 
 def _count(fields: Fields, name: str, default: int) -> int:
-    value = fields.said.get(name, default)
+    value = fields.settings.get(name, default)
     if type(value) is not int:
         raise UnsupportedTokenizer(f"{name} = {value!r:.40} is no whole number")
     return value
 
 
 def _t5_extra(fields: Fields) -> None:
-    count, said = _count(fields, "extra_ids", 100), fields.said.pop("additional_special_tokens", None)
+    count, given = _count(fields, "extra_ids", 100), fields.settings.pop("additional_special_tokens", None)
     extra = [f"<extra_id_{n}>" for n in range(count)]
-    own = [token for token in said or () if "<extra_id_" in str(token)]
+    own = [token for token in given or () if "<extra_id_" in str(token)]
     if own and count > 0 and count != len(own):
         raise UnsupportedTokenizer("extra_ids and additional_special_tokens contradict each other")
-    fields.said.setdefault("extra_special_tokens", said if own else [*(said or ()), *extra])
+    fields.settings.setdefault("extra_special_tokens", given if own else [*(given or ()), *extra])
 
 
 def _pegasus_extra(fields: Fields) -> None:
-    mask = fields.said.pop("mask_token_sent", "<mask_1>")
-    said = fields.said.pop("additional_special_tokens", None)
-    own = said is not None and mask in said
+    mask = fields.settings.pop("mask_token_sent", "<mask_1>")
+    given = fields.settings.pop("additional_special_tokens", None)
+    own = given is not None and mask in given
     extra = [] if own or mask is None else [mask]
     extra += [f"<unk_{n}>" for n in range(2, _count(fields, "offset", 103))]
-    fields.said.setdefault("extra_special_tokens", extra)
+    fields.settings.setdefault("extra_special_tokens", extra)
 
 
 def _qwen2_end(backend: Tokenizer, fields: Fields, special: dict[str, Any]) -> None:
-    extra = fields.said.get("extra_special_tokens") or []
+    extra = fields.settings.get("extra_special_tokens") or []
     names = dict.fromkeys([*map(str, special.values()), *map(str, extra)])
     backend.add_tokens([AddedToken(token, special=True) for token in names])
-
-
-def _cohere_end(backend: Tokenizer, fields: Fields, special: dict[str, Any]) -> None:
-    extra = fields.said.get("extra_special_tokens") or []
-    backend.add_special_tokens(
-        [
-            token if isinstance(token, AddedToken) else AddedToken(token, special=True, normalized=False)
-            for token in (*special.values(), *extra)
-        ]
-    )
 
 
 def _gpt_neox_end(backend: Tokenizer, fields: Fields, special: dict[str, Any]) -> None:
@@ -301,14 +268,6 @@ RECIPES: dict[str, Recipe] = {
     "GPT2Tokenizer": Recipe(_gpt2, _named(unk=_END, bos=_END, eos=_END, pad=None)),
     "CodeGenTokenizer": Recipe(_codegen, _named(unk=_END, bos=_END, eos=_END, pad=None)),
     "GPTNeoXTokenizer": Recipe(_gpt_neox, _named(unk=_END, bos=_END, eos=_END, pad="<|padding|>"), _gpt_neox_end),
-    "CohereTokenizer": Recipe(
-        _cohere,
-        _named(
-            **{"unk": "<UNK>", "bos": "<BOS_TOKEN>", "eos": "<|END_OF_TURN_TOKEN|>"},
-            **{"pad": "<PAD>", "cls": "<CLS>", "sep": "<SEP>", "mask": "<MASK_TOKEN>"},
-        ),
-        _cohere_end,
-    ),
     "Qwen2Tokenizer": Recipe(_qwen2, _named(unk=_END, bos=None, eos=_END, pad=_END), _qwen2_end),
     "LlamaTokenizer": Recipe(_llama, _COMMON),
     "GemmaTokenizer": Recipe(_gemma, _named(unk="<unk>", bos="<bos>", eos="<eos>", pad="<pad>", mask="<mask>")),

@@ -34,7 +34,7 @@ _COMPUTED = re.compile(
     r"inv_freq|original_inv_freq|position_ids|token_type_ids|masked_bias|causal_mask|attn_mask|attention_mask"
     r"|freqs_cis|(cos|sin)(_cached)?|_float_tensor|num_batches_tracked|version"
 )
-# A part of a name: what text does not need.
+# A part of a name: modules that text does not need.
 _ELSEWHERE = re.compile(
     r".*(vision|visual|image|img|pixel|video|audio|speech|sound|mel_|talker|codec|code2wav|token2wav|vocoder"
     r"|projector|connector|aligner|resampler|perceiver|qformer|abstractor).*"
@@ -52,7 +52,7 @@ def check(model: nn.Module, unexpected: Iterable[str], held: Mapping[str, Tensor
     """
     names = sorted(set(unexpected))
     modules = _Parts(model)
-    # transformers' lists name the MTP layer of one public checkpoint by its number, for every config: look again
+    # transformers ignores a layer by the number that it has in one public checkpoint, whatever the config: check again
     layers = modules.beyond([*names, *held])
     if layers:
         path, numbers = next(iter(layers.items()))

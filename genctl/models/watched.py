@@ -1,4 +1,4 @@
-"""Tokens that a person names by their text or their id."""
+"""Tokens given by their text or their id, for --watch."""
 
 from __future__ import annotations
 

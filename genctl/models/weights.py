@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError, reason_of
+from genctl.strict_json import KeyTwice, once
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -57,7 +58,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_JSON:
             raise ModelError(f"{what} has {path.stat().st_size:,} bytes, too many to be one")
-        value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_once)
+        value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=once)
     except OSError as error:
         raise ModelError(f"cannot read {what}: {reason_of(error)}") from error
     except UnicodeDecodeError as error:
@@ -123,7 +124,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise ModelError(f"cannot read {path.name}: {reason_of(error)}") from error
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_once)
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path.name} is corrupt: its header is not JSON") from error
     if not isinstance(header, dict):
@@ -189,18 +190,6 @@ def _check_ranges(path: Path, tensors: dict[str, Tensor], data: int, size: int) 
         raise ModelError(f"{path.name} is truncated: {at - size:,} of {at:,} bytes are missing")
     if at < size:
         raise ModelError(f"{path.name} is corrupt: {size - at:,} bytes after its last tensor belong to none")
-
-
-class KeyTwice(ValueError):
-    """A JSON object that has a key twice."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    items = dict(pairs)
-    if len(items) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise KeyTwice(f"{next(name for name in names if names.count(name) > 1)!r:.80} is given twice")
-    return items
 
 
 def shown(name: str, most: int = 120) -> str:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 AnyPlan: TypeAlias = WeightPlan | Seq2SeqPlan
 
-CLASSES: dict[str, str] = {**families.CLASSES, **seq2seq_families.CLASSES}  # of their language models, by `model_type`
+# What config.json calls their language models, by `model_type`.
+CLASSES = {
+    family: name for table in (families.FAMILIES, seq2seq_families.FAMILIES) for family, (_, name) in table.items()
+}
 
 
 def is_encoder_decoder(config: dict[str, Any]) -> bool:
@@ -47,13 +50,12 @@ def model_of(
     """The model of a plan, whose tensors `get` gives by their names in the files. `device` is for decoders alone."""
     from genctl.native.model import NativeConfig, NativeModel
 
+    fields = NativeConfig(config, plan.spec)
     if isinstance(plan, WeightPlan):
-        decoder = load.build(plan, get, dtype=dtype, device=device, products=products)
-        return NativeModel(decoder, NativeConfig(config, plan.spec), special, name)
-    from genctl.native.seq2seq_model import Seq2SeqConfig, Seq2SeqModel
+        return NativeModel(load.build(plan, get, dtype=dtype, device=device, products=products), fields, special, name)
+    from genctl.native.seq2seq_model import Seq2SeqModel
 
-    network = seq2seq_load.build(plan, get, dtype=dtype, products=products)
-    return Seq2SeqModel(network, Seq2SeqConfig(config, plan.spec), special, name)
+    return Seq2SeqModel(seq2seq_load.build(plan, get, dtype=dtype, products=products), fields, special, name)
 
 
 def read(

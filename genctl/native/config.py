@@ -52,6 +52,10 @@ class NotNative(Exception):
     """Why a checkpoint is not for the native runtime, in a few words."""
 
 
+class Unfit(NotNative):
+    """The weight files do not hold what config.json implies: no other runtime reads them either."""
+
+
 class Config:
     """config.json. `take` reads a field; `rest` raises NotNative for what nobody has read."""
 

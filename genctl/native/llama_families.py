@@ -66,11 +66,15 @@ def plain(c: Config, family: str, sizes: dict[str, Any], *, tied: bool = False, 
     return Spec(family, **{**sizes, **common, **more})
 
 
+def biases(c: Config, name: str = "attention_bias", default: bool = False) -> dict[str, bool]:
+    """One field that says whether all matrices of the attention have a bias."""
+    bias = c.flag(name, default)
+    return {"qkv_bias": bias, "o_bias": bias}
+
+
 def llama(c: Config) -> Found:
     """LLaMA (Touvron et al. 2023, arXiv:2302.13971; Llama 3, arXiv:2407.21783)."""
-    bias = c.flag("attention_bias", False)
-    spec = plain(c, "llama", sizes_of(c), qkv_bias=bias, o_bias=bias, mlp_bias=c.flag("mlp_bias", False))
-    return spec, llama_names()
+    return plain(c, "llama", sizes_of(c), **biases(c), mlp_bias=c.flag("mlp_bias", False)), llama_names()
 
 
 def mistral(c: Config) -> Found:
@@ -94,8 +98,7 @@ def qwen3(c: Config) -> Found:
     sizes = sizes_of(c, head_dim=128)
     c.size("num_key_value_heads")
     sizes["windows"] = _upper_windows(c, sizes["layers"])
-    bias = c.flag("attention_bias", False)
-    return plain(c, "qwen3", sizes, qkv_bias=bias, o_bias=bias, qk_norm="head"), llama_names(**_QK_NORM)
+    return plain(c, "qwen3", sizes, **biases(c), qk_norm="head"), llama_names(**_QK_NORM)
 
 
 def _upper_windows(c: Config, layers: int) -> tuple[int | None, ...]:
@@ -111,15 +114,13 @@ def gemma(c: Config) -> Found:
     c.size("num_key_value_heads")
     act = c.take("hidden_act", "gelu_pytorch_tanh")
     c.take("hidden_activation", None)  # not read: "gelu" here always meant its approximation by tanh
-    bias = c.flag("attention_bias", False)
     spec = plain(
         c,
         "gemma",
         sizes,
         tied=True,
         activation="gelu_pytorch_tanh" if act == "gelu" else act,
-        qkv_bias=bias,
-        o_bias=bias,
+        **biases(c),
         norm_from_one=True,
         embed_scale=sizes["hidden"] ** 0.5,
     )
@@ -169,7 +170,6 @@ def gemma3_text(c: Config) -> Found:
 def _gemma(c: Config, family: str, sizes: dict[str, Any], *, final: float | None, **more: Any) -> Spec:
     """What Gemma 2 and 3 have in common."""
     c.take("hidden_act", None)  # not read
-    bias = c.flag("attention_bias", False)
     if "softcap" in more:
         more["softcap"] = c.optional("attn_logit_softcapping", more["softcap"])
     return plain(
@@ -178,8 +178,7 @@ def _gemma(c: Config, family: str, sizes: dict[str, Any], *, final: float | None
         sizes,
         tied=True,
         activation=c.take("hidden_activation", "gelu_pytorch_tanh"),
-        qkv_bias=bias,
-        o_bias=bias,
+        **biases(c),
         norm_from_one=True,
         embed_scale=sizes["hidden"] ** 0.5,
         scaling=c.number("query_pre_attn_scalar", 256) ** -0.5,
@@ -190,13 +189,11 @@ def _gemma(c: Config, family: str, sizes: dict[str, Any], *, final: float | None
 
 def granite(c: Config) -> Found:
     """Granite 3 (IBM 2024): Llama with four multipliers (muP, Yang et al. 2022, arXiv:2203.03466)."""
-    bias = c.flag("attention_bias", False)
     spec = plain(
         c,
         "granite",
         sizes_of(c),
-        qkv_bias=bias,
-        o_bias=bias,
+        **biases(c),
         mlp_bias=c.flag("mlp_bias", False),
         scaling=c.number("attention_multiplier", 1.0),
         embed_scale=c.number("embedding_multiplier", 1.0),
@@ -208,19 +205,14 @@ def granite(c: Config) -> Found:
 
 def olmo(c: Config) -> Found:
     """OLMo (Groeneveld et al. 2024, arXiv:2402.00838): layer norms without weights."""
-    bias, clip = c.flag("attention_bias", False), c.optional("clip_qkv")
-    spec = plain(
-        c, "olmo", sizes_of(c), norm="layer", norm_weight=False, eps=1e-5, qkv_bias=bias, o_bias=bias, clip_qkv=clip
-    )
+    clip = c.optional("clip_qkv")
+    spec = plain(c, "olmo", sizes_of(c), norm="layer", norm_weight=False, eps=1e-5, **biases(c), clip_qkv=clip)
     return spec, llama_names()
 
 
 def olmo2(c: Config) -> Found:
     """OLMo 2 (OLMo Team 2024, arXiv:2501.00656): norms after each sublayer only, and over all queries and keys."""
-    bias = c.flag("attention_bias", False)
-    spec = plain(
-        c, "olmo2", sizes_of(c), qkv_bias=bias, o_bias=bias, qk_norm="whole", eps=c.number("rms_norm_eps", 1e-5)
-    )
+    spec = plain(c, "olmo2", sizes_of(c), **biases(c), qk_norm="whole", eps=c.number("rms_norm_eps", 1e-5))
     after = {"attn_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"}
     return spec, llama_names(attn_norm=None, mlp_norm=None, **after, **_QK_NORM)
 
@@ -252,7 +244,7 @@ def starcoder2(c: Config) -> Found:
     sizes = sizes_of(c)
     c.size("num_key_value_heads")
     sizes["windows"] = (c.window(),) * sizes["layers"]
-    bias = c.flag("use_bias", True)
+    attention_biases = biases(c, "use_bias", True)
     spec = plain(
         c,
         "starcoder2",
@@ -263,9 +255,8 @@ def starcoder2(c: Config) -> Found:
         eps=c.number("norm_epsilon", 1e-5),
         activation=c.take("hidden_act", "gelu_pytorch_tanh"),
         gated=False,
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=bias,
+        **attention_biases,
+        mlp_bias=attention_biases["o_bias"],
     )
     return spec, llama_names(gate=None, up="mlp.c_fc", down="mlp.c_proj")
 
@@ -309,6 +300,6 @@ def phi3(c: Config) -> Found:
             c.values = {**c.values, name: {**given, "rope_type": "longrope"}}
     c.values = {**c.values, "original_max_position_embeddings": original}
     rope = c.rope(sizes["head_dim"], partial=c.number("partial_rotary_factor", 1.0))
-    spec = plain(c, "phi3", sizes, rope=rope, qkv="joined", joined_gate=True, eps=c.number("rms_norm_eps", 1e-5))
+    spec = plain(c, "phi3", sizes, rope=rope, qkv="joined", eps=c.number("rms_norm_eps", 1e-5))
     joined = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
     return spec, llama_names(q=None, k=None, v=None, gate=None, up=None, **joined)

@@ -5,11 +5,10 @@ Which tensors a spec needs, and their shapes, is known from the headers, before 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from genctl.native.config import NotNative
+from genctl.native.config import Unfit
 from genctl.native.families import spec_of
 from genctl.native.spec import Spec
 
@@ -28,7 +27,7 @@ _NORMS = ("attn_norm", "attn_out_norm", "attn_sum_norm", "mlp_norm", "mlp_out_no
 
 
 class WeightPlan:
-    """What a checkpoint holds for a spec: names and shapes. Raises NotNative where its files hold something else."""
+    """What a checkpoint holds for a spec: names and shapes. Raises Unfit where its files hold something else."""
 
     def __init__(self, config: dict[str, Any], shapes: Shapes) -> None:
         self.spec, self.names = spec_of(config)
@@ -36,16 +35,8 @@ class WeightPlan:
         self.embed = f"{self.prefix}{self.names.embed}.weight"
         self.head = next((head for head in self.names.heads if f"{head}.weight" in shapes), "")
         if not self.head and not self.spec.tied:
-            raise NotNative(f"the weight files lack {self.names.heads[0]}.weight")
-        wanted = dict(self._wanted())
-        self.tensors = len(wanted)
-        for name, shape in wanted.items():
-            if shapes.get(name) != shape:
-                held = "nothing" if name not in shapes else str(list(shapes[name]))
-                raise NotNative(f"the weight files hold {held} as {name}, where config.json implies {list(shape)}")
-        self.unused = sorted(
-            name for name in shapes if name not in wanted and not name.endswith(self.names.ignored or ("\0",))
-        )
+            raise Unfit(f"the weight files lack {self.names.heads[0]}.weight")
+        self.tensors, self.unused = checked(self._wanted(), shapes, self.names.ignored)
 
     def _wanted(self) -> Iterator[tuple[str, Shape]]:
         spec, names = self.spec, self.names
@@ -68,6 +59,22 @@ class WeightPlan:
             yield f"{self.head}.weight", (spec.vocab, spec.width)
         if spec.head_bias:
             yield f"{self.head or names.heads[0]}.bias", (spec.vocab,)
+
+
+def checked(
+    wanted: Iterable[tuple[str, Shape]], shapes: Shapes, ignored: tuple[str, ...], known: Collection[str] = ()
+) -> tuple[int, list[str]]:
+    """How many tensors are wanted, and the names of those in the files that nobody reads.
+
+    Raises Unfit where the files hold something else. `ignored` are endings of names.
+    """
+    shape_of = dict(wanted)
+    for name, shape in shape_of.items():
+        if shapes.get(name) != shape:
+            held = "nothing" if name not in shapes else str(list(shapes[name]))
+            raise Unfit(f"the weight files hold {held} as {name}, where config.json implies {list(shape)}")
+    others = shapes.keys() - shape_of.keys() - set(known)
+    return len(shape_of), sorted(name for name in others if not name.endswith(ignored or ("\0",)))
 
 
 def matrix_shape(part: str, spec: Spec) -> tuple[Shape, bool] | None:
@@ -109,23 +116,6 @@ def _norm(name: str, spec: Spec, size: int | None = None) -> Iterator[tuple[str,
         yield f"{name}.weight", (size or spec.hidden,)
         if spec.norm == "layer" and spec.norm_bias:
             yield f"{name}.bias", (size or spec.hidden,)
-
-
-def load(
-    plan: WeightPlan,
-    files: tuple[Path, ...],
-    *,
-    dtype: torch.dtype | None = None,
-    look: Callable[[str, Tensor], object] | None = None,
-    products: Products | None = None,
-) -> Decoder:
-    """Map the files and build the decoder. `dtype` is what to compute in: None for that of the embeddings.
-
-    `look` is given each tensor by its name in the files, and may raise. `products` says how matrices are held.
-    """
-    from genctl.native.files import mapped
-
-    return build(plan, mapped(files, look), dtype=dtype, products=products)
 
 
 def build(

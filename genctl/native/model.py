@@ -11,16 +11,19 @@ from torch import Tensor
 
 from genctl.native.decoder import Decoder
 from genctl.native.linear import Joined, Linear
+from genctl.native.seq2seq_spec import Seq2SeqSpec
 from genctl.native.spec import Spec
 
 
 class NativeConfig:
-    """config.json's fields as attributes; the sizes that several families name differently under their usual names."""
+    """config.json's fields as attributes; sizes that several families name differently under their usual names.
 
-    is_encoder_decoder = False
+    The sizes of an encoder-decoder are its decoder's.
+    """
 
-    def __init__(self, fields: dict[str, Any], spec: Spec) -> None:
+    def __init__(self, fields: dict[str, Any], spec: Spec | Seq2SeqSpec) -> None:
         self.__dict__.update(fields)
+        self.is_encoder_decoder = isinstance(spec, Seq2SeqSpec)
         self.model_type: str = spec.family
         self.vocab_size, self.hidden_size, self.num_hidden_layers = spec.vocab, spec.hidden, spec.layers
         self.num_attention_heads, self.num_key_value_heads, self.head_dim = spec.heads, spec.kv_heads, spec.head_dim
@@ -77,26 +80,11 @@ class NativeModel:
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor once, with a name of ours."""
-        weights = self.decoder.weights
         seen: set[int] = set()
-        parts: list[tuple[str, Any]] = [
-            ("embed", weights.embed),
-            ("positions", weights.positions),
-            ("embed_norm", weights.embed_norm),
-            ("project_in", weights.project_in),
-            ("project_out", weights.project_out),
-            ("final_norm", weights.final_norm),
-            ("head", weights.head),
-        ]
-        parts += [
-            (f"layers.{n}.{name}", part) for n, layer in enumerate(weights.layers) for name, part in vars(layer).items()
-        ]
-        for name, part in parts:
-            held = part.tensors() if hasattr(part, "tensors") else (part, getattr(part, "weight", None))
-            for number, tensor in enumerate((*held, None if hasattr(part, "tensors") else getattr(part, "bias", None))):
-                if isinstance(tensor, Tensor) and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    yield f"{name}.{number}", tensor
+        for name, tensor in _tensors("", self.decoder.weights):
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield name, tensor
 
     def products(self) -> Iterator[Linear | Joined]:
         """Every matrix product, the head's last."""
@@ -111,3 +99,16 @@ class NativeModel:
     def bytes(self) -> int:
         """What all tensors take, tied ones counted once."""
         return sum(tensor.nbytes for _, tensor in self.named_tensors())
+
+
+def _tensors(name: str, part: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors inside weights, layers and products."""
+    if isinstance(part, Tensor):
+        if part.ndim:  # a constant of a formula is no weight
+            yield name, part
+        return
+    if hasattr(part, "tensors"):
+        part = part.tensors()
+    inner = enumerate(part) if isinstance(part, (list, tuple)) else getattr(part, "__dict__", {}).items()
+    for key, value in inner:
+        yield from _tensors(f"{name}.{key}".lstrip("."), value)

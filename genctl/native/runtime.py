@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from genctl.decode import cache as caches
+from genctl.decode.cache_observer import Passed
 from genctl.decode.encoder_inputs import Sources
 from genctl.decode.length_rope import READ_AGAIN
 from genctl.decode.prefill import Reader
-from genctl.decode.runtime import Output, Passed
+from genctl.decode.runtime import Output
 from genctl.decode.types import Prefix, Source
 from genctl.errors import ModelError
 from genctl.native.decoder import Decoder
@@ -30,6 +31,7 @@ class NativeRuntime(Reader):
     on a CPU if it is True.
     """
 
+    model: NativeModel
     kind = "native"
     is_encoder_decoder = False
     supports_cache = reads_together = savable = True
@@ -42,7 +44,7 @@ class NativeRuntime(Reader):
         self.config = model.config
         self.device, self.dtype, self.name = model.device, model.dtype, model.name
         ropes = [rope for rope in (model.spec.rope, model.spec.local_rope) if rope and rope.depends_on_length]
-        self.bound: float = min((rope.bound for rope in ropes), default=math.inf)
+        self.bound = min((rope.bound for rope in ropes), default=math.inf)
         self.dynamic = any(rope.kind == "dynamic" for rope in ropes)
         self.reads_again = model.spec.family in READ_AGAIN and any(rope.kind == "longrope" for rope in ropes)
         self.forwards = 0
@@ -55,12 +57,6 @@ class NativeRuntime(Reader):
     def vocab_size(self) -> int:
         """Entries of the output distribution."""
         return self.model.spec.vocab
-
-    @property
-    def eos(self) -> tuple[int, ...]:
-        """The ids that end a text, as the checkpoint says."""
-        eos = self.model.generation_config.eos_token_id
-        return (eos,) if isinstance(eos, int) else tuple(eos or ())
 
     @property
     def head(self) -> Callable[[Tensor], Tensor]:
@@ -105,20 +101,6 @@ class NativeRuntime(Reader):
         """There is no encoder."""
         raise ModelError(f"{self.name} has no encoder")
 
-    def wants_history(self, before: int) -> bool:
-        """Whether a text of `before` tokens that grows may pass the length where it is read again as a whole."""
-        return self.reads_again and before <= self.bound
-
-    def draft_room(self, length: int) -> float:
-        """How many tokens on trial leave the angles of a text of `length` tokens as they are."""
-        if length <= self.bound:
-            return self.bound - length
-        return 0 if self.dynamic else math.inf
-
-    def in_one_piece(self, length: int) -> bool:
-        """Whether the angles of a text's positions depend on where it is cut (see `rope`)."""
-        return length > self.bound
-
     # -- the pass ------------------------------------------------------------------------------------------------------
 
     def __call__(
@@ -136,12 +118,9 @@ class NativeRuntime(Reader):
     ) -> Output:
         """One pass, as `decode.runtime.ModelRuntime` says."""
         past = 0 if cache is None else caches.length_of(cache)
-        if cache is not None and history is not None and not first and self.wants_history(past):
-            beyond = past + feed.shape[1] > self.bound
-            # a cache holds what was read beyond the bound where a draft went there and was taken back
-            if beyond or getattr(cache, "beyond", False):
-                cache.beyond = beyond
-                return self._again(history, cache, keep=feed.shape[1], hidden=hidden)
+        grown = self._grown(feed, cache, history, past, first=first, hidden=hidden)
+        if grown is not None:
+            return grown
         if positions is None:
             positions = torch.arange(past, past + feed.shape[1], device=feed.device)[None]
         states: list[Tensor] | None = [] if hidden else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genctl.native.config import Config, NotNative
-from genctl.native.families import ACTIVATIONS
+from genctl.native.families import read_config
 from genctl.native.names import whole_heads
 from genctl.native.seq2seq_spec import Relative, Seq2SeqSpec, Side
 
@@ -200,35 +200,17 @@ def _of_both(c: Config) -> None:
         c.take(name, None)
 
 
-FAMILIES: dict[str, Callable[[Config], Found]] = {
-    "t5": t5,
-    "mt5": mt5,
-    "bart": bart,
-    "mbart": mbart,
-    "marian": marian,
-    "pegasus": pegasus,
-}
-
-# What config.json calls their language models.
-CLASSES: dict[str, str] = {
-    "t5": "T5ForConditionalGeneration",
-    "mt5": "MT5ForConditionalGeneration",
-    "bart": "BartForConditionalGeneration",
-    "mbart": "MBartForConditionalGeneration",
-    "marian": "MarianMTModel",
-    "pegasus": "PegasusForConditionalGeneration",
+# As in `families`.
+FAMILIES: dict[str, tuple[Callable[[Config], Found], str]] = {
+    "t5": (t5, "T5ForConditionalGeneration"),
+    "mt5": (mt5, "MT5ForConditionalGeneration"),
+    "bart": (bart, "BartForConditionalGeneration"),
+    "mbart": (mbart, "MBartForConditionalGeneration"),
+    "marian": (marian, "MarianMTModel"),
+    "pegasus": (pegasus, "PegasusForConditionalGeneration"),
 }
 
 
 def spec_of(config: dict[str, Any]) -> Found:
     """The spec of a checkpoint with this config.json, and its tensors' names. Raises NotNative with the reason."""
-    family = config["model_type"]
-    reader = Config(config)
-    try:
-        spec, names = FAMILIES[family](reader)
-    except (TypeError, ValueError, ArithmeticError) as error:  # config.json is what a stranger wrote
-        raise NotNative(f"config.json has a field of another type than {family} has: {error}") from error
-    reader.rest()
-    if not isinstance(spec.activation, str) or spec.activation not in ACTIVATIONS:
-        raise NotNative(f"config.json: activation {spec.activation!r:.40} is not known to the native runtime")
-    return spec, names
+    return read_config(config, FAMILIES)

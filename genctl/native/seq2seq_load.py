@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from genctl.native.config import NotNative
-from genctl.native.load import Shape, Shapes
+from genctl.native.config import NotNative, Unfit
+from genctl.native.load import Shape, Shapes, checked
 from genctl.native.seq2seq_families import spec_of
 from genctl.native.seq2seq_spec import Side
 
@@ -28,7 +28,7 @@ _NORMS = ("attn_norm", "cross_norm", "mlp_norm")
 
 
 class Seq2SeqPlan:
-    """What a checkpoint holds for a spec: names and shapes. Raises NotNative where its files hold something else."""
+    """What a checkpoint holds for a spec: names and shapes. Raises Unfit where its files hold something else."""
 
     def __init__(self, config: dict[str, Any], shapes: Shapes) -> None:
         self.spec, self.names = spec_of(config)
@@ -37,17 +37,7 @@ class Seq2SeqPlan:
         logits = (f"{self.prefix}final_logits_bias", "final_logits_bias")
         self.head_bias = next((name for name in logits if name in shapes), "") if self.spec.bias else ""
         self.position_tables = {side: self._positions(side, shapes) for side in SIDES}
-        wanted = dict(self._wanted())
-        self.tensors = len(wanted)
-        for name, shape in wanted.items():
-            if shapes.get(name) != shape:
-                found = "nothing" if name not in shapes else str(list(shapes[name]))
-                raise NotNative(f"the weight files hold {found} as {name}, where config.json implies {list(shape)}")
-        self.unused = sorted(
-            name
-            for name in shapes
-            if name not in wanted and name not in held and not name.endswith(self.names.ignored or ("\0",))
-        )
+        self.tensors, self.unused = checked(self._wanted(), shapes, self.names.ignored, held)
 
     def _matrices(self, shapes: Shapes) -> tuple[dict[str, str], list[str]]:
         """Where the embeddings of each side and the head are; and all names of such matrices in the files."""
@@ -67,7 +57,7 @@ class Seq2SeqPlan:
             fallback = dict.fromkeys(own, held[0]) if held else {}
         for part in missing:
             if part not in fallback:
-                raise NotNative(f"the weight files lack {own[part] if spec.shared is False else shared}")
+                raise Unfit(f"the weight files lack {own[part] if spec.shared is False else shared}")
             own[part] = fallback[part]
         return own, held
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from genctl.decode import cache as caches
+from genctl.decode.cache_observer import Passed
 from genctl.decode.encoder_inputs import Sources
-from genctl.decode.runtime import Output, Passed
+from genctl.decode.runtime import Output
 from genctl.decode.types import Prefix, Source
 from genctl.errors import ModelError
 from genctl.native.runtime import NativeRuntime
@@ -53,10 +54,6 @@ class Seq2SeqRuntime(NativeRuntime):
         """Run the encoder over one prompt. Shapes: ids [S] -> states [1, S, H]."""
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
         return Source(tokens, self.network.encode(tokens))
-
-    def in_one_piece(self, length: int) -> bool:
-        """Positions are those of a token's place, wherever a text is cut."""
-        return False
 
     def __call__(
         self,

@@ -74,6 +74,26 @@ class Seq2SeqSpec:
         """Entries of the output distribution."""
         return self.decoder.vocab
 
+    @property
+    def layers(self) -> int:
+        """The decoder's."""
+        return self.decoder.layers
+
+    @property
+    def heads(self) -> int:
+        """The decoder's."""
+        return self.decoder.heads
+
+    @property
+    def kv_heads(self) -> int:
+        """The decoder's: every query has keys and values of its own."""
+        return self.decoder.heads
+
+    @property
+    def head_dim(self) -> int:
+        """The decoder's."""
+        return self.decoder.head_dim
+
     def scaling(self, side: Side) -> float:
         """What scores are multiplied by."""
         return side.head_dim**-0.5 if self.scaled else 1.0

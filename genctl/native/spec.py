@@ -88,7 +88,6 @@ class Spec:
     # -- MLP -----------------------------------------------------------------------------------------------------------
     activation: str = "silu"
     gated: bool = True  # act(gate(x)) * up(x), else act(up(x))
-    joined_gate: bool = False  # gate and up are one matrix (Phi-3)
     mlp_bias: bool = False
 
     # -- the residual stream -------------------------------------------------------------------------------------------

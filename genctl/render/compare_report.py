@@ -184,24 +184,6 @@ def _way(line: Text, token: Token | None) -> None:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    """A number in a cell: – if unknown, scientific if too large to read. What rounds to nothing has no sign."""
-    if value is None:
-        return "–"
-    if not math.isfinite(value):
-        return "∞" if value > 0 else "−∞"
-    if abs(value) >= 1e6:
-        return f"{value:,.0f}" if abs(value) < 1e12 else f"{value:.2e}"
-    text = f"{value:,.{digits}f}"
-    return text.removeprefix("-") if not text.strip("-0.") else text
-
-
-def signed(value: float | None, digits: int = 2) -> str:
-    """A difference in a cell."""
-    shown = number(value, digits)
-    return f"+{shown}" if value is not None and value > 0 and shown.strip("0.") else shown
-
-
 def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[Text]:
     """A table whose first column names the row; columns that do not fit go into a further table below."""
     columns = [[headings[place], *(row[place] for row in rows)] for place in range(len(headings))]

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from types import TracebackType
 
 from genctl.events import Event
+from genctl.render import widgets
 from genctl.render.common_prefix import certain
+from genctl.render.console import Color, make_consoles
 from genctl.render.run_history import LaneHistory, RunHistory, fold
+from genctl.render.word_wrap import terminal_wrap
 
 
 class StreamView:
@@ -113,3 +116,16 @@ class StreamView:
         if text:
             (out or self._out)(text)
             self._line_open = not text.endswith("\n")
+
+
+def terminal_stream(color: Color, *, echo: bool) -> StreamView:
+    """A view that writes to the terminal with word wrap and without control characters; prompts are dimmed."""
+    console = make_consoles(color)[0]
+    wrap = terminal_wrap(console)
+    assert wrap is not None
+
+    def write(text: str, *, dim: bool = False) -> None:
+        wrap.write(widgets.visible(text), dim=dim)
+        console.file.flush()
+
+    return StreamView(write, echo=echo, between="\n", write_prompt=lambda prompt: write(prompt, dim=True))

@@ -20,6 +20,13 @@ _LEAST = 16  # cells for text, however deep a branch is nested
 _STYLES = {"returned": theme.CHOSEN, "died": theme.DIM, "left": theme.DIM}
 
 
+def tree_record(tree: SearchTree, format: str) -> dict[str, Any]:
+    """The tree as a record, whose text is in `format` (text, dot) or which is the tree itself (json)."""
+    if format == "json":
+        return tree_json(tree)
+    return {"text": tree_dot(tree) if format == "dot" else "\n".join(line.plain for line in tree_lines(tree))}
+
+
 def tree_lines(tree: SearchTree, width: int | None = None) -> list[Text]:
     """The tree as text. The branch that leads to the best sequence runs straight down, others hang from it.
 

@@ -19,8 +19,8 @@ from genctl.decode.runtime import ModelRuntime
 from genctl.errors import ModelError
 from genctl.events import Token
 
-LARGEST = 2**28  # most logits of one pass, 1 GiB
-AT_ONCE = 2**24  # and of those, how many are worked on at a time
+LARGEST = 2**28  # most logits in one pass, 1 GiB
+AT_ONCE = 2**24  # most logits processed at a time
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Passes:
                 yield batch
                 batch, longest, columns = [], 0, 0
             longest = max(longest, len(piece.ids))
-            # what is kept of each row begins at the earliest scored token of any of them
+            # the logits of all rows are kept from the earliest scored token of any row on
             columns = max(columns, longest - piece.first)
             crowded = (len(batch) + 1) * columns * self.forward.vocab_size > LARGEST
             if batch and (len(batch) == self.batch_size or crowded):
@@ -76,7 +76,7 @@ class Passes:
             yield batch
 
     def _alike(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
-        """Whether texts of these lengths, each with its source's, may share a pass."""
+        """Whether texts of these lengths, with their sources, may share a pass."""
         if a[0] != b[0] and (not self.forward.pads_behind or max(a[0], b[0]) > self.forward.bound):
             return False
         return a[1] == b[1] or self.forward.pads_sources
@@ -141,7 +141,7 @@ class Passes:
         return results
 
     def _fork(self, pieces: Sequence[Piece], cache: Any, past: int) -> list[list[Token]]:
-        """Like `read`, after a cache of one row with `past` tokens, which is not changed."""
+        """`read` on top of a cache of one row with `past` tokens, which does not change."""
         feed, mask = self._padded([piece.ids[:-1] for piece in pieces])
         if mask is not None:
             mask = torch.cat([mask.new_ones(len(pieces), past), mask], 1)

@@ -1,4 +1,4 @@
-"""Texts in, their scores out, in the order in which they came."""
+"""Score texts in the order in which they come."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.events import Token
 from genctl.plural import count
+from genctl.request_planner import source_context_of
 from genctl.scoring.passes import Detail, Passes, Piece
 from genctl.scoring.texts import EncodedText, TextReader, TextToScore
 from genctl.scoring.windows import windows
@@ -25,7 +26,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Options:
-    """How texts are read and what is told of them."""
+    """How texts are read, and what is reported of them."""
 
     add_eos: bool = False
     stride: int | None = None  # tokens between windows; None refuses what is longer than the context
@@ -39,7 +40,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Scored:
-    """A text and how probable it is. Sums are over the scored tokens, logarithms in nats unless said otherwise."""
+    """A text and its likelihood. Sums are over the scored tokens; logarithms are in nats unless noted."""
 
     text: str
     token_ids: tuple[int, ...]  # the text's own; the last `count` of them are scored
@@ -47,10 +48,10 @@ class Scored:
     count: int  # scored tokens
     bytes: int  # of UTF-8, in the characters of the scored tokens
     tokens: tuple[Token, ...]  # the scored ones
-    lead: str = ""  # the characters of those that are not scored
+    lead: str = ""  # the text of the tokens that are not scored
     windows: int = 1
-    candidate: int | None = None  # its place among the candidates, from 0
-    rank: int | None = None  # and among the ranked, from 1
+    candidate: int | None = None  # its index among the candidates
+    rank: int | None = None  # its rank, from 1
 
     @property
     def mean(self) -> float:
@@ -86,13 +87,13 @@ Outcome: TypeAlias = "list[Scored] | GenctlError"
 
 @dataclass
 class _Work(Generic[Key]):
-    """A text of a chunk on its way."""
+    """A text of a chunk, until it is scored."""
 
     key: Key
     wanted: TextToScore
     encoded: EncodedText | None = None
     error: GenctlError | None = None
-    found: list[tuple[int, list[Token]]] = dataclasses.field(default_factory=list)  # by where each window begins
+    found: list[tuple[int, list[Token]]] = dataclasses.field(default_factory=list)  # by the beginning of each window
 
 
 class Scorer:
@@ -107,7 +108,7 @@ class Scorer:
         self.options = options
         self.is_encoder_decoder = session.forward.is_encoder_decoder
         self.context = planner.context
-        self.source_context = _encoder_context(loaded.config) if self.is_encoder_decoder else None
+        self.source_context = source_context_of(loaded.config) if self.is_encoder_decoder else None
         start = planner.decoder_start if planner.decoder_start is not None else planner.bos
         self.reader = TextReader(
             loaded, eos=planner.eos[0] if planner.eos else None, start=start, add_eos=options.add_eos
@@ -117,7 +118,7 @@ class Scorer:
 
     @property
     def findings(self) -> list[str]:
-        """What was found out about the model on the way, a sentence each."""
+        """Facts found about the model while it ran, one sentence each."""
         return self.passes.forward.findings
 
     def _window(self) -> int | None:
@@ -153,9 +154,9 @@ class Scorer:
     def score(
         self, wanted: Iterable[tuple[Key, TextToScore]], interrupted: Callable[[], object] = lambda: False
     ) -> Iterator[tuple[Key, list[Scored] | GenctlError]]:
-        """One outcome for each text, in order: its score, its candidates' (best first), or what is wrong with it.
+        """One outcome for each text, in order: its score, its candidates' (best first), or its error.
 
-        Texts are read lazily, a chunk at a time. Where `interrupted` says so, nothing more comes.
+        Texts are read lazily, a chunk at a time. Stops when `interrupted` returns true.
         """
         incoming = iter(wanted)
         while chunk := list(islice(incoming, self.options.chunk)):
@@ -213,7 +214,7 @@ class Scorer:
         )
 
     def _read(self, works: Sequence[_Work[Key]], interrupted: Callable[[], object]) -> bool:
-        """Fill in what is found. False where the run was interrupted."""
+        """Fill in `found`. False if the run was interrupted."""
         pieces: list[Piece] = []
         owners: list[tuple[_Work[Key], int]] = []
         for work in works:
@@ -234,7 +235,7 @@ class Scorer:
     def _together(
         self, pieces: Sequence[Piece], places: Sequence[int]
     ) -> Iterator[tuple[int, list[Token] | GenctlError]]:
-        """A batch; where it fails, each piece by itself, so that a text is not failed by its neighbour."""
+        """Read a batch; if it fails, each piece alone, so that no text fails because of another."""
         try:
             yield from zip(places, self.passes.read(pieces), strict=True)
         except GenctlError as error:
@@ -306,15 +307,15 @@ class Scorer:
         return Scored(encoded.text, own, nll, len(tokens), encoded.bytes, worded, lead, count)
 
     def _worded(self, encoded: EncodedText, tokens: Sequence[Token]) -> tuple[str, tuple[Token, ...]]:
-        """The characters before the first scored token, and the tokens with the text of each."""
+        """The characters before the first scored token, and the tokens with their text."""
         from genctl.models.text import Detokenizer
 
         words = Detokenizer(self.reader.tokenizer, skip_special_tokens=False)
-        whole = words.vocabulary.way == "whole"  # such a tokenizer tells the text only when all of it is there
+        whole = words.vocabulary.way == "whole"  # such a tokenizer has no text before the end
         for id in encoded.ids[: encoded.begin]:
             words.push(id)
         lead = "".join([words.push(id) for id in encoded.ids[encoded.begin : encoded.first]])
-        if self.reader.before:  # then it is BOS, which nobody typed
+        if self.reader.before:  # then it is BOS, which is not part of the text
             lead = ""
         worded = [
             dataclasses.replace(
@@ -327,17 +328,3 @@ class Scorer:
         if worded and not whole:
             worded[-1] = dataclasses.replace(worded[-1], text=worded[-1].text + words.flush())
         return lead, tuple(worded)
-
-
-def _encoder_context(config: object) -> int | None:
-    """Most tokens that the encoder reads; None where nothing bounds it."""
-    from genctl.request_planner import UNBOUNDED
-
-    own = getattr(config, "encoder", config)  # of a composite; others say it for both sides
-    if getattr(own, "model_type", None) in UNBOUNDED:
-        return None
-    for name in ("max_source_positions", "max_encoder_position_embeddings", "max_position_embeddings", "n_positions"):
-        value = getattr(own, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return None

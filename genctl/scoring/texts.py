@@ -34,7 +34,7 @@ class TextToScore:
 class EncodedText:
     """One text as the model reads it. `ids[begin:]` are its own tokens, of which `ids[first:]` are scored."""
 
-    text: str  # what `ids[begin:]` spell
+    text: str  # the text of `ids[begin:]`
     ids: tuple[int, ...]  # context or decoder start first
     begin: int
     first: int  # at least 1
@@ -121,14 +121,14 @@ class TextReader:
         return texts.encode(self.tokenizer, text, add_special_tokens=True)
 
     def _encode_target(self, text: str) -> list[int]:
-        texts.encode(self.tokenizer, text, add_special_tokens=True)  # refuses what is no text
+        texts.encode(self.tokenizer, text, add_special_tokens=True)  # raises if it is no text
         ids = list(self.tokenizer(text_target=text, verbose=False)["input_ids"])
         if not ids:
             raise InputError("the target tokenises to nothing")
         return ids
 
     def _going_on(self, text: str) -> list[int]:
-        """The ids of a text that is not at the beginning: many tokenizers put a space before the first word."""
+        """The ids of a text that continues another one: many tokenizers put a space before the first word."""
         alone = self._bare(text)
         for before in (",", "\n", "a"):
             try:

@@ -52,6 +52,29 @@ def test_a_number_may_be_written_as_people_write_it(value: str, shown: str) -> N
     assert f"repetition_penalty = {shown} " in done.out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "--tempratur", "1"], 'no such option "--tempratur"'),
+        (["run", "--model"], "--model needs a value"),
+        (["run", "--chat=1"], "--chat takes no value"),
+        (["replay"], "FILE is missing"),
+        (["replay", "a", "b c"], "unexpected: b c"),
+    ],
+)
+def test_the_parser_is_given_our_words(arguments: list[str], sentence: str) -> None:
+    done = genctl(*arguments)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.splitlines()[0] == f"error: {sentence}"
+
+
+def test_an_unknown_strategy_is_reported_with_all_other_mistakes() -> None:
+    done = genctl("run", "One day", "--strategy", "beem", "--set", "top_k=-1", "-p", "nucleos")
+    lines = done.err.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["error", "error", "error", "hint"]
+    assert all(name in done.err for name in ("did you mean beam?", "did you mean nucleus?", "top_k = -1"))
+
+
 def test_messages_about_other_things_stay() -> None:
-    assert plain_words("No such option: --x", []) == "No such option: --x"
+    assert plain_words("Nothing to do", []) == "Nothing to do"
     assert plain_words("Invalid value for '--at' / '-a': Value error, too late", []) == "--at: too late"

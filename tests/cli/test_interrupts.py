@@ -125,7 +125,7 @@ def test_a_signal_before_anything_is_known_ends_quietly(
         "app.run = lambda: (print('importing', file=sys.stderr, flush=True), time.sleep(60));"
         "from genctl.__main__ import main; main()"
     )
-    with started([*python(), "-c", code, "run", "x"], environment, tmp_path) as process:
+    with started([sys.executable, "-c", code, "run", "x"], environment, tmp_path) as process:
         until(process, b"importing")
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE)

@@ -20,11 +20,11 @@ TABLES = [name for name in COMMANDS if name != "presets"]
 @dataclass(frozen=True)
 class Table(CommandOptions):
     words: tuple[str, ...] = argument("Words.", "WORD")
-    output: str | None = option("A file.", "--output", "-o", metavar="FILE")
-    count: int | None = option("How many.", metavar="N", least=2)
+    output: str | None = option("A file.", "FILE", "--output", "-o")
+    count: int | None = option("How many.", "N", least=2)
     kind: Literal["a", "b"] = option("Which.", default="a")
     loud: bool = switch("Shout.")
-    ends: tuple[Literal["x", "y"], ...] = repeated("Ends.", metavar="x|y")
+    ends: tuple[Literal["x", "y"], ...] = repeated("Ends.", "x|y")
     inner: str = "no option"
 
 

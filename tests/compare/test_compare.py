@@ -398,6 +398,14 @@ def test_a_checkpoint_that_cannot_do_a_run_names_it(t5: Path) -> None:
     assert "run healed: token_healing" in done.err
 
 
+def test_every_run_that_a_checkpoint_cannot_do_is_named_at_once() -> None:
+    runs = strategies({"a": {"assistant_early_exit": 50}, "b": {}, "c": {"assistant_early_exit": 60}})
+    done = genctl("compare", "hello", *runs)
+    assert (done.status, done.out) == (3, "")
+    lines = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert [line.split(" = ")[0] for line in lines] == [f"error: run {name}: assistant_early_exit" for name in "ac"]
+
+
 def test_a_prompt_that_is_cut_is_said_once_for_runs_that_read_it_alike(gpt2: Path) -> None:
     runs = strategies({
         "greedy": {"max_new_tokens": 6},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from genctl.comparing.runs import parse_strategy, read_runs, split_models
+from genctl.comparing.runs import RunSpec, each, parse_strategy, read_runs, split_models
 from genctl.config.layers import flags_layer
 from genctl.errors import PresetError, UsageError
 
@@ -90,6 +90,17 @@ def test_models_that_are_empty_or_said_twice_are_refused(texts: list[str]) -> No
 
 
 def test_a_mistake_names_its_run() -> None:
-    (run,) = read_runs([], ["own:num_beens=3"], [], [])
-    with pytest.raises(PresetError, match="run own: --strategy own: unknown key num_beens; did you mean num_beams"):
-        run.early()
+    runs = read_runs([], ["own:num_beens=3", "right:num_beams=3", "other:top_q=1"], [], [])
+    with pytest.raises(PresetError) as caught:
+        each(runs, RunSpec.early)
+    assert caught.value.message.split("\n") == [
+        "run own: --strategy own: unknown key num_beens; did you mean num_beams?",
+        "run other: --strategy other: unknown key top_q; did you mean top_p?",
+    ]
+
+
+def test_inline_runs_that_cannot_be_read_are_reported_with_the_mistakes_of_the_others() -> None:
+    with pytest.raises(UsageError) as caught:
+        read_runs([], ["=1", "own:num_beens=3", "open:regex=("], [], [])
+    lines = caught.value.message.split("\n")
+    assert [line.split(": ")[0] for line in lines] == ["--strategy '=1'", "--strategy open", "run own"]

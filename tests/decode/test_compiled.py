@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from genctl import events
-from genctl.cli.notes import announce_compiling
 from genctl.config.layers import flags_layer, resolve
 from genctl.decode.compiled import Compiled
 from genctl.decode.guidance import Unconditional
@@ -265,12 +264,6 @@ def test_a_session_compiles_plain_layers_and_tells_of_it(tmp_path: Path, standin
     session = Session.load(Runtime(model=str(folder), compile=True, device="cpu"))
     assert not any("packed" in note for note in session.loaded.notes)
     assert session.forward.compiled is not None
-    said: list[str] = []
-    announce_compiling(session, said.append, quiet=False)
-    session.forward.compiled.say("compiling the step for 1 row …")
-    announce_compiling(session, said.append, quiet=True)
-    session.forward.compiled.say("compiled in 1.0 s")
-    assert said == ["note: compiling the step for 1 row …"]
 
 
 @pytest.mark.gpu

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode.grammar.processor import Grammar, json_schema
+from genctl.decode.grammar.processor import Grammar, constraint
 from genctl.decode.grammar.source import read
 from genctl.decode.loop import decode
 from genctl.decode.processors.context import NamedProcessor, ProcessorContext
@@ -129,7 +129,7 @@ def test_a_processor_that_bars_what_the_grammar_needs_fails_with_both_names() ->
 def test_a_forced_language_token_comes_before_the_text() -> None:
     case = Case("bart")
     generation = Generation(json_schema={"enum": ["a"]}, forced_bos_token_id=1)
-    made = json_schema(ProcessorContext(generation, 1, 20, 300, (EOS,), tokenizer=tokenizer()))
+    made = constraint(ProcessorContext(generation, 1, 20, 300, (EOS,), tokenizer=tokenizer()), "json_schema")
     assert made is not None
 
     def first(history: Tensor, scores: Tensor) -> Tensor:

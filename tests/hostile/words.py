@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from genctl.models.text import _byte_table
+from genctl.decode.token_bytes import STANDINS
 from tests.hostile.damage import TOKENIZER
 
 HOSTILE: tuple[str, ...] = (
@@ -62,7 +62,7 @@ OURS = re.compile(r"\x1b\[(?:[0-9;]*m|[0-9]*[ABCDGFKJ]|\?25[lh])")
 
 def hostile_vocabulary(folder: Path) -> Path:
     """Give the tiny checkpoint in `folder` the hostile words as its tokens from `FIRST` on."""
-    stand_in = {byte: mark for mark, byte in _byte_table().items()}
+    stand_in = {byte: mark for mark, byte in STANDINS.items()}
     path = folder / TOKENIZER
     told = json.loads(path.read_text(encoding="utf-8"))
     words = ["<pad>", "<bos>", "<eos>", *(stand_in[byte] for byte in range(256))]

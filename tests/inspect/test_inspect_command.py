@@ -320,7 +320,7 @@ def test_a_row_cannot_choose_a_prompt_cache() -> None:
 
 
 def test_score_says_that_it_uses_no_prompt_cache(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "No such option" in genctl("score", "a b", "--prompt-cache", "x").err
+    assert "no such option" in genctl("score", "a b", "--prompt-cache", "x").err
     monkeypatch.setenv("GENCTL_PROMPT_CACHE", "x")
     done = genctl("score", "a b", "-m", str(gpt2), stdin="")
     assert done.status == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genctl.cli.cache_plan import COLUMNS, perform
+from genctl.cli.inspect_options import CONFLICTS, InspectOptions
+from genctl.cli.table import check
+from genctl.config.layers import resolve
 from genctl.errors import GenctlError, ModelError, UsageError
 from genctl.inspecting.cache_estimate import Part, Size, largest, memory_bytes, plan, rows_of, total
 from genctl.inspecting.skeleton import MOST_LAYERS, build
@@ -67,11 +71,11 @@ def show(
     capsys: pytest.CaptureFixture[str], model: str | Path, *, generation: Generation | None = None, **asked: Any
 ) -> tuple[int, str, str]:
     """The command as the command line calls it: its exit status, and what it has written."""
-    given: dict[str, Any] = {
-        "batch": 1, "length": None, "source_length": None, "memory": None, "format": "text", "color": "auto",
-        "allow_pickle": False, "trust_remote_code": False,
-    }  # fmt: skip
-    status = perform(Runtime(model=str(model), device="cpu"), generation or Generation(), **{**given, **asked})
+    runtime = Runtime(model=str(model), device="cpu")
+    early = replace(resolve([], tentative=True), runtime=runtime, generation=generation or Generation())
+    options = InspectOptions(plan=True, **asked)
+    check(options, CONFLICTS)
+    status = perform(options, early)
     written = capsys.readouterr()
     return status, written.out, written.err
 
@@ -291,6 +295,9 @@ def test_a_folder_whose_shards_are_missing_still_has_a_config(tmp_path: Path) ->
 HUB = """
 import json, sys
 from genctl.inspecting.cache_estimate import plan
+from genctl.cli.inspect_options import CONFLICTS, InspectOptions
+from genctl.cli.table import check
+from genctl.config.layers import resolve
 from genctl.errors import GenctlError
 from genctl.params import Generation, Runtime
 for asked in json.loads(sys.argv[1]):
@@ -369,7 +376,6 @@ def test_a_hostile_config_is_refused_in_one_line(tmp_path: Path, changes: dict[s
         ("llama", {"batch": 0}, "--batch 0: must be at least 1"),
         ("llama", {"length": 0}, "--length 0: must be at least 1"),
         ("llama", {"memory": "much"}, "--memory 'much'"),
-        ("llama", {"format": "jsonl"}, "--format jsonl has no place for a plan"),
         ("llama", {"generation": Generation(num_return_sequences=2)}, "would return identical sequences"),
         ("llama", {"generation": Generation(num_beams=2, num_return_sequences=3)}, "cannot exceed num_beams = 2"),
         ("builtin:numbers", {}, "needs --length"),

@@ -62,6 +62,7 @@ def test_sizes_that_are_absurd_only_together_are_refused(tmp_path: Path) -> None
         load(Runtime(model=str(folder)))
 
 
+@pytest.mark.zoo
 def test_no_architecture_of_transformers_is_above_the_bounds_by_its_defaults() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 

@@ -200,6 +200,13 @@ def test_a_damaged_checkpoint_is_refused_with_one_line(name: str, llama: Path) -
     assert re.search(said, refused(llama, need_tokenizer=True))
 
 
+def test_no_other_runtime_is_offered_where_a_tensor_is_missing(llama: Path) -> None:
+    tensors(lambda held: held.pop(GATE))(llama)
+    with pytest.raises(ModelError, match=f"hold nothing as {GATE}") as caught:
+        load(Runtime(model=str(llama), runtime="native"))
+    assert not caught.value.hint
+
+
 def test_the_same_folder_undamaged_is_loaded(llama: Path) -> None:
     assert load(Runtime(model=str(llama))).notes == ()
 

@@ -71,7 +71,6 @@ NATIVE = {
     "GPT2Tokenizer": ("bytes", "gpt2"),
     "GPTNeoXTokenizer": ("bytes", "gpt_neox"),
     "CodeGenTokenizer": ("bytes", "phi"),
-    "CohereTokenizer": ("bytes", "llama"),
     "Qwen2Tokenizer": ("bytes", "qwen2"),
     "RobertaTokenizer": ("bytes", "bart"),
     "BartTokenizer": ("bytes", "bart"),

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from genctl.errors import ModelError
 from genctl.models import hub
 from genctl.native.config import NotNative
-from genctl.native.seq2seq_families import CLASSES, FAMILIES, spec_of
+from genctl.native.seq2seq_families import FAMILIES, spec_of
 from genctl.native.seq2seq_load import Seq2SeqPlan
 from genctl.native.seq2seq_model import Seq2SeqModel
 from genctl.params import Runtime
@@ -33,7 +33,7 @@ def shapes(name: str) -> dict[str, tuple[int, ...]]:
 def test_every_variation_is_known(name: str) -> None:
     spec, _ = spec_of(config(name))
     assert spec.family == VARIATIONS[name][0]
-    assert CLASSES[spec.family] == type(model(name)).__name__
+    assert FAMILIES[spec.family][1] == type(model(name)).__name__
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -11,7 +11,8 @@ import torch
 from transformers import GenerationConfig
 
 from genctl import params
-from genctl.decode.processors import plugins
+from genctl.config.layers import BOOKKEEPING
+from genctl.config.refused import REFUSED
 from genctl.decode.processors.build import NAMES, ORDER, build, unlisted
 from genctl.errors import UsageError
 from tests.processors.plain import material
@@ -29,11 +30,11 @@ def listed(*entries: dict[str, Any], allow: bool = True, **knobs: Any) -> Any:
 
 
 def test_every_field_of_generation_config_is_a_knob_or_refused_by_name() -> None:
-    said = [set(params.knobs()), set(params.REFUSED), set(params.METADATA)]
+    said = [set(params.knobs()), set(REFUSED), BOOKKEEPING - set(REFUSED)]
     assert set(GenerationConfig().__dict__) <= set.union(*said)
     for place, these in enumerate(said):
         assert not these & set().union(*said[place + 1 :])
-    for reason in params.REFUSED.values():
+    for reason in REFUSED.values():
         assert len(reason.split()) > 3
 
 
@@ -154,10 +155,12 @@ def test_code_from_outside_needs_leave() -> None:
 
 def test_an_installed_entry_point_needs_no_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [
-        EntryPoint("shift", f"{OWN}:Shift", plugins.GROUP),
-        EntryPoint("gone", f"{OWN}:Gone", plugins.GROUP),
+        EntryPoint("shift", f"{OWN}:Shift", "genctl.processors"),
+        EntryPoint("gone", f"{OWN}:Gone", "genctl.processors"),
     ]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [point for point in points if point.group == group])
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points", lambda group: [point for point in points if point.group == group]
+    )
     for use in ("shift", f"{OWN}:Shift"):
         (made,) = listed({"use": use, "by": 2.0}, allow=False)
         assert made(HISTORY, SCORES)[0, 0] == 3.0
@@ -172,7 +175,7 @@ def test_an_installed_entry_point_needs_no_leave(monkeypatch: pytest.MonkeyPatch
         ({"use": f"{OWN}:Nobody"}, f"module {OWN} has no Nobody"),
         ({"use": f"{OWN}:Shift", "by": 0}, "could not be made: ValueError: by must not be 0"),
         ({"use": f"{OWN}:Shift", "width": 0}, "could not be made: TypeError"),
-        ({"use": f"{OWN}:NUMBER"}, "int cannot be called with history and scores"),
+        ({"use": f"{OWN}:NUMBER"}, "int cannot be called"),
         ({"use": f"{OWN}:alone"}, "does not take history and scores"),
         ({"use": f"{OWN}:double", "much": 2}, "does not take history and scores"),
     ],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from genctl.comparing import formats
 from genctl.events import Began
 from genctl.plural import count
-from genctl.render import cache_report, compare_report, score_formula, token_heat, widgets
+from genctl.render import cache_report, score_formula, token_heat, widgets
 from genctl.render.beam_picture import from_word
 from genctl.render.run_history import Path, RunHistory, fold
 from tests.render.streams import token
@@ -54,8 +55,8 @@ def test_nouns_follow_their_numbers() -> None:
     ],
 )
 def test_numbers_of_a_comparison(value: float | None, digits: int, shown: str, difference: str) -> None:
-    assert compare_report.number(value, digits) == shown
-    assert compare_report.signed(value, digits) == difference
+    assert formats.number(value, digits) == shown
+    assert formats.signed(value, digits) == difference
 
 
 def test_a_score_is_written_in_digits() -> None:

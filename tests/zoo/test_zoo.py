@@ -22,26 +22,18 @@ from tests.zoo.compare import CASES, PROMPTS, compare, quiet
 from tests.zoo.names import NAMED
 from tests.zoo.verdicts import KNOWN_DIFFERENT, REFUSED
 
-# One for each kind of cache and of positions: these are in every run, with the first three cases.
+# Kinds of cache and of positions that tests/tiny.py does not have: in every run, with the first three cases.
 SAMPLE: dict[str, str] = {
     "causal/bart": "learned positions, counted by the cache",
-    "causal/bloom": "ALiBi",
     "causal/deepseek_v3": "latent attention, experts",
     "causal/gemma3n_text": "a window, and layers that share keys and values",
-    "causal/gpt2": "learned positions",
-    "causal/jamba": "state-space layers beside attention",
     "causal/llama4_text": "chunked attention, layers without positions",
     "causal/lfm2": "convolutions beside attention",
-    "causal/mamba": "states alone",
     "causal/openai-gpt": "no cache at all",
     "causal/phi3+longrope": "frequencies that change with the length",
     "causal/xlnet": "states that a pass returns",
     "causal/qwen3_next": "gated delta nets",
     "causal/recurrent_gemma": "states that live in the module",
-    "causal/gemma2": "rotary positions, a window",
-    "seq2seq/bart": "an encoder, learned positions",
-    "seq2seq/marian": "an encoder, sinusoidal positions",
-    "seq2seq/t5": "an encoder, relative positions",
 }
 HERE = [name for name in recipes.NAMES if recipes.split(name)[1] in recipes.TABLES[recipes.split(name)[0]]]
 

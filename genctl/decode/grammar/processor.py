@@ -314,28 +314,14 @@ class Grammar:
             raise UsageError(f"{self.source.knob}: the grammar is too complex: {_why(matcher)}")
 
 
-def json_schema(context: ProcessorContext) -> Processor | None:
-    """The processor of `json_schema`, or None."""
-    return _made(context, "json_schema")
-
-
-def regex(context: ProcessorContext) -> Processor | None:
-    """The processor of `regex`, or None."""
-    return _made(context, "regex")
-
-
-def grammar(context: ProcessorContext) -> Processor | None:
-    """The processor of `grammar`, or None."""
-    return _made(context, "grammar")
-
-
 def grammar_of(processors: Sequence[Any]) -> Grammar | None:
     """The grammar among a lane's processors."""
     functions = (getattr(processor, "function", None) for processor in processors)
     return next((function for function in functions if isinstance(function, Grammar)), None)
 
 
-def _made(context: ProcessorContext, knob: str) -> Processor | None:
+def constraint(context: ProcessorContext, knob: str) -> Processor | None:
+    """The processor of `json_schema`, `regex` or `grammar`; None if the knob is not set."""
     source = read(context.generation, knob)
     if source is None:
         return None

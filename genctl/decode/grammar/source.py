@@ -15,6 +15,7 @@ from typing import Any
 
 from genctl.errors import UsageError, reason_of
 from genctl.params import Generation
+from genctl.strict_json import KeyTwice, once
 
 KNOBS = ("json_schema", "regex", "grammar")
 MOST_BYTES = 1 << 20  # of a file; no grammar is that long
@@ -69,11 +70,11 @@ def _json_schema(value: dict[str, Any] | bool | str) -> GrammarSource:
         if not value.lstrip().startswith("{") and value.strip() not in ("true", "false"):
             where, text = f"json_schema ({_shown(value)})", _file("json_schema", value)
         try:
-            schema = json.loads(text, object_pairs_hook=_once)
+            schema = json.loads(text, object_pairs_hook=once)
         except (json.JSONDecodeError, RecursionError) as error:
             raise UsageError(f"{where}: {reason_of(error)}") from error
-        except _DuplicateKey as error:
-            raise UsageError(f"{where}: the key {_shown(str(error))} is given twice") from error
+        except KeyTwice as error:
+            raise UsageError(f"{where}: the key {_shown(error.key)} is given twice") from error
         except ValueError as error:  # Python reads no number of more than some thousand digits
             raise UsageError(f"{where}: a number with too many digits") from error
     if schema is True:
@@ -194,19 +195,6 @@ def _file(knob: str, name: str) -> str:
             "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "not a file name"
         )
         raise UsageError(f"{problem}: {what}") from error
-
-
-class _DuplicateKey(ValueError):
-    """A duplicate key in a JSON object."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    items: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in items:
-            raise _DuplicateKey(key)
-        items[key] = value
-    return items
 
 
 def _text(where: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""From knobs to processors, in the order of `params.PROCESSORS`.
+"""From knobs to processors, in the order of `listed_knobs.PROCESSORS`.
 
 By default the order is that of transformers. Processors that transformers lacks stand where the tools that have them
 put them: biases and penalties among the penalties, before anything is removed (llama.cpp's `logit_bias`, `penalties`
@@ -9,21 +9,30 @@ place of temperature; XTC after the filters (both); mirostat last, since it must
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from genctl.decode import prefix
 from genctl.decode.grammar import processor as grammar
-from genctl.decode.processors import filters, plugins, repetition, samplers, standard, token_sequences
-from genctl.decode.processors.context import NamedProcessor, ProcessorContext, one_line
+from genctl.decode.processors import filters, repetition, samplers, standard, token_sequences
+from genctl.decode.processors.context import NamedProcessor, ProcessorContext
 from genctl.decode.processors.mirostat import Mirostat
 from genctl.decode.types import Processor
 from genctl.errors import GenctlError, UsageError
-from genctl.params import PROCESSORS, Generation, knobs
+from genctl.listed_knobs import PROCESSORS
+from genctl.params import Generation, knobs
+from genctl.plugins import make as make_plugin
+from genctl.plugins import one_line
 
 __all__ = ["NAMES", "ORDER", "NamedProcessor", "ProcessorContext", "ProcessorEntry", "build", "unlisted"]
+
+
+# From a context and the first knob's value; None where its setting changes nothing.
+Make: TypeAlias = Callable[[ProcessorContext, Any], Processor | None]
 
 
 @dataclass(frozen=True)
@@ -32,7 +41,7 @@ class ProcessorEntry:
 
     name: str
     knobs: tuple[str, ...]  # the first one turns it on
-    make: Callable[[ProcessorContext], Processor | None]  # None where its setting changes nothing
+    make: Make
     source: str  # the transformers class, or the paper or tool it was taken from
 
     @property
@@ -41,55 +50,43 @@ class ProcessorEntry:
         return bool(knobs()[self.knobs[0]].metadata["sampling"])
 
 
-def _presence(m: ProcessorContext) -> Processor | None:
-    penalty = m.generation.presence_penalty
-    return repetition.presence_penalty(penalty, m.prompt_len) if penalty else None
+def _presence(m: ProcessorContext, penalty: float) -> Processor:
+    return repetition.presence_penalty(penalty, m.prompt_len)
 
 
-def _frequency(m: ProcessorContext) -> Processor | None:
-    penalty = m.generation.frequency_penalty
-    return repetition.frequency_penalty(penalty, m.prompt_len) if penalty else None
+def _frequency(m: ProcessorContext, penalty: float) -> Processor:
+    return repetition.frequency_penalty(penalty, m.prompt_len)
 
 
-def _dry(m: ProcessorContext) -> Processor | None:
-    g = m.generation
-    if not g.dry_multiplier:
-        return None
-    knob = "dry_sequence_breakers"
+def _dry(m: ProcessorContext, multiplier: float) -> Processor:
+    g, knob = m.generation, "dry_sequence_breakers"
     sequences = {ids for text in g.dry_sequence_breakers for ids in token_sequences.containing(m.tokenizer, text, knob)}
     breakers, phrases = repetition.as_ids(sequences)
-    return repetition.dry(g.dry_multiplier, g.dry_base, g.dry_allowed_length, breakers, phrases)
+    return repetition.dry(multiplier, g.dry_base, g.dry_allowed_length, breakers, phrases)
 
 
-def _top_n_sigma(m: ProcessorContext) -> Processor | None:
-    n, least = m.generation.top_n_sigma, m.min_tokens_to_keep
-    if n is None:
-        return None
+def _top_n_sigma(m: ProcessorContext, n: float) -> Processor:
+    least = m.min_tokens_to_keep
     return filters.Filter(filters.top_n_sigma(n, least), samplers.top_n_sigma(n, least))
 
 
-def _dynatemp(m: ProcessorContext) -> Processor | None:
-    g = m.generation
-    if not g.dynatemp_range:
-        return None
-    return samplers.dynamic_temperature(g.temperature, g.dynatemp_range, g.dynatemp_exponent)
+def _dynatemp(m: ProcessorContext, spread: float) -> Processor:
+    return samplers.dynamic_temperature(m.generation.temperature, spread, m.generation.dynatemp_exponent)
 
 
-def _xtc(m: ProcessorContext) -> Processor | None:
-    g = m.generation
-    if not g.xtc_probability:
-        return None
-    return samplers.exclude_top_choices(g.xtc_probability, g.xtc_threshold, m.seed, m.min_tokens_to_keep)
+def _xtc(m: ProcessorContext, probability: float) -> Processor:
+    return samplers.exclude_top_choices(probability, m.generation.xtc_threshold, m.seed, m.min_tokens_to_keep)
 
 
-def _mirostat(m: ProcessorContext) -> Processor | None:
-    g = m.generation
-    if g.mirostat_tau is None:
-        return None
-    return Mirostat(g.mirostat_tau, g.mirostat_eta, m.prompt_len, m.min_tokens_to_keep)
+def _mirostat(m: ProcessorContext, tau: float) -> Processor:
+    return Mirostat(tau, m.generation.mirostat_eta, m.prompt_len, m.min_tokens_to_keep)
 
 
-_MAKERS: dict[str, tuple[Callable[[ProcessorContext], Processor | None], str]] = {
+def _grammar(knob: str) -> Make:
+    return lambda m, value: grammar.constraint(m, knob)
+
+
+_MAKERS: dict[str, tuple[Make, str]] = {
     "guidance_scale": (standard.guidance, "as UnbatchedClassifierFreeGuidanceLogitsProcessor, arXiv:2306.17806"),
     "sequence_bias": (standard.sequence_bias, "SequenceBiasLogitsProcessor"),
     "logit_bias": (standard.logit_bias, "OpenAI API, llama.cpp"),
@@ -110,10 +107,10 @@ _MAKERS: dict[str, tuple[Callable[[ProcessorContext], Processor | None], str]] =
     "exponential_decay_length_penalty": (standard.exponential_decay_length_penalty, "ExponentialDecayLengthPenalty"),
     "suppress_tokens": (standard.suppress_tokens, "SuppressTokensLogitsProcessor"),
     "begin_suppress_tokens": (standard.begin_suppress_tokens, "SuppressTokensAtBeginLogitsProcessor"),
-    "json_schema": (grammar.json_schema, "llguidance"),
-    "regex": (grammar.regex, "llguidance"),
-    "grammar": (grammar.grammar, "llguidance"),
-    "prefix": (prefix.prefix, "bytes of the vocabulary"),
+    "json_schema": (_grammar("json_schema"), "llguidance"),
+    "regex": (_grammar("regex"), "llguidance"),
+    "grammar": (_grammar("grammar"), "llguidance"),
+    "prefix": (lambda m, text: prefix.prefix(m), "bytes of the vocabulary"),
     "top_n_sigma": (_top_n_sigma, "arXiv:2411.07641"),
     "temperature": (standard.temperature, "TemperatureLogitsWarper"),
     "dynatemp": (_dynatemp, "llama.cpp temp_ext"),
@@ -181,8 +178,12 @@ def unlisted(context: ProcessorContext) -> tuple[str, ...]:
 
 
 def _make(entry: ProcessorEntry, context: ProcessorContext) -> NamedProcessor | None:
+    value = getattr(context.generation, entry.knobs[0])
+    off = value is None or value == knobs()[entry.knobs[0]].metadata["neutral"]
+    if off and not (entry.name == "prefix" and context.healed):  # a healed prompt prescribes a text too
+        return None
     try:
-        function = entry.make(context)
+        function = entry.make(context, value)
     except GenctlError:
         raise
     except (ValueError, TypeError, RuntimeError) as error:  # what transformers' constructors refuse
@@ -205,7 +206,7 @@ def _explicit(items: tuple[dict[str, Any], ...], context: ProcessorContext) -> I
 def _listed(item: dict[str, Any], context: ProcessorContext) -> NamedProcessor | None:
     use, values = item["use"], {key: value for key, value in item.items() if key != "use"}
     if use not in NAMES:
-        return NamedProcessor(use, plugins.load(use, values, allowed=context.allow_plugins), values, foreign=True)
+        return NamedProcessor(use, _foreign(use, values, allowed=context.allow_plugins), values, foreign=True)
     changed = standard.changed(context, **values)
     _finite(changed.generation)
     if use == "temperature" and "temperature" in values:
@@ -213,6 +214,22 @@ def _listed(item: dict[str, Any], context: ProcessorContext) -> NamedProcessor |
             raise UsageError("temperature: must be above 0 in a list; do_sample = false takes the best token")
         changed = standard.changed(changed, dynatemp_range=0.0)  # both may be listed, each with its own
     return _make(NAMES[use], changed)
+
+
+def _foreign(use: str, values: dict[str, Any], *, allowed: bool) -> Processor:
+    """A user's own: a class that is constructed with the values (a transformers LogitsProcessor, or anything whose
+    instances take history and scores), or a function that receives them after history and scores.
+    """
+    processor = make_plugin("processor", use, values, allowed=allowed)
+    whole = isinstance(processor, partial)
+    try:
+        inspect.signature(processor.func if whole else processor).bind(None, None, **(values if whole else {}))
+    except TypeError as error:
+        raise UsageError(f"processor {use} does not take history and scores: {one_line(error)}") from error
+    except ValueError:  # no signature to look at (C code): the call will tell
+        pass
+    function: Processor = processor
+    return function
 
 
 def _finite(generation: Generation) -> None:

@@ -13,6 +13,7 @@ from genctl.decode.processors.trace import check
 from genctl.decode.types import Processor
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Generation
+from genctl.plugins import raised
 
 Unconditional: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -80,13 +81,8 @@ class NamedProcessor:
         except GenctlError:
             raise
         except Exception as error:
-            raise UsageError(f"processor {self.name} failed: {type(error).__name__}: {one_line(error)}") from error
+            raise UsageError(f"processor {self.name} failed: {raised(error)}") from error
         if not isinstance(output, Tensor) or output.shape != scores.shape:
             what = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             raise UsageError(f"processor {self.name} returned {what} instead of scores of shape {tuple(scores.shape)}")
         return output
-
-
-def one_line(error: BaseException) -> str:
-    """An exception's message in one line."""
-    return " ".join(str(error).split()) or "no message"

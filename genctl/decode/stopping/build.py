@@ -24,7 +24,8 @@ from genctl.decode.stopping.tail import BROKEN, TailText
 from genctl.decode.stopping.text import Pattern, StopRegex, StopStrings, quoted
 from genctl.decode.stopping.trim import trim
 from genctl.errors import PresetError, UsageError
-from genctl.params import CRITERIA, Generation
+from genctl.listed_knobs import CRITERIA
+from genctl.params import Generation
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,8 @@ def _from_table(table: Mapping[str, Any], context: StoppingContext) -> NamedCrit
         if use not in keys and getattr(context.generation, use) in (None, [], ()):
             raise ValueError(f"{use} has no value: set {use} in this table or in the preset")
         return _MAKERS[use](keys, context)
-    target = plugins.load(use, context.allow_plugins)
-    return NamedCriterion(
-        use, plugins.make(use, target, keys, {"tokenizer": context.tokenizer, "decode": context.decode})
-    )
+    offered = {"tokenizer": context.tokenizer, "decode": context.decode}
+    return NamedCriterion(use, plugins.make(use, keys, offered, allowed=context.allow_plugins))
 
 
 def _value(keys: Mapping[str, Any], context: StoppingContext, name: str) -> Any:

@@ -9,7 +9,7 @@ from genctl.decode.processors.context import NamedProcessor
 from genctl.decode.types import Independent, Lane
 
 
-class Sharing(NamedTuple):
+class ChoiceMode(NamedTuple):
     """How a lane chooses, the same at every step."""
 
     independent: Independent | None  # its strategy, where that needs no search
@@ -17,15 +17,15 @@ class Sharing(NamedTuple):
     key: Any  # equal in lanes that may choose together; None where one chooses alone
 
 
-def sharing(lane: Lane) -> Sharing:
+def choice_mode(lane: Lane) -> ChoiceMode:
     """How a lane chooses."""
     independent = lane.strategy if isinstance(lane.strategy, Independent) else None
     named = [processor for processor in lane.processors if isinstance(processor, NamedProcessor)]
     tolerant = any(processor.name == "remove_invalid_values" for processor in named)
     keys = tuple(processor.key for processor in named)
     if lane.trace or independent is None or len(keys) < len(lane.processors) or None in keys:
-        return Sharing(independent, tolerant, None)
-    return Sharing(independent, tolerant, _first((independent, keys, lane.top, lane.scores, lane.watch)))
+        return ChoiceMode(independent, tolerant, None)
+    return ChoiceMode(independent, tolerant, _first((independent, keys, lane.top, lane.scores, lane.watch)))
 
 
 @lru_cache(maxsize=64)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from genctl.errors import CheckError, Exit
+from genctl.results import Result
 
 
 @dataclass
@@ -17,22 +18,33 @@ class RowTally:
     failed: int = 0
     missed: int = 0  # sequences that --fail-on found
     first: str = ""  # the sentence for the first of them
+    heard: Callable[[bool], object] = lambda failed: None  # is told of each row whether it failed
     _waiting: dict[int, list[str]] = field(default_factory=dict)  # sentences of --fail-on, by row, until it is written
 
-    def expect(self, index: int, sentences: list[str]) -> None:
-        """Keep what --fail-on says of a row until the row is written."""
-        if sentences:
-            self._waiting[index] = sentences
+    def look(self, index: int, prompt: str, result: Result, wanted: Sequence[str], *, texts: bool = True) -> None:
+        """Note each sequence that --fail-on looks for, until the row is written. `prompt` says which it is, if needed.
 
-    def written(self, index: int, records: Sequence[Mapping[str, Any]]) -> bool:
-        """Count a row whose records are written. Returns whether it failed."""
+        Without a tokenizer there are no `texts`, and a sequence without tokens is empty.
+        """
+        for number, sequence in enumerate(result.sequences, 1):
+            what = f"sequence {number}" if len(result.sequences) > 1 else "the text"
+            empty = not (sequence.text.strip() if texts else sequence.token_ids)
+            ends = {sequence.finish_reason: f"ended by {sequence.finish_reason}"}
+            ends |= {"empty": "is empty"} if empty else {}
+            ends |= {"unmet": sequence.lack} if sequence.unmet else {}
+            words = next((words for end, words in ends.items() if end in wanted), "")
+            if words:
+                self._waiting.setdefault(index, []).append(f"{prompt}{what} {words}")
+
+    def written(self, index: int, records: Sequence[Mapping[str, Any]]) -> None:
+        """Count a row whose records are written."""
         failed = any("error" in record for record in records)
         self.rows += 1
         self.failed += int(failed)
         for sentence in self._waiting.pop(index, ()):
             self.missed += 1
             self.first = self.first or sentence
-        return failed
+        self.heard(failed)
 
     def kept(self) -> dict[str, Any]:
         """The counts for the journal, for the run that continues."""

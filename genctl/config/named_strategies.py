@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from genctl.config.layers import Layer
-from genctl.errors import UsageError, nearest
+from genctl.errors import PresetError, UsageError, nearest
 
 # name -> its knobs; flags and --set go above them
 NAMED: dict[str, dict[str, Any]] = {
@@ -39,14 +39,16 @@ NEEDS: dict[str, tuple[str, ...]] = {
 def layer(name: str, flags: Sequence[Layer]) -> Layer:
     """The layer of a strategy, at the level of flags, without the knobs that flags or `--set` set themselves.
 
-    Raises UsageError for an unknown name, listing all names.
+    For an unknown name it is broken, so that it is reported with all other mistakes.
     """
     if name not in NAMED:
         near = nearest(name.lower().replace("_", "-"), NAMED)
         meant = f"; did you mean {near}?" if near else ""
-        raise UsageError(f"--strategy {name}: there is no such strategy{meant}", hint=f"there are: {', '.join(NAMED)}")
-    own: set[str] = {key for flag in flags for key in flag.values}
-    values: Mapping[str, Any] = {key: value for key, value in NAMED[name].items() if key not in own}
+        sentence = f"--strategy {name}: there is no such strategy{meant}"
+        error = PresetError(sentence.replace("\n", "\\n"), hint=f"there are: {', '.join(NAMED)}")
+        return Layer("flag", {}, said="command", broken=(error,))
+    own = {key for flag in flags for key in flag.values}
+    values = {key: value for key, value in NAMED[name].items() if key not in own}
     return Layer("flag", values, {key: f"--strategy {name}" for key in values}, "command")
 
 

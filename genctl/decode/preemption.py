@@ -1,0 +1,50 @@
+"""Where memory runs out: which lanes make room, and how they come back.
+
+A preempted lane loses nothing but its keys and values: its tokens are read again when there is room.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from genctl import events
+from genctl.decode import cache as caches
+from genctl.decode.batch import Batch
+from genctl.decode.lane import LaneState
+from genctl.decode.out_of_memory import OutOfMemory, release
+from genctl.decode.types import Lane
+
+
+def evict(batch: Batch, shortage: OutOfMemory) -> tuple[list[LaneState], LaneState | None]:
+    """Empty a batch that did not fit: its lanes, to go on elsewhere, and the one that cannot."""
+    states, lost = batch.clear(), None
+    for state in states:
+        state.scores = None  # fed again, when its rows have been read again
+    release()
+    if shortage.torn:  # a search that was stopped in its choice cannot be asked again
+        lost = states.pop(next(place for place, state in enumerate(states) if state.torn))
+    elif len(states) == 1:
+        lost = states.pop()
+    if lost is not None:
+        lost.close()
+    return states, lost
+
+
+def reread(state: LaneState) -> None:
+    """Read all rows of a lane again into a cache of its own, after the one that held them was dropped."""
+    state.fed_draft = 0
+    if state.prefix.cache is None or state.live.written <= (state.front is None):
+        return  # nothing is cached, or nothing was read behind the prompt
+    tokens = state.live.tokens
+    known = tokens if state.front is not None else tokens[:, :-1]
+    cache = state.model.reread(known, state.prefix)
+    branches = torch.arange(len(known), device=known.device).repeat_interleave(state.branches)
+    state.own = caches.kept_as(caches.select(cache, branches), state.lane.cache)
+
+
+def too_large(lane: Lane, rows: int, shortage: OutOfMemory) -> events.Failed:
+    """The failure of a lane that does not fit alone."""
+    tokens = len(lane.tokens) + len(lane.source or ())
+    many = f"{rows} rows of it" if rows > 1 else "it alone"
+    why = f" ({shortage})" if str(shortage) else ""
+    return events.Failed(lane.name, "memory", f"not enough memory for a prompt of {tokens} tokens, {many}{why}")
