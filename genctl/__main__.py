@@ -27,7 +27,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-def _heed(handler: object) -> None:
+def _handle(handler: object) -> None:
     """Install `handler` for the signals that end a process, except those that the caller ignores (`nohup`)."""
     for name in ENDING:
         number = getattr(signal, name, None)
@@ -37,7 +37,7 @@ def _heed(handler: object) -> None:
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    _heed(_end)  # before anything else is imported
+    _handle(_end)  # before anything else is imported
     from genctl import collection
     from genctl.cli import first_sign
     from genctl.cli.standard_streams import mend, say_interrupted
@@ -66,7 +66,7 @@ def main() -> None:
             raise
         status = ending.code
     first_sign.clear()
-    _heed(signal.SIG_IGN)  # everything is done; a signal must not change the status
+    _handle(signal.SIG_IGN)  # everything is done; a signal must not change the status
     if status > 128:  # everything is written; unloading torch would take a second
         for stream in (sys.stdout, sys.stderr):
             try:

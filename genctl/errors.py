@@ -142,13 +142,6 @@ class CheckError(GenctlError):
     code = "check"
 
 
-class Interrupted(GenctlError):
-    """The run was stopped by the user or the system."""
-
-    exit = Exit.INTERRUPTED
-    code = "interrupted"
-
-
 def joined(errors: Sequence[GenctlError]) -> GenctlError:
     """One error of the first one's kind, with every message, a line each, and every hint."""
     error = errors[0]

@@ -22,7 +22,7 @@ class ForcedPhrase:
     texts: tuple[str, ...]  # empty where ids have no text
     literal: bool  # whether texts were given, which any tokens may spell
 
-    def there(self, text: str, times: int) -> bool:
+    def is_in(self, text: str, times: int) -> bool:
         """Whether a text contains it `times` times."""
         return sum(text.count(candidate) for candidate in self.texts) >= times
 
@@ -44,7 +44,7 @@ class ForcedPhrases:
         cut = hypothesis.reason == "stop" and self.text(hypothesis.tokens) != hypothesis.text
         unmet = []
         for place, phrase in enumerate(self.phrases):
-            seen = phrase.there(hypothesis.text, self.phrases[: place + 1].count(phrase))
+            seen = phrase.is_in(hypothesis.text, self.phrases[: place + 1].count(phrase))
             if (place in lacking and not (phrase.literal and seen)) or (cut and phrase.texts and not seen):
                 unmet.append(phrase.name)
         return dataclasses.replace(hypothesis, unmet=tuple(unmet)) if unmet else hypothesis

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class KeyTwice(ValueError):
+class DuplicateKey(ValueError):
     """An object has `key` twice."""
 
     def __init__(self, key: str) -> None:
@@ -14,10 +14,10 @@ class KeyTwice(ValueError):
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An `object_pairs_hook` for `json.loads`. Raises KeyTwice."""
+    """An `object_pairs_hook` for `json.loads`. Raises DuplicateKey."""
     items: dict[str, Any] = {}
     for key, value in pairs:
         if key in items:
-            raise KeyTwice(key)
+            raise DuplicateKey(key)
         items[key] = value
     return items

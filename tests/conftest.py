@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--everyday", action="store_true", help="run the everyday tier alone: minutes, not a quarter hour")
+    parser.addoption("--everyday", action="store_true", help="run the everyday tier alone: under three minutes")
     parser.addoption("--everything", action="store_true", help="run the zoo too: every text architecture")
 
 

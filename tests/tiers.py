@@ -1,8 +1,8 @@
-"""The everyday tier: one architecture for each kind of cache, each command once, and the rules of the house.
+"""The everyday tier: one architecture for each kind of cache, each command once, and the checks of all files.
 
-A file stands here with parts of the names of its everyday tests (after the file, with the parameters); without parts
-all of its tests are meant. Caches: growing (llama, gpt2), sliding window (mistral, gemma2), recurrent (mamba),
-encoder-decoder (t5), 8-bit, static.
+Each file has patterns for the names of its everyday tests, parameters included; without a pattern all of its tests are
+everyday ones. Caches: growing (llama, gpt2), sliding window (mistral, gemma2), recurrent (mamba), encoder-decoder (t5),
+8-bit, static.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 _CACHES = ("*[[]llama*", "*[[]mistral*", "*[[]mamba*", "*[[]t5*", "*-llama*", "*-mistral*", "*-mamba*", "*-t5*")
 
 EVERYDAY: dict[str, tuple[str, ...]] = {
-    # the house
+    # all files
     "test_house.py": ("test_a_room_*", "test_importing_*", "*[[]arguments0*"),
     "test_structure.py": (),
     "test_docs.py": (),

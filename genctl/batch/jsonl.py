@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from genctl.batch.printable import RefusedRow, quote
 from genctl.batch.template import Template
 from genctl.errors import nearest, reason_of
-from genctl.strict_json import KeyTwice, once
+from genctl.strict_json import DuplicateKey, once
 
 DEEPEST = 64  # levels of nesting, so that recursive code is safe
 LARGEST_ID = 2**63 - 1  # what an int64 tensor holds
@@ -35,7 +35,7 @@ def parse(line: str) -> dict[str, Any]:
         raise RefusedRow(reason_of(error)) from None
     except RecursionError:
         raise RefusedRow(f"nested more than {DEEPEST} levels deep") from None
-    except KeyTwice as error:
+    except DuplicateKey as error:
         raise RefusedRow(f"the key {quote(error.key)} occurs twice") from None
     except ValueError:  # the interpreter's limit on the digits of an integer
         raise RefusedRow("an integer has too many digits") from None

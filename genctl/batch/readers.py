@@ -184,11 +184,11 @@ def read(
     kind = format_of(format, name)
     if kind not in get_args(Format):
         raise UsageError(f"unknown input format {quote(kind)}: expected one of {', '.join(get_args(Format))}")
-    looks = _Looks(say, printable(name), watch=format is None and kind == "lines")
-    return _read(source, kind, printable(name), limit, fields, template, looks)
+    remarks = _Remarks(say, printable(name), watch=format is None and kind == "lines")
+    return _read(source, kind, printable(name), limit, fields, template, remarks)
 
 
-class _Looks:
+class _Remarks:
     """Remarks on an input as a whole."""
 
     def __init__(self, say: Say, name: str, *, watch: bool) -> None:
@@ -220,7 +220,13 @@ class _Looks:
 
 
 def _read(
-    source: IO[bytes] | Pipe, kind: str, name: str, limit: int, fields: Fields, template: Template | None, looks: _Looks
+    source: IO[bytes] | Pipe,
+    kind: str,
+    name: str,
+    limit: int,
+    fields: Fields,
+    template: Template | None,
+    remarks: _Remarks,
 ) -> Rows:
     ids = UsedIds()
     index = -1
@@ -231,7 +237,7 @@ def _read(
         own_id: str | None = None
         try:
             text = _text(piece, limit)
-            looks.line(text)
+            remarks.line(text)
             if kind == "jsonl":
                 if not text:
                     raise RefusedRow("empty prompt")
@@ -249,7 +255,7 @@ def _read(
             yield BadRow(id, index, where, "input", message, own_id is not None)
         else:
             yield row
-    looks.end(index + 1)
+    remarks.end(index + 1)
 
 
 class _Piece(NamedTuple):

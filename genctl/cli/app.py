@@ -13,7 +13,7 @@ import typer
 import typer.main
 
 from genctl import __version__
-from genctl.cli.help import CommandGroup, option_hint, write_rows
+from genctl.cli.help import SETTINGS, CommandGroup, option_hint, write_rows
 from genctl.cli.standard_streams import let_go
 from genctl.errors import Exit, GenctlError, without_secrets
 
@@ -42,7 +42,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("genctl.cli.models:MODELS", "List the built-in and the cached checkpoints."),
     "presets": ("genctl.cli.presets:app", "List, show and check presets: TOML files that hold any knob."),
 }
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class ClosedPipe(Exception):

@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from genctl.errors import UsageError, nearest
 
 GENERAL = "General"
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 WIDE = 70  # from this width on, the column of flags may be wider
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from genctl.cli.help import CommandGroup, TableCommand
+from genctl.cli.help import SETTINGS, CommandGroup, TableCommand
 from genctl.errors import PresetError
 
 if TYPE_CHECKING:
@@ -19,12 +19,10 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings=SETTINGS,
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="a preset, by name or path", show_default=False)]
-
-
 Listing = Annotated[Literal["text", "json"], typer.Option("--format", help="how the list is written")]
 Color = Annotated[Literal["auto", "always", "never"], typer.Option("--color", help="auto decides for each stream")]
 

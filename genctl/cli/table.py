@@ -21,12 +21,11 @@ import typer.main
 
 from genctl import params
 from genctl.cli.completion import COMPLETIONS
-from genctl.cli.help import GENERAL, TableCommand, help_all
+from genctl.cli.help import GENERAL, SETTINGS, TableCommand, help_all
 from genctl.config.layers import Layer, flags_layer
 from genctl.config.named_strategies import layer as strategy_layer
 from genctl.errors import Exit, UsageError
 
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 SHORT = {"model": "-m", "max_new_tokens": "-n"}
 METAVARS = {int: "N", float: "X"}
 

@@ -19,7 +19,6 @@ from genctl.sequences import shared_length
 Values: TypeAlias = dict[str, float | None]
 
 _WORD = re.compile(r"\w+|[^\w\s]")
-END = "end of text"
 
 
 def words(text: str) -> list[str]:

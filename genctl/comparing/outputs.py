@@ -106,12 +106,12 @@ def measured(
                 if timing:
                     tokens = sum(len(one.token_ids) for one in cell.sequences)
                     values["tokens_per_s"] = tokens / cell.decode_s if cell.decode_s > 0 else None
-                leaves = None if place == home else _leaves(prompt, home, repetition, cell, sequence, base)
+                leaves = None if place == home else _from_base(prompt, home, repetition, cell, sequence, base)
                 sequences_of[run].append(Measured(cell, number, sequence, values, leaves))
     return sequences_of
 
 
-def _leaves(
+def _from_base(
     prompt: ComparedPrompt, home: int, repetition: int, result: Result, sequence: Written, base: str
 ) -> Divergence | None:
     """Where a text diverges from the base run's first text with the same seed, or else from its first text."""

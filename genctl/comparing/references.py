@@ -15,8 +15,6 @@ from genctl.comparing.metrics import Values
 from genctl.errors import InputError, reason_of
 from genctl.plural import count
 
-KEYS = ("exact_match", "chrf", "bleu", "ter")
-
 
 @cache
 def _bleu() -> Any:

@@ -134,7 +134,7 @@ class _Reading:
             self.mistakes += [line for line in error.message.split("\n") if line not in self.mistakes]
             self.hints.append(error.hint)
         for key, value in layer.values.items():
-            if layer.kind == "model" and _asks_for_nothing(key, value):
+            if layer.kind == "model" and _has_no_effect(key, value):
                 continue
             place = layer.place(key)
             try:
@@ -170,7 +170,7 @@ class _Reading:
         raise PresetError("\n".join(mistakes), hint="; ".join(hints))
 
 
-def _asks_for_nothing(key: str, value: Any) -> bool:
+def _has_no_effect(key: str, value: Any) -> bool:
     """Whether an entry of a generation_config has no effect on the text."""
     if value is None or key.startswith("_") or key in BOOKKEEPING:
         return True

@@ -62,7 +62,7 @@ def folders(cwd: Path | None = None, environment: Mapping[str, str] | None = Non
 
 
 @dataclass(frozen=True)
-class Found:
+class NamedPreset:
     """A preset that has a name."""
 
     name: str
@@ -70,16 +70,16 @@ class Found:
     path: Path
 
 
-def available(places: Sequence[Folder] | None = None) -> list[Found]:
+def available(places: Sequence[Folder] | None = None) -> list[NamedPreset]:
     """Every preset that has a name, sorted; where two share a name, the first in the order of the folders."""
-    found: dict[str, Found] = {}
+    found: dict[str, NamedPreset] = {}
     for folder in folders() if places is None else places:
         try:
             paths = [path for path in folder.path.glob("*.toml") if NAME.fullmatch(path.stem) and path.is_file()]
         except OSError:  # no permission to read the folder
             continue
         for path in paths:
-            found.setdefault(path.stem, Found(path.stem, folder.where, path))
+            found.setdefault(path.stem, NamedPreset(path.stem, folder.where, path))
     return sorted(found.values(), key=lambda item: item.name)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from genctl.decode import cache as caches
 from genctl.decode.cache import Cache
@@ -31,54 +32,36 @@ def join_sources(
     One prompt: a view of its single row, `counts[0]` times. Several: copied once, padded on the right and masked; with
     `group`, if all counts are equal, with one row for each prompt.
     """
-    if len(sources) == 1:
-        states = sources[0].states.expand(counts[0], -1, -1)
-        if cross[0] is None:  # read again in every pass, and not every architecture reads a view
-            states = states.contiguous()
-        return Sources(states, None, None if cross[0] is None else _expand(cross[0], counts[0]))
     longest = max(source.states.shape[1] for source in sources)
-    rows = sum(counts)
-    like = sources[0].states
-    states = like.new_zeros(rows, longest, like.shape[2])
-    mask = torch.zeros(rows, longest, dtype=torch.long, device=like.device)
-    at = 0
-    for source, count in zip(sources, counts, strict=True):
-        length = source.states.shape[1]
-        states[at : at + count, :length] = source.states
-        mask[at : at + count, :length] = 1
-        at += count
-    full = all(source.states.shape[1] == longest for source in sources)
-    joined = None
-    group = group and counts[0] > 1 and len(set(counts)) == 1
-    if all(part is not None for part in cross):
-        wide = [1] * len(counts) if group else counts
-        joined = _join_cross([part for part in cross if part is not None], wide, longest)
-    return Sources(states, None if full else mask, joined, group and joined is not None)
-
-
-def _expand(cross: Cache, count: int) -> Cache:
-    layers = []
-    for layer in cross.layers:
-        new = caches.GrowingLayer()
-        new.hold(layer.keys.expand(count, -1, -1, -1), layer.values.expand(count, -1, -1, -1))
-        layers.append(new)
-    return caches.with_layers(cross, layers)
+    group = group and len(sources) > 1 and counts[0] > 1 and len(set(counts)) == 1
+    held = [part for part in cross if part is not None]
+    joined = _join_cross(held, [1] * len(counts) if group else counts, longest) if len(held) == len(cross) else None
+    states = _padded([source.states[:, None] for source in sources], counts, longest)[:, 0]
+    if len(sources) == 1 and joined is None:  # read again in every pass, and not every architecture reads a view
+        states = states.contiguous()
+    mask = None
+    if any(source.states.shape[1] < longest for source in sources):
+        ones = [torch.ones_like(source.ids)[:, None, :, None] for source in sources]
+        mask = _padded(ones, counts, longest)[:, 0, :, 0]
+    return Sources(states, mask, joined, group and joined is not None)
 
 
 def _join_cross(cross: Sequence[Cache], counts: Sequence[int], longest: int) -> Cache:
     layers = []
     for parts in zip(*(cache.layers for cache in cross), strict=True):
-        held = []
-        for name in ("keys", "values"):
-            like = getattr(parts[0], name)
-            joined = like.new_zeros(sum(counts), like.shape[1], longest, like.shape[3])
-            at = 0
-            for part, count in zip(parts, counts, strict=True):
-                tensor = getattr(part, name)
-                joined[at : at + count, :, : tensor.shape[2]] = tensor
-                at += count
-            held.append(joined)
         new = caches.GrowingLayer()
-        new.hold(held[0], held[1])
+        keys, values = (
+            _padded([getattr(part, name) for part in parts], counts, longest) for name in ("keys", "values")
+        )
+        new.hold(keys, values)
         layers.append(new)
     return caches.with_layers(cross[0], layers)
+
+
+def _padded(parts: Sequence[Tensor], counts: Sequence[int], longest: int) -> Tensor:
+    """One row each, [1, G, length, D], as many times as `counts` says, over zeros; a view where there is one part."""
+    rows = []
+    for part, count in zip(parts, counts, strict=True):
+        short = longest - part.shape[2]
+        rows.append((functional.pad(part, (0, 0, 0, short)) if short else part).expand(count, -1, -1, -1))
+    return rows[0] if len(rows) == 1 else torch.cat(rows)

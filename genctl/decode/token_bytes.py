@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from genctl.byte_level import bytes_of
 from genctl.errors import UsageError
 
 _SUMMED = ("ByteLevel", "ByteFallback", "Fuse", "Replace", "Metaspace", "WordPiece")
@@ -137,19 +138,3 @@ def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
         if decoder["type"] == "Sequence"
         else [decoder]
     )
-
-
-def bytes_of(name: str) -> bytes:
-    """The bytes behind GPT-2's printable stand-ins; an added token stands for itself."""
-    if all(char in STANDINS for char in name):
-        return bytes(STANDINS[char] for char in name)
-    return name.encode()
-
-
-def _standins() -> dict[str, int]:
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-STANDINS = _standins()

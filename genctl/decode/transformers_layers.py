@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers.cache_utils import (
     Cache,
     DummyLayer,
@@ -134,20 +135,14 @@ def merge(layers: Sequence[Any]) -> Any:
         return new
     if isinstance(first, DynamicSlidingWindowLayer):
         new.cumulative_length = max(layer.cumulative_length for layer in layers)
-    rows = sum(layer.keys.shape[0] for layer in layers)
     length = max(layer.keys.shape[-2] for layer in layers)
-    held = []
-    for name in ("keys", "values"):
-        like = getattr(first, name)
-        # zeros, not empty: a masked column still meets the values, and 0 x NaN is NaN
-        buffer = like.new_zeros(rows, like.shape[1], length, like.shape[3])
-        at = 0
-        for layer in layers:
-            part = getattr(layer, name)
-            buffer[at : at + part.shape[0], :, length - part.shape[-2] : length] = part
-            at += part.shape[0]
-        held.append(buffer)
-    new.keys, new.values = held
+
+    def aligned(name: str) -> Tensor:
+        parts = [getattr(layer, name) for layer in layers]
+        # zeros: a masked column still meets the values, and 0 x NaN is NaN
+        return torch.cat([functional.pad(part, (0, 0, length - part.shape[-2], 0)) for part in parts])
+
+    new.keys, new.values = aligned("keys"), aligned("values")
     return new
 
 

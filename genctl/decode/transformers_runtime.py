@@ -222,7 +222,7 @@ class TransformersRuntime(Reader):
         `history` int64 [N, T+F] is the whole text, for models that read it (`reads_history`). Raises ModelError where
         the model's own code fails.
         """
-        if len(feed) > 1 and not self._probing and not self.together:
+        if feed.shape[0] > 1 and not self._probing and not self.together:
             return self._apart(feed, mask, sources, keep=keep, hidden=hidden)
         self.rope.reset()
         past = 0 if cache is None else caches.length_of(cache)

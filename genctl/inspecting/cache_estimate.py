@@ -194,7 +194,7 @@ def plan(
         "context": context,
         "memory_bytes": memory,
         **_fits(parts, size, per_prompt, weights, memory, context),
-        "notes": [*skeleton.notes, *_overlooked(skeleton, generation), *_notes(generation, parts, size, form)],
+        "notes": [*skeleton.notes, *_rows_of_checkpoint(skeleton, generation), *_notes(generation, parts, size, form)],
     }
     return report
 
@@ -290,7 +290,7 @@ def _fits(
     }
 
 
-def _overlooked(skeleton: Skeleton, generation: Generation) -> list[str]:
+def _rows_of_checkpoint(skeleton: Skeleton, generation: Generation) -> list[str]:
     """Rows that a run would have by the checkpoint's own settings, if `generation` has the default."""
     notes = []
     for name in ("num_beams", "num_return_sequences"):

@@ -20,7 +20,7 @@ SHOWN = 6  # tokens shown after the common prefix
 
 
 @dataclass
-class Reading:
+class DecodingCount:
     """One decoding of the second prompt, counted while it runs."""
 
     tokens_read: int = 0  # of the prompt: tokens fed to the model before the first new token
@@ -88,9 +88,9 @@ def _whole(session: Session, request: Request) -> Prefix:
 
 def _decode(
     session: Session, request: Request, saved: Prefix | None, interrupted: Callable[[], str]
-) -> tuple[Reading, int]:
+) -> tuple[DecodingCount, int]:
     """Decode the request with a saved prompt; and how many tokens of its prompt were not read again."""
-    reading = Reading()
+    reading = DecodingCount()
     forward = session.forward
     before, saved_before = forward.forwards, session.saved
     fed = 0

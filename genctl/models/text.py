@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from genctl.decode.token_bytes import bytes_of
+from genctl.byte_level import bytes_of
 from genctl.errors import InputError, ModelError
 from genctl.events import Ended, Event, Hypothesis, Row, RowStates, Token, reworded
 from genctl.models import rust_panics
@@ -45,7 +45,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens:
         with rust_panics.without_panic_reports():
             ids = list(tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
     except BaseException as error:
-        if _gave_up(error):
+        if _is_tokenizer_error(error):
             raise InputError(f"the tokenizer cannot read the prompt: {type(error).__name__}: {error}") from error
         raise
     if not ids:
@@ -146,7 +146,7 @@ class Detokenizer:
         return str(self.tokenizer.clean_up_tokenization(ready))
 
 
-class IdsAlone:
+class IdDetokenizer:
     """The detokenizer without a tokenizer: sequences have no text, and a token is shown as its id, <17>."""
 
     def push(self, id: int) -> str:
@@ -157,7 +157,7 @@ class IdsAlone:
         """Nothing: there is no text."""
         return ""
 
-    def fork(self) -> IdsAlone:
+    def fork(self) -> IdDetokenizer:
         """Itself: there is no state."""
         return self
 
@@ -170,12 +170,12 @@ class IdsAlone:
         return f"<{id}>"
 
 
-Words: TypeAlias = "Detokenizer | IdsAlone"
+Words: TypeAlias = "Detokenizer | IdDetokenizer"
 
 
 def detokenizer(tokenizer: PreTrainedTokenizerBase | None) -> Words:
     """A new detokenizer for a tokenizer, or for none."""
-    return IdsAlone() if tokenizer is None else Detokenizer(tokenizer)
+    return IdDetokenizer() if tokenizer is None else Detokenizer(tokenizer)
 
 
 class _Vocabulary:
@@ -302,12 +302,12 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, skip_special_
     try:
         return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=clean))
     except BaseException as error:
-        if _gave_up(error):
+        if _is_tokenizer_error(error):
             raise ModelError(f"the tokenizer cannot decode its own ids: {type(error).__name__}") from error
         raise
 
 
-def _gave_up(error: BaseException) -> bool:
+def _is_tokenizer_error(error: BaseException) -> bool:
     """Whether an error is the tokenizer's: an Exception, or a panic of Rust, which Python does not count as one."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.strict_json import KeyTwice, once
+from genctl.strict_json import DuplicateKey, once
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -65,7 +65,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         raise ModelError(f"{what} is not UTF-8 text (byte {error.start})") from error
     except json.JSONDecodeError as error:
         raise ModelError(f"{what} is {reason_of(error)}") from error
-    except KeyTwice as error:
+    except DuplicateKey as error:
         raise ModelError(f"{what} is not usable JSON: {error}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{what} is not usable JSON: {reason_of(error)}") from error

@@ -6,7 +6,7 @@ nothing of their size is copied; a row whose logits alone would be too large is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ class Passes:
         lengths = [(len(piece.ids), len(piece.source or ())) for piece in pieces]
         for place in sorted(range(len(pieces)), key=lambda place: lengths[place], reverse=True):
             piece = pieces[place]
-            if batch and not self._alike(lengths[batch[0]], lengths[place]):
+            if batch and not self._may_share_pass(lengths[batch[0]], lengths[place]):
                 yield batch
                 batch, longest, columns = [], 0, 0
             longest = max(longest, len(piece.ids))
@@ -75,7 +75,7 @@ class Passes:
         if batch:
             yield batch
 
-    def _alike(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
+    def _may_share_pass(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
         """Whether texts of these lengths, with their sources, may share a pass."""
         if a[0] != b[0] and (not self.forward.pads_behind or max(a[0], b[0]) > self.forward.bound):
             return False
@@ -112,32 +112,26 @@ class Passes:
         state cannot continue from it by several tokens at a time, and reads the context with each ending.
         """
         pieces = [Piece((*context, *ending), len(context)) for ending in endings]
-        results: list[list[Token]] = [[] for _ in endings]
         if source is not None:
             encoded = self.forward.encode(source)
-            for batch in self.batches(pieces):
-                sources = join_sources([encoded], [None], [len(batch)])
-                for place, tokens in zip(batch, self.read([pieces[n] for n in batch], sources), strict=True):
-                    results[place] = tokens
-            return results
+            return self._spread(pieces, lambda some: self.read(some, join_sources([encoded], [None], [len(some)])))
         if not self.continues:
-            for batch in self.batches(pieces):
-                for place, tokens in zip(batch, self.read([pieces[n] for n in batch]), strict=True):
-                    results[place] = tokens
-            return results
+            return self._spread(pieces, self.read)
         prefix = self.forward.prefill(context, None)
         nothing = [0] * len(endings)
-        for place, token in enumerate(
-            self._measure(prefix.logits[:, None], nothing, nothing, [ending[0] for ending in endings])
-        ):
-            results[place] = [token]
-        further = [place for place, ending in enumerate(endings) if len(ending) > 1]
-        rest = [Piece(endings[place], 1) for place in further]
-        for batch in self.batches(rest):
-            for place, tokens in zip(
-                batch, self._fork([rest[n] for n in batch], prefix.cache, len(context)), strict=True
-            ):
-                results[further[place]] += tokens
+        begun = self._measure(prefix.logits[:, None], nothing, nothing, [ending[0] for ending in endings])
+        rest = [Piece(ending, 1) for ending in endings if len(ending) > 1]
+        read = iter(self._spread(rest, lambda some: self._fork(some, prefix.cache, len(context))))
+        return [[token, *(next(read) if len(ending) > 1 else ())] for token, ending in zip(begun, endings, strict=True)]
+
+    def _spread(
+        self, pieces: Sequence[Piece], read: Callable[[Sequence[Piece]], list[list[Token]]]
+    ) -> list[list[Token]]:
+        """What `read` says of pieces that are read in batches."""
+        results: list[list[Token]] = [[] for _ in pieces]
+        for batch in self.batches(pieces):
+            for place, tokens in zip(batch, read([pieces[place] for place in batch]), strict=True):
+                results[place] = tokens
         return results
 
     def _fork(self, pieces: Sequence[Piece], cache: Any, past: int) -> list[list[Token]]:

@@ -224,7 +224,7 @@ class Scorer:
         for batch in self.passes.batches(pieces):
             if interrupted():
                 return False
-            for place, tokens in self._together([pieces[place] for place in batch], batch):
+            for place, tokens in self._read_batch([pieces[place] for place in batch], batch):
                 work, begin = owners[place]
                 if isinstance(tokens, GenctlError):
                     work.error = tokens
@@ -232,7 +232,7 @@ class Scorer:
                     work.found.append((begin, tokens))
         return True
 
-    def _together(
+    def _read_batch(
         self, pieces: Sequence[Piece], places: Sequence[int]
     ) -> Iterator[tuple[int, list[Token] | GenctlError]]:
         """Read a batch; if it fails, each piece alone, so that no text fails because of another."""
@@ -243,7 +243,7 @@ class Scorer:
                 yield places[0], error
                 return
             for place, piece in zip(places, pieces, strict=True):
-                yield from self._together([piece], [place])
+                yield from self._read_batch([piece], [place])
 
     def _pieces(self, encoded: EncodedText | None) -> Iterator[tuple[int, Piece]]:
         if encoded is None:
@@ -301,12 +301,12 @@ class Scorer:
         return scored.mean if self.options.by == "mean" else -scored.bpb
 
     def _scored(self, encoded: EncodedText, tokens: Sequence[Token], count: int = 1) -> Scored:
-        lead, worded = self._worded(encoded, tokens) if self.options.captions else ("", tuple(tokens))
+        lead, worded = self._with_text(encoded, tokens) if self.options.captions else ("", tuple(tokens))
         nll = math.fsum(-token.logprob for token in tokens) + 0.0
         own = encoded.ids[encoded.begin :]
         return Scored(encoded.text, own, nll, len(tokens), encoded.bytes, worded, lead, count)
 
-    def _worded(self, encoded: EncodedText, tokens: Sequence[Token]) -> tuple[str, tuple[Token, ...]]:
+    def _with_text(self, encoded: EncodedText, tokens: Sequence[Token]) -> tuple[str, tuple[Token, ...]]:
         """The characters before the first scored token, and the tokens with their text."""
         from genctl.models.text import Detokenizer
 

@@ -85,7 +85,7 @@ class TextReader:
         joint = self._encode(context + text)
         rest = joint[len(head) :]
         if joint[: len(head)] != head or len(rest) <= len(self.after):
-            rest = [*self._going_on(text), *self.after]
+            rest = [*self._continuation_ids(text), *self.after]
         ids = self._ended([*head, *rest])
         return self._made(text, ids, len(head), len(head), _size(text))
 
@@ -127,7 +127,7 @@ class TextReader:
             raise InputError("the target tokenises to nothing")
         return ids
 
-    def _going_on(self, text: str) -> list[int]:
+    def _continuation_ids(self, text: str) -> list[int]:
         """The ids of a text that continues another one: many tokenizers put a space before the first word."""
         alone = self._bare(text)
         for before in (",", "\n", "a"):

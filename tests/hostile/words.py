@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from genctl.decode.token_bytes import STANDINS
+from genctl.byte_level import STANDINS
 from tests.hostile.damage import TOKENIZER
 
 HOSTILE: tuple[str, ...] = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,8 +33,11 @@ def test_only_float32_on_a_gpu_becomes_something_else(device: str, stored: str, 
 def chosen(folder: Path, said: Any, device: str | None, **options: Any) -> tuple[Any, list[str]]:
     made = check.inspect(folder, allow_pickle=False, trust_remote_code=False, need_tokenizer=True)
     runtime = Runtime(model=str(folder), **options)
-    config: Any = SimpleNamespace(dtype=said)
-    return hub._dtype(made, config, runtime, None if device is None else torch.device(device))
+    config = {key: value for key, value in made.config.items() if key not in ("dtype", "torch_dtype")}
+    if said is not None:
+        config["dtype"] = str(said).removeprefix("torch.")
+    made = dataclasses.replace(made, config=config)
+    return hub._dtype(made, runtime, None if device is None else torch.device(device))
 
 
 def test_a_gpu_reads_float32_as_what_it_is_good_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

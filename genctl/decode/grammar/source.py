@@ -15,7 +15,7 @@ from typing import Any
 
 from genctl.errors import UsageError, reason_of
 from genctl.params import Generation
-from genctl.strict_json import KeyTwice, once
+from genctl.strict_json import DuplicateKey, once
 
 KNOBS = ("json_schema", "regex", "grammar")
 MOST_BYTES = 1 << 20  # of a file; no grammar is that long
@@ -73,7 +73,7 @@ def _json_schema(value: dict[str, Any] | bool | str) -> GrammarSource:
             schema = json.loads(text, object_pairs_hook=once)
         except (json.JSONDecodeError, RecursionError) as error:
             raise UsageError(f"{where}: {reason_of(error)}") from error
-        except KeyTwice as error:
+        except DuplicateKey as error:
             raise UsageError(f"{where}: the key {_shown(error.key)} is given twice") from error
         except ValueError as error:  # Python reads no number of more than some thousand digits
             raise UsageError(f"{where}: a number with too many digits") from error

@@ -202,12 +202,7 @@ def top_h(share: float, most: int) -> Keep:
 
 def typical(mass: float, least: int) -> Keep:
     """The tokens whose surprise is nearest to the entropy, up to `mass` (arXiv:2202.00666)."""
-
-    def keep(row: RowCandidates) -> Places | None:
-        places = _typical(row, mass, least)
-        return places if places is not None or row.small else _typical_exactly(row, mass, least)
-
-    return keep
+    return lambda row: _typical(row, mass, least)
 
 
 def _typical(row: RowCandidates, mass: float, least: int) -> Places | None:
@@ -245,24 +240,6 @@ def _typical(row: RowCandidates, mass: float, least: int) -> Places | None:
 def _below(row: RowCandidates, share: float) -> float:
     """The sum of the weights below a share of their total."""
     return float((row.weights * (row.weights < row.total * share)).sum())
-
-
-def _typical_exactly(row: RowCandidates, mass: float, least: int) -> Places | None:
-    """With transformers' own numbers over a row sorted by numpy; only the order of equal ones may differ."""
-    scores = row.dense()
-    normalized = scores.log_softmax(-1)
-    entropy = -(normalized * normalized.exp()).nansum(-1, keepdim=True)
-    away = torch.abs(-normalized - entropy)[0].numpy()
-    keys = (away.view(np.uint32).astype(np.uint64) << np.uint64(32)) | np.arange(row.size, dtype=np.uint64)
-    keys.sort()
-    order = (keys & np.uint64(0xFFFFFFFF)).astype(np.intp)
-    sums = scores[0][torch.from_numpy(order)].softmax(-1).cumsum(-1).numpy()
-    error = 16.0 * ULP
-    last = int(np.searchsorted(sums, np.float32(mass - error), "left"))
-    if last >= row.size or last < least or sums[last] < mass + error:
-        return None
-    remaining = away <= away[order[last]]
-    return np.flatnonzero(remaining if row.ids is None else remaining[row.ids])
 
 
 def top_n_sigma(n: float, least: int) -> Keep:
