@@ -39,17 +39,27 @@ class Model:
         return self._session.loaded.model
 
     def stream(
-        self, prompts: Prompt | Sequence[Prompt], *, top_logprobs: int = 0, scores: bool = False, **settings: Any
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        top_logprobs: int = 0,
+        scores: bool = False,
+        watch: str | Sequence[str] = (),
+        **settings: Any,
     ) -> Iterator[events.Event]:
         """Decode and yield events as they happen: Began, Prefilled, Stepped …, Finished, for each prompt.
 
         A prompt is a text, a list of token ids, or a list of chat messages; several prompts are decoded together
-        (`batch_size`). `settings` are the knobs of presets (`do_sample=True`, `max_new_tokens=40`, `seed=7` …).
+        (`batch_size`). `watch` names tokens, each by its text or as "id:N", whose log-probability and rank are reported
+        at every step (`Token.watched`). `settings` are the knobs of presets (`do_sample=True`, `max_new_tokens=40`,
+        `seed=7` …).
 
         Raises
         ------
         PresetError
             If a setting is unknown, out of bounds or contradicts another: all mistakes at once.
+        UsageError
+            If `watch` names what is not one token of this checkpoint.
         """
         layers = [*self._layers, Layer("argument", settings, {key: f"argument {key}" for key in settings}, "command")]
         resolved = self._session.resolve(layers)
@@ -59,26 +69,34 @@ class Model:
 
             seed = random_seed()
         requests = self._requests(_several(prompts), resolved, seed)
-        report = Report(top_logprobs, scores or top_logprobs > 0)
+        watched = self._session.watched([watch] if isinstance(watch, str) else watch)
+        report = Report(top_logprobs, scores or top_logprobs > 0, watch=watched)
         width = self._session.width(resolved, 16)
         return self._session.stream(requests, report, width=width, ahead=2 * width if width > 1 else 0)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], *, top_logprobs: int = 0, scores: bool = False, **settings: Any
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        top_logprobs: int = 0,
+        scores: bool = False,
+        watch: str | Sequence[str] = (),
+        **settings: Any,
     ) -> list[Result]:
-        """Decode and return one Result per prompt, in the order of the prompts.
+        """Decode and return one Result per prompt, in the order of the prompts. The arguments are those of `stream`.
 
         Raises GenctlError for the first prompt that could not be decoded, after all others are done.
         """
         collector = Collector()
         results: dict[str, Result] = {}
-        for event in self.stream(prompts, top_logprobs=top_logprobs, scores=scores, **settings):
+        for event in self.stream(prompts, top_logprobs=top_logprobs, scores=scores, watch=watch, **settings):
             result = collector.feed(event)
             if result is not None:
                 results[result.lane] = result
-        for result in results.values():
+        for place, result in results.items():
             if result.error is not None:
-                raise GenctlError(f"prompt {result.lane}: {result.error.message}")
+                which = f"prompt {int(place) + 1} of {len(results)}: " if len(results) > 1 else ""
+                raise GenctlError(f"{which}{result.error.message}")
         return [results[str(place)] for place in range(len(results))]
 
     def _requests(self, prompts: Sequence[Prompt], resolved: Any, seed: int) -> Iterator[Request]:
@@ -86,7 +104,7 @@ class Model:
 
         for place, prompt in zip(itertools.count(), prompts, strict=False):
             text, ids, messages = _kind(prompt)
-            yield Request(str(place), resolved, row_seed(seed, str(place), place), text, ids, messages)
+            yield Request(str(place), resolved, row_seed(seed, str(place), place), text, ids, messages, place + 1)
 
 
 def load(

@@ -96,6 +96,8 @@ class Began:
     model: str = ""
     seed: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
+    place: int = 0  # of the prompt in the input, from 1; 0 if the lane's name says more
+    encoder_decoder: bool = False  # the text answers the prompt; else it continues it
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from genctl import rerank
 from genctl.errors import InputError, ModelError, UsageError
 from genctl.forced_phrases import ForcedPhrases, forced_phrases
 from genctl.params import Generation, Runtime
+from genctl.plural import count
 from genctl.stop_text import StopTrimmer
 
 if TYPE_CHECKING:
@@ -269,7 +270,8 @@ class Planner:
         tail = int(self.forward.is_encoder_decoder and ids[-1] in self.eos)
         inner, left = ids[head : len(ids) - tail], keep - head - tail
         if left < 1:
-            raise InputError(f"the prompt has {len(ids)} tokens, and truncate would leave none of it in {bound}")
+            has = count(len(ids), "token")
+            raise InputError(f"the prompt has {has}, and truncate would leave none of it in {bound}")
         first = {"left": 0, "right": left, "middle": (left + 1) // 2}[side]
         cut = (*ids[:head], *inner[:first], *inner[len(inner) - (left - first) :], *ids[len(ids) - tail :])
         return replace(prompt, ids=cut), len(ids) - len(cut)
@@ -278,12 +280,12 @@ class Planner:
         """The maximum number of new tokens, and its reason if that is the context."""
         context = self.context
         if context is not None and len(prompt.ids) >= context + int(self.forward.is_encoder_decoder):
-            raise InputError(f"the prompt has {len(prompt.ids)} tokens, but the model's context is {context}")
+            raise InputError(f"the prompt has {count(len(prompt.ids), 'token')}, but the model's context is {context}")
         most = generation.max_new_tokens
         if most is None and generation.max_length is not None:
             most = generation.max_length - length
             if most < 1:
-                raise InputError(f"the prompt has {length} tokens, but max_length is {generation.max_length}")
+                raise InputError(f"the prompt has {count(length, 'token')}, but max_length is {generation.max_length}")
         if most is None:
             most = DEFAULT_NEW_TOKENS
         if context is None or most <= context - length:

@@ -17,6 +17,7 @@ class Request:
     prompt: str | None = None
     prompt_ids: tuple[int, ...] | None = None
     messages: tuple[dict[str, str], ...] | None = None
+    place: int = 0  # in the input, from 1; 0 if the id is a name
 
 
 @dataclass(frozen=True)

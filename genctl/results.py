@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from genctl import events
+from genctl.plural import count
 
 # Linked lists, newest first: the tokens of a row, and the rows that it continued. Forks share their common part.
 History: TypeAlias = tuple[Any, Any]
@@ -107,15 +108,14 @@ class Result:
         warnings = []
         if self.fewer:
             returned = f"{len(self.sequences)} of {self.num_return_sequences} sequences"
-            warnings.append(f"{what}: {returned}: the search found no others (num_return_sequences)")
-        for number, sequence in enumerate(self.sequences):
-            which = f", sequence {number}" if len(self.sequences) > 1 else ""
+            warnings.append(f"{what}{returned}: the search found no others (num_return_sequences)")
+        for number, sequence in enumerate(self.sequences, 1):
+            which = f"sequence {number}: " if len(self.sequences) > 1 else ""
             if sequence.hypothesis.incomplete:
-                count = len(sequence.token_ids)
-                cut = f"cut by {sequence.finish_reason} after {count} token{'' if count == 1 else 's'}"
-                warnings.append(f"{what}{which}: {sequence.hypothesis.incomplete}: the text is incomplete, {cut}")
+                cut = f"cut by {sequence.finish_reason} after {count(len(sequence.token_ids), 'token')}"
+                warnings.append(f"{what}{which}{sequence.hypothesis.incomplete}: the text is incomplete, {cut}")
             if sequence.unmet:
-                warnings.append(f"{what}{which} {sequence.lack} (force_words)")
+                warnings.append(f"{what}{which}the text {sequence.lack} (force_words)")
         return warnings
 
     @property

@@ -221,12 +221,20 @@ class Session:
                 try:
                     planned = self.planner.plan(request, report or Report())
                 except GenctlError as error:
-                    asides.append(events.Began(request.id, request.prompt or "", "", name, request.seed))
+                    prompt = request.prompt or ""
+                    asides.append(events.Began(request.id, prompt, "", name, request.seed, {}, request.place))
                     asides.append(events.Failed(request.id, error.code, error.message))
                     continue
                 keep(planned)
                 begins[planned.lane.name] = events.Began(
-                    request.id, planned.prompt.text, planned.kind, name, request.seed, planned.settings
+                    request.id,
+                    planned.prompt.text,
+                    planned.kind,
+                    name,
+                    request.seed,
+                    planned.settings,
+                    request.place,
+                    self.forward.is_encoder_decoder,
                 )
                 yield planned.lane
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pexpect
@@ -20,20 +22,53 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS, ROWS = 100, 40
+RECORDING = "{folder}/run.jsonl"  # in commands: a folder for this run of the script
 # name -> title, command, and a text: the middle frame of those that have it is shown; without one, the last frame
 SCREENS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "run": ("genctl run, half-way", ("run", "One day", "--seed", "1"), "One day"),
     "beam": (
         "genctl beam, in the middle of a run",
-        ("beam", "One day", "--num-beams", "5", "-n", "60"),
+        ("beam", "One day", "--num-beams", "5", "-n", "60", "--trace", RECORDING),
         "what all share",
+    ),
+    "table": ("genctl beam, when it is done", ("beam", "One day", "--num-beams", "3", "-n", "12"), ""),
+    "scores": ("genctl run --scores", ("run", "One day", "--scores", "-n", "8"), ""),
+    "explain": (
+        "genctl run --explain",
+        (
+            "run",
+            "One day",
+            "--explain",
+            "--do-sample",
+            "--temperature",
+            "0.7",
+            "--top-k",
+            "20",
+            "--seed",
+            "3",
+            "-n",
+            "5",
+        ),
+        "",
     ),
     "compare": (
         "genctl compare",
         ("compare", "One day", "-p", "greedy", "-p", "contrastive", "-p", "beam5", "-n", "16"),
         "",
     ),
-    "scores": ("genctl run --scores", ("run", "One day", "--scores", "-n", "8"), ""),
+    "score": ("genctl score", ("score", "One day, a curious girl named Poppy bought a submarine."), ""),
+    "cache": ("genctl inspect-cache --heatmap", ("inspect-cache", "One day", "--steps", "4", "--heatmap"), ""),
+    "replay": ("genctl replay --step, after some keys", ("replay", RECORDING, "--step"), "what all share"),
 }
+
+
+class Screen(pyte.Screen):
+    """A screen that keeps what is dim, which pyte does not: as italics, of which genctl makes no use."""
+
+    def select_graphic_rendition(self, *attributes: int, **private: bool) -> None:
+        super().select_graphic_rendition(*attributes, **private)
+        if 2 in attributes[:1]:  # later numbers may belong to a colour
+            self.cursor.attrs = self.cursor.attrs._replace(italics=True)
 
 
 def frames(command: tuple[str, ...]) -> list[list[Text]]:
@@ -41,12 +76,19 @@ def frames(command: tuple[str, ...]) -> list[list[Text]]:
     environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
     environment |= {"TERM": "xterm-256color", "COLORTERM": "", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     child = pexpect.spawn(
-        sys.executable, ["-m", "genctl", *command], dimensions=(ROWS, COLUMNS), env=environment, timeout=120
+        sys.executable,
+        ["-m", "genctl", *command],
+        dimensions=(ROWS, COLUMNS),
+        env=environment,
+        timeout=120,
+        echo=False,
     )
-    screen = pyte.Screen(COLUMNS, ROWS)
+    screen = Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     shown: list[list[Text]] = []
     while True:
+        if "--step" in command:
+            child.send(" ")
         try:
             stream.feed(child.read_nonblocking(1 << 14, timeout=120))
         except pexpect.EOF:
@@ -63,7 +105,7 @@ def _line(screen: pyte.Screen, number: int) -> Text:
         cell = row[column]
         colour = "" if cell.fg == "default" else _colour(cell.fg)
         marks = [name for name in ("bold", "italics", "underscore", "reverse") if getattr(cell, name)]
-        names = {"italics": "italic", "underscore": "underline"}
+        names = {"italics": "dim", "underscore": "underline"}
         line.append(cell.data, style=" ".join([*(names.get(mark, mark) for mark in marks), colour]).strip())
     line.rstrip()
     return line
@@ -83,15 +125,19 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "images")
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
+    work = tempfile.mkdtemp()
     for name, (title, command, part) in SCREENS.items():
-        shown = frames(command)
+        shown = frames(tuple(word.format(folder=work) for word in command))
         having = [lines for lines in shown if part and any(part in line.plain for line in lines)]
         lines = having[len(having) // 2] if part else shown[-1]
         console = Console(record=True, width=COLUMNS, file=io.StringIO())
+        shown_command = " ".join(f'"{word}"' if " " in word else word for word in command)
+        console.print(Text(f"$ genctl {shown_command.format(folder='.')}\n", style="dim"), no_wrap=True)
         for line in lines:
             console.print(line, no_wrap=True, crop=True)
         console.save_svg(str(folder / f"{name}.svg"), title=title)
         print(f"{folder / name}.svg: {len(lines)} lines")
+    shutil.rmtree(work)
 
 
 if __name__ == "__main__":

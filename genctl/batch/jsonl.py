@@ -105,7 +105,7 @@ def _prompt_ids(value: Any) -> tuple[int, ...]:
         raise RefusedRow(f"expected a list of token ids, got {kind_of(value)}")
     if not value:
         raise RefusedRow("empty prompt")
-    for place, item in enumerate(value):
+    for place, item in enumerate(value, 1):
         if isinstance(item, bool) or not isinstance(item, int):
             raise RefusedRow(f"item {place}: expected an integer, got {kind_of(item)}")
         if not 0 <= item <= LARGEST_ID:
@@ -118,7 +118,7 @@ def _messages(value: Any) -> tuple[dict[str, str], ...]:
         raise RefusedRow(f"expected a list of messages, got {kind_of(value)}")
     if not value:
         raise RefusedRow("empty prompt")
-    for place, item in enumerate(value):
+    for place, item in enumerate(value, 1):
         if not isinstance(item, dict):
             raise RefusedRow(f"item {place}: expected an object with role and content, got {kind_of(item)}")
         if unknown := unknown_keys(item, ("role", "content")):

@@ -8,11 +8,13 @@ prompt seems to be missing there. A byte order mark at the start is dropped. Inp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from genctl.batch import jsonl
 from genctl.batch.ids import UsedIds
+from genctl.batch.pipe import Pipe
 from genctl.batch.printable import RefusedRow, printable, quote
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.template import Template
@@ -33,9 +35,26 @@ _BOM = b"\xef\xbb\xbf"
 class Prompts(Iterator[InputRow | BadRow]):
     """The rows of an open input. Closes the file that it opened at the end, or by `close`."""
 
-    def __init__(self, rows: Rows, close: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        close: Callable[[], object] = lambda: None,
+        at_hand: Callable[[], bool] = lambda: True,
+        *,
+        whole: bool = False,
+    ) -> None:
         self._rows = rows
         self._close = close
+        self._at_hand = at_hand  # whether rows can be read without waiting
+        self._whole = whole  # the input is one prompt
+
+    def is_alone(self) -> bool:
+        """Whether there is only one row, as far as that can be known without waiting for input."""
+        if not self._at_hand():
+            return self._whole
+        ahead = list(islice(self, 2))
+        self._rows = chain(ahead, self._rows)
+        return len(ahead) < 2
 
     def __next__(self) -> InputRow | BadRow:
         try:
@@ -93,7 +112,9 @@ def open_prompts(
                 return None
             raise InputError("the prompts could not be read: standard input is closed")
         binary: IO[bytes] = getattr(stdin, "buffer", stdin)  # type: ignore[arg-type]
-        return Prompts(read(binary, format=format, name="stdin", fields=fields, template=template, say=say))
+        pipe = Pipe(binary)
+        rows = read(pipe, format=format, name="stdin", fields=fields, template=template, say=say)
+        return Prompts(rows, at_hand=pipe.drained, whole=format == "text")
     name = str(input_path)
     try:
         file = Path(name).open("rb")  # noqa: SIM115 (closed by Prompts)
@@ -106,7 +127,7 @@ def open_prompts(
     except ValueError:  # a NUL in the name
         raise InputError(f"the prompts could not be read: not a file name: {printable(name)}") from None
     rows = read(file, format=format, name=name, fields=fields, template=template, say=say)
-    return Prompts(rows, file.close)
+    return Prompts(rows, file.close, at_hand=Path(name).is_file)  # a named pipe would have to be waited for
 
 
 def format_of(format: str | None, name: str) -> str:
@@ -137,7 +158,7 @@ def _prompt(text: str, template: Template | None) -> str:
 
 
 def read(
-    source: IO[bytes],
+    source: IO[bytes] | Pipe,
     *,
     format: Format | None = None,
     name: str,
@@ -199,7 +220,13 @@ class _Remarks:
 
 
 def _read(
-    source: IO[bytes], kind: str, name: str, limit: int, fields: Fields, template: Template | None, remarks: _Remarks
+    source: IO[bytes] | Pipe,
+    kind: str,
+    name: str,
+    limit: int,
+    fields: Fields,
+    template: Template | None,
+    remarks: _Remarks,
 ) -> Rows:
     ids = UsedIds()
     index = -1
@@ -217,13 +244,15 @@ def _read(
                 data = jsonl.parse(text)
                 own_id = jsonl.row_id(data)
                 ids.claim(own_id, index)
-                row = InputRow(str(index) if own_id is None else own_id, index, where=where, **fields(data, template))
+                id = str(index) if own_id is None else own_id
+                row = InputRow(id, index, where=where, own_id=own_id is not None, **fields(data, template))
             else:
                 row = InputRow(str(index), index, prompt=_prompt(text, template), where=where)
         except RefusedRow as error:
             ids.not_by_index(index)
             message = str(error) if kind == "text" else f"{place}: {error}"
-            yield BadRow(str(index) if own_id is None else own_id, index, where, "input", message)
+            id = str(index) if own_id is None else own_id
+            yield BadRow(id, index, where, "input", message, own_id is not None)
         else:
             yield row
     remarks.end(index + 1)
@@ -249,7 +278,7 @@ def _text(piece: _Piece, limit: int) -> str:
         raise RefusedRow(f"not UTF-8: byte 0x{byte:02x} at byte offset {offset}{also}") from None
 
 
-def _pieces(source: IO[bytes], kind: str, name: str, limit: int) -> Iterator[_Piece]:
+def _pieces(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Iterator[_Piece]:
     """The pieces that are rows, without byte order mark, line ends and empty pieces at the end."""
     pieces = _split(_chunks(source, name), None if kind == "text" else b"\0" if kind == "nul" else b"\n", limit)
     blank = 0
@@ -288,8 +317,8 @@ def _split(chunks: Iterator[bytes], separator: bytes | None, limit: int) -> Iter
         yield _Piece(number, offset, bytes(head), length)
 
 
-def _chunks(source: IO[bytes], name: str) -> Iterator[bytes]:
-    # read1 returns what the pipe holds now, so a slow producer's rows are not delayed.
+def _chunks(source: IO[bytes] | Pipe, name: str) -> Iterator[bytes]:
+    # read1 hands over what a pipe holds now, so that rows of a slow producer are not held back.
     read_some: Callable[[int], bytes] = getattr(source, "read1", source.read)
     try:
         while chunk := read_some(_CHUNK):

@@ -18,6 +18,17 @@ class InputRow:
     params: dict[str, Any] = field(default_factory=dict)  # as written; checked where the knobs are known
     extra: dict[str, Any] = field(default_factory=dict)  # reference, prefix, system, negative_prompt
     where: str = ""  # "prompts.jsonl, line 17"
+    own_id: bool = False  # the input says the id; else it is the index
+
+    @property
+    def name(self) -> str:
+        """What messages call the row: its own id, else its place in the input."""
+        return _name(self.id, self.place)
+
+    @property
+    def place(self) -> int:
+        """The place in the input, from 1; 0 if the row has an id of its own."""
+        return 0 if self.own_id else self.index + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +40,16 @@ class BadRow:
     where: str
     code: str
     message: str  # "line 17: not JSON: …", so that it needs no `where` in front
+    own_id: bool = False
+
+    @property
+    def name(self) -> str:
+        """What messages call the row: its own id, else its place in the input."""
+        return _name(self.id, 0 if self.own_id else self.index + 1)
+
+
+def _name(id: str, place: int) -> str:
+    """A place, or an id, in quotes if it would be taken for a place."""
+    if place:
+        return str(place)
+    return f'"{id}"' if id.isdecimal() else id

@@ -55,7 +55,7 @@ def _candidates(value: Any) -> tuple[str, ...]:
         raise RefusedRow(f"expected a list of strings, got {jsonl.kind_of(value)}")
     if not value:
         raise RefusedRow("is empty")
-    for place, item in enumerate(value):
+    for place, item in enumerate(value, 1):
         if not isinstance(item, str):
             raise RefusedRow(f"item {place}: expected a string, got {jsonl.kind_of(item)}")
         if not item:

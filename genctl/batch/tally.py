@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from genctl.batch.rows import InputRow
 from genctl.errors import CheckError, Exit
 from genctl.results import Result
 
@@ -22,19 +21,20 @@ class RowTally:
     heard: Callable[[bool], object] = lambda failed: None  # is told of each row whether it failed
     _waiting: dict[int, list[str]] = field(default_factory=dict)  # sentences of --fail-on, by row, until it is written
 
-    def look(self, row: InputRow, result: Result, wanted: Sequence[str], *, texts: bool = True) -> None:
-        """Note each sequence that --fail-on looks for, until the row is written.
+    def look(self, index: int, prompt: str, result: Result, wanted: Sequence[str], *, texts: bool = True) -> None:
+        """Note each sequence that --fail-on looks for, until the row is written. `prompt` says which it is, if needed.
 
         Without a tokenizer there are no `texts`, and a sequence without tokens is empty.
         """
-        for number, sequence in enumerate(result.sequences):
+        for number, sequence in enumerate(result.sequences, 1):
+            what = f"sequence {number}" if len(result.sequences) > 1 else "the text"
             empty = not (sequence.text.strip() if texts else sequence.token_ids)
             ends = {sequence.finish_reason: f"ended by {sequence.finish_reason}"}
             ends |= {"empty": "is empty"} if empty else {}
             ends |= {"unmet": sequence.lack} if sequence.unmet else {}
             words = next((words for end, words in ends.items() if end in wanted), "")
             if words:
-                self._waiting.setdefault(row.index, []).append(f"prompt {row.id}, sequence {number} {words}")
+                self._waiting.setdefault(index, []).append(f"{prompt}{what} {words}")
 
     def written(self, index: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Count a row whose records are written."""

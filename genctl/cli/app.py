@@ -203,14 +203,13 @@ def unwritten(error: OSError) -> int:
 
 
 def _say(message: str, hint: str, status: int) -> int:
-    from genctl.render.widgets import visible
+    from genctl.render.message import print_message
 
     try:
         for line in without_secrets(message).split("\n"):
-            print(f"error: {visible(line)}", file=sys.stderr)
+            print_message(f"error: {line}")
         if hint:
-            print(f"hint: {visible(' '.join(hint.split()))}", file=sys.stderr)
-        sys.stderr.flush()
+            print_message(f"hint: {' '.join(hint.split())}")
     except BrokenPipeError:
         pass
     return int(status)

@@ -47,11 +47,6 @@ class Search:
             else:
                 self.stream = terminal_stream(options.color, echo=options.echo is not False)
 
-    def begin(self, encoder_decoder: bool) -> None:
-        """The checkpoint is loaded: an encoder-decoder answers its prompt, so a tab separates them with --echo."""
-        if self.stream is not None:
-            self.stream.between = "\t" if encoder_decoder else ""
-
     def feed(self, event: events.Event) -> None:
         """Take in one event."""
         if self.trees is not None:

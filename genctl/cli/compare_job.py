@@ -82,6 +82,7 @@ class CompareJob(Job[CompareOptions]):
         self.seed = start_seed(*self.resolved)
         self.starts = [self.seed if one.runtime.seed is None else one.runtime.seed for one in self.resolved]
         self.prompts = prompts_of(self.rows, options.references, len(self.runs), self.seeds)
+        self.lone = len(self.rows) == 1
         self.texts = bool(options.arguments) or len(self.rows) == 1 or options.verbose
         return True
 
@@ -196,7 +197,7 @@ class CompareJob(Job[CompareOptions]):
 
     def _take(self, result: Result) -> None:
         prompt, run, repetition = self.lanes.pop(result.lane)
-        for note in result.shortfalls(f"prompt {prompt.row.id}, run {self.runs[run].name}"):
+        for note in result.shortfalls(self.of(prompt.row, f"run {self.runs[run].name}")):
             self.say(f"warning: {note}")
         failure = result.error
         prompt.cells[run][repetition] = result if failure is None else Failure(failure.code, failure.message)

@@ -14,9 +14,10 @@ from genctl.comparing.expectations import Outcome
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
 from genctl.comparing.statistics import RunStatistics
 from genctl.comparing.tables import Table, tables
+from genctl.plural import count
 from genctl.render import compare_report as shown
 from genctl.render import widgets
-from genctl.render.summary import DOT, count, put, stop_words
+from genctl.render.summary import DOT, put, stop_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,19 +76,22 @@ class ComparisonOutput:
         """Say which runs failed, where no record does. Returns how many."""
         row = prompt.row
         sentences = [
-            f", run {name}: {one.message}" for place, name in enumerate(self.names) for one in prompt.failures(place)
+            f"{self.job.of(row, f'run {name}')}{one.message}"
+            for place, name in enumerate(self.names)
+            for one in prompt.failures(place)
         ]
         if isinstance(row, BadRow):
-            sentences = [f": {row.message}"]
+            sentences = [f"{self.job.of(row)}{row.message}"]
         for sentence in sentences if self.writer is None and not self.silent else ():
-            self.job.say(f"error: prompt {row.id}{sentence}")
+            self.job.say(f"error: {sentence}")
         return len(sentences)
 
     def _parts(self, prompt: ComparedPrompt, by_run: ByRun, tally: RunStatistics) -> Iterator[list[Text]]:
         """What is written of a prompt, part by part: its texts, where they diverge, watched tokens, numbers."""
         row = prompt.row
         if self.markdown:
-            yield [Text(f"## Prompt {formats.markdown_text(row.id)}")]
+            if not self.job.lone:
+                yield [Text(f"## Prompt {formats.markdown_text(row.name)}")]
             if isinstance(row, BadRow):
                 yield [Text(formats.markdown_text(f"failed: {row.message}"))]
                 return
@@ -164,9 +168,22 @@ class ComparisonOutput:
             else:
                 parts[0].insert(0, widgets.header(self.width or 80, title))
             self._put(parts)
+        if wanted and done and (note := self._penalties()):
+            text = Text(formats.markdown_text(note) if self.markdown else note, style="dim")
+            self._put([shown.wrapped(text, self.out, self.width or shown.UNBROKEN)])
         quiet = self.options.quiet or not (self.err.is_terminal or self.out.is_terminal or self.options.verbose)
         if not quiet and saved.lanes:
             put(self.err, Text(DOT.join(self._summary(saved, done)), style="dim"))
+
+    def _penalties(self) -> str:
+        """A note where the column of scores mixes length penalties; else ""."""
+        runs: dict[float, list[str]] = {}
+        for name, resolved in zip(self.names, self.job.resolved, strict=True):
+            runs.setdefault(resolved.generation.length_penalty, []).append(name)
+        if len(runs) < 2:
+            return ""
+        each = "; ".join(f"{penalty!r} in {', '.join(names)}" for penalty, names in runs.items())
+        return f"scores of different length_penalty do not compare: it is {each}"
 
     def _summary(self, saved: SharedWork, done: int) -> list[str]:
         tokens = sum(self.tally.tokens.values())
@@ -184,7 +201,8 @@ class ComparisonOutput:
 
     def compared(self, outcome: Outcome, notes: Sequence[str]) -> None:
         """Write what `--expect` found: to the output where it is text, else to standard error."""
-        lines = outcome.lines(self.options.expect, notes)
+        names = {prompt.row.id: "" if self.job.lone else prompt.row.name for prompt in self.job.prompts}
+        lines = outcome.lines(self.options.expect, notes, names)
         if self.silent:
             self._write([Text(widgets.visible(line)) for line in lines])
         else:
@@ -218,7 +236,8 @@ class ComparisonOutput:
                 yield [Text(formats.markdown_text(table.title[:1].upper() + table.title[1:]))]
             yield [Text(formats.markdown_table(table.headings, table.rows))]
         else:
-            title = [Text(table.title, style="dim")] if table.title else []
+            room = self.width or shown.UNBROKEN
+            title = shown.wrapped(Text(table.title, style="dim"), self.out, room) if table.title else []
             yield [*title, *shown.table_lines(table.headings, table.rows, self.width)]
 
 
@@ -236,7 +255,7 @@ def _markdown(blocks: Sequence[shown.Block]) -> Iterator[list[Text]]:
 def heading(row: InputRow | BadRow, width: int) -> Text:
     """The heading above the texts of one prompt of several."""
     text = row.prompt or "" if isinstance(row, InputRow) else ""
-    return widgets.header(width, f"prompt {row.id}", widgets.first_words(text, max(width - 24, 16)))
+    return widgets.header(width, f"prompt {row.name}", widgets.first_words(text, max(width - 24, 16)))
 
 
 def _passage(one: Measured, label: str) -> shown.Passage:

@@ -18,6 +18,7 @@ from genctl.cli.job import Job, Listener, request_of, seed_of, start_seed
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import InputError, UsageError
 from genctl.params import Runtime
+from genctl.plural import count
 
 if TYPE_CHECKING:
     from genctl.inspecting.measurement import Measurement
@@ -93,8 +94,7 @@ class InspectJob(Job[InspectOptions]):
             self.saved.write(content)
             self.saved.close()
             if not self.options.quiet:
-                count = f"{tokens} token{'' if tokens == 1 else 's'}"
-                self.say(f"saved {count}, {len(content):,} bytes, to {self.options.save_cache}")
+                self.say(f"saved {count(tokens, 'token')}, {len(content):,} bytes, to {self.options.save_cache}")
         if report is not None:
             self._write(report)
 

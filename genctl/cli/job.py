@@ -26,6 +26,7 @@ from genctl.errors import Exit, GenctlError
 from genctl.events import Began, Event
 from genctl.inspecting.notes import Reuse, cache_notes
 from genctl.params import Runtime
+from genctl.plural import count
 
 if TYPE_CHECKING:
     from genctl.requests import Request
@@ -53,6 +54,8 @@ class Job(ABC, Generic[SomeOptions]):
         self.shown = False  # the view shows results in place of `output`
         self.view: Any = None  # draws what is live; `hide` takes it away
         self.failed = 0  # rows
+        self.lone = False  # there is one prompt, so messages do not say which
+        self.subjects: dict[str, str] = {}  # what messages call the rows that failed, by id
         self.load_s = 0.0
         self.reuse = Reuse(None)
         interrupt.hide = self.hide
@@ -79,6 +82,7 @@ class Job(ABC, Generic[SomeOptions]):
         rows = self.options.prompts(self.hide, **self.reading)
         if rows is not None:
             self.input: Rows = iter(stack.enter_context(rows))
+            self.lone = rows.is_alone()
         return rows is not None
 
     def run(self) -> int:
@@ -121,10 +125,15 @@ class Job(ABC, Generic[SomeOptions]):
 
     def say(self, line: str) -> None:
         """Print one line on standard error."""
-        from genctl.render.widgets import visible
+        from genctl.render.message import print_message
 
         self.hide()
-        print(visible(line), file=sys.stderr, flush=True)
+        print_message(line)
+
+    def of(self, row: InputRow | BadRow, *more: str) -> str:
+        """What a message is about, before its colon: `prompt 2, run a: `; "" where there is nothing to tell apart."""
+        words = [*([] if self.lone else [f"{self.what} {row.name}"]), *more]
+        return f"{', '.join(words)}: " if words else ""
 
     def remark(self, line: str) -> None:
         """Print a note on standard error."""
@@ -142,7 +151,7 @@ class Job(ABC, Generic[SomeOptions]):
 
     def say_failed(self, record: Mapping[str, Any]) -> None:
         """Print why a row failed."""
-        self.say(f"error: {self.what} {record['id']}: {record['error']['message']}")
+        self.say(f"error: {self.subjects.pop(record['id'], '')}{record['error']['message']}")
 
     def say_shortage(self, what: str, width: int, fewer: int) -> None:
         """Say that memory is short."""
@@ -224,12 +233,13 @@ class Job(ABC, Generic[SomeOptions]):
             else:
                 yield row, made
 
-    def fail(self, row: InputRow | BadRow, code: str, message: str) -> None:
-        """Count a row that failed, and write its record; where there is none to read, say why."""
+    def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False) -> None:
+        """Count a row that failed, and write its record; where there is none to read, say why, unless it is `said`."""
         self.failed += 1
         record = error_record(row.id, code, message)
+        self.subjects[row.id] = self.of(row)
         with self.interrupt.busy():
-            if self.output is None or self.shown:
+            if (self.output is None or self.shown) and not said:
                 self.say_failed(record)
             if self.output is not None:
                 self.output.put(row.index, [record])
@@ -253,7 +263,8 @@ class Job(ABC, Generic[SomeOptions]):
         if isinstance(event, Began) and (taken := event.settings.get("truncated", 0)):
             row, runtime = self.source_of(event.lane)
             side = row.params.get("truncate", runtime.truncate)
-            note = f"prompt {row.id}: {taken:,} tokens were taken from it (--truncate {side})"
+            were = count(taken, "token was", "tokens were")
+            note = f"{self.of(row)}{were} taken from the prompt (--truncate {side})"
             if note not in self._cuts:
                 self._cuts.add(note)
                 self.remark(note)
@@ -299,4 +310,4 @@ def request_of(row: InputRow, resolved: Resolved, seed: int, lane: str = "") -> 
     """The request of one row. Its lane is named by the row, unless `lane` says otherwise."""
     from genctl.requests import Request
 
-    return Request(lane or row.id, resolved, seed, row.prompt, row.prompt_ids, row.messages)
+    return Request(lane or row.id, resolved, seed, row.prompt, row.prompt_ids, row.messages, row.place)

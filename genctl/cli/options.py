@@ -127,7 +127,9 @@ class ModelOptions(CommandOptions):
         def say(line: str) -> None:
             if not self.quiet:
                 hide()
-                print(line, file=sys.stderr, flush=True)
+                from genctl.render.message import print_message
+
+                print_message(line)
 
         return readers.open_prompts(
             self.arguments,

@@ -83,13 +83,13 @@ REPLAY = Command(
 def perform(options: ReplayOptions) -> int:
     """Show the recording. Returns the exit status."""
     from genctl.render.console import make_consoles
-    from genctl.render.widgets import visible
+    from genctl.render.message import print_message
 
     torn: list[str] = []
     collection.resume()  # no model is loaded here
     recorded = read_recording(options.file, torn=lambda place: torn.append(place))
     for place in torn:
-        print(f"note: {visible(place)}: the recording was interrupted here", file=sys.stderr)
+        print_message(f"note: {place}: the recording was interrupted here")
     out, err = make_consoles(options.color)
     if not _live(options):
         return _write(recorded, err, options)
@@ -99,7 +99,7 @@ def perform(options: ReplayOptions) -> int:
     with Interrupt(), ExitStack() as stack:
         wait = stack.enter_context(_keys()) if options.step else None
         if options.step and not options.quiet:
-            print("space or enter: next step; q: end", file=sys.stderr)
+            print_message("space or enter: next step; q: end")
         view = stack.enter_context(_view(recorded, out, err, options, searching=searching or options.tree))
         steps = sum(isinstance(event, events.Stepped) for event in recorded)
         came, ended = 0, False
@@ -114,7 +114,7 @@ def perform(options: ReplayOptions) -> int:
     if not options.quiet:
         _sum_up(view, err)
         if ended:
-            print(f"ended after step {came} of {steps}", file=sys.stderr)
+            print_message(f"ended after step {came} of {steps}")
     return _status(recorded)
 
 
@@ -132,6 +132,7 @@ def _view(
     shared["echo"] = options.echo is not False if _live(options) else bool(options.echo)
     # a clock that moves by a second each time it is read: every step is drawn
     clock = count(1.0).__next__ if options.step else time.monotonic
+    shared |= {"numbered": len(lanes) > 1}
     shared |= {"top": SHOWN_TOP, "labels": several, "quiet": True, "clock": clock}
     if searching:
         return BeamView(out, err, tree=options.tree, formula=True, **shared)
@@ -186,7 +187,9 @@ def _write(recorded: list[events.Event], err: Console, options: ReplayOptions) -
         trees.close()
     unfinished = 0 if search.stream is None else search.stream.unfinished
     if unfinished:
-        print(f"error: the recording ends before {unfinished} of its prompts are done", file=sys.stderr)
+        from genctl.render.message import print_message
+
+        print_message(f"error: the recording ends before {unfinished} of its prompts are done")
         return int(Exit.ROWS_FAILED)
     return _status(recorded)
 

@@ -24,6 +24,7 @@ from genctl.cli.standard_streams import is_terminal
 from genctl.cli.view import make_view, shows, wants_bar
 from genctl.errors import CheckError, Exit
 from genctl.params import Runtime
+from genctl.plural import count
 from genctl.render.silent_view import SilentView, never_fail_to_encode
 from genctl.results import Collector, Result
 
@@ -103,7 +104,7 @@ class RunJob(job.Job[RunOptions]):
         options, output = self.options, self.output
         self._skip()
         if output.finished:
-            self.say(f"{options.output} is complete: {output.done:,} rows, nothing to do")
+            self.say(f"{options.output} is complete: {count(output.done, 'row')}, nothing to do")
             return
         if self.err_console is not None and wants_bar(options, self.err_console, live=self.live):
             from genctl.render.rows_bar import RowsBar
@@ -111,9 +112,6 @@ class RunJob(job.Job[RunOptions]):
             total = len(options.arguments) or (None if self.looked is None else self.looked.rows)
             self.bar = RowsBar(self.err_console, total, done=output.done)
             stack.callback(self.bar.close)
-        self.search.begin(self.session.forward.is_encoder_decoder)
-        if self.live and self.session.forward.is_encoder_decoder:
-            self.view.between = "\n"  # type: ignore[union-attr]  # what is live is a RunView
         self.collector = Collector()
         self.listeners += [self._show, self.note_cut, self.search.feed, self.reuse.feed]
         self.listeners += [] if self.bar is None else [self.bar.feed]
@@ -132,8 +130,8 @@ class RunJob(job.Job[RunOptions]):
         from genctl.render.console import make_consoles
 
         out, self.err_console = make_consoles(options.color)
-        several = len(options.arguments) != 1 or self.early.generation.num_return_sequences > 1
-        return make_view(options, out, self.err_console, live=self.live, several=several)
+        several = self.early.generation.num_return_sequences > 1
+        return make_view(options, out, self.err_console, live=self.live, lone=self.lone, several=several)
 
     def _look(self) -> InputScan | None:
         """Look the input file over, where the number of its rows or its content is needed."""
@@ -276,14 +274,14 @@ class RunJob(job.Job[RunOptions]):
         if self.interrupt.status and self.options.resume:
             return  # incomplete: the next run decodes it again
         if result.error is not None:
-            self.fail(row, result.error.code, result.error.message)
+            self.fail(row, result.error.code, result.error.message, said=self.live)
             return
         if self.stop_at is not None and row.index > self.stop_at:
             return
         if row.index >= self.output.done:
-            for note in result.shortfalls(f"prompt {row.id}"):
+            for note in result.shortfalls(self.of(row)):
                 self.say(f"warning: {note}")
-        self.tally.look(row, result, self.options.fail_on, texts=self.texts)
+        self.tally.look(row.index, self.of(row), result, self.options.fail_on, texts=self.texts)
         records: Sequence[Mapping[str, Any]] = self.search.records(row.id) or records_of(
             self.options,
             row,
@@ -295,11 +293,12 @@ class RunJob(job.Job[RunOptions]):
         )
         self.output.put(row.index, records)
 
-    def fail(self, row: InputRow | BadRow, code: str, message: str) -> None:
+    def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False) -> None:
         """Write the record of a row that failed; with --strict it is the last one."""
         if not self.options.strict:
-            super().fail(row, code, message)
+            super().fail(row, code, message, said=said)
         elif self.stop_at is None or row.index < self.stop_at:
+            self.subjects[row.id] = self.of(row)
             self.stop_at, self.stopper = row.index, [error_record(row.id, code, message)]
 
     def _row_done(self, failed: bool) -> None:
@@ -324,7 +323,8 @@ class RunJob(job.Job[RunOptions]):
         """The exit status. Raises CheckError where a requested check failed."""
         self.note(*self.reuse.notes(self.session, verbose=self.options.verbose))
         if self._cut_short and self.options.resume:
-            self.say(f"{self.tally.rows:,} rows are in {self.options.output}; the same command goes on after them")
+            done, them = count(self.tally.rows, "row is", "rows are"), "it" if self.tally.rows == 1 else "them"
+            self.say(f"{done} in {self.options.output}; the same command goes on after {them}")
         if self.interrupt.status:
             return self.interrupt.status
         if self.output.differs:
@@ -334,14 +334,18 @@ class RunJob(job.Job[RunOptions]):
             )
         if self.stop_at is not None:
             error = self.stopper[0]["error"]
-            before = f"the {self.stop_at:,} rows before it are written" if self.stop_at else "no row is before it"
-            self.say(f"error: prompt {self.stopper[0]['id']}: {error['message']}; --strict stops here, {before}")
+            before = {0: "no row is before it", 1: "the row before it is written"}.get(
+                self.stop_at, f"the {self.stop_at:,} rows before it are written"
+            )
+            subject = self.subjects[self.stopper[0]["id"]]
+            self.say(f"error: {subject}{error['message']}; --strict stops here, {before}")
             return int(Exit.ROWS_FAILED)
         status = self.tally.status()
         if self.runtime_difference:
             raise CheckError(f"--check-runtime: {self.runtime_difference}")
         if self.different:
-            raise CheckError(f"--check-batch: {self.different} sequences differ from those decoded alone")
+            differ = count(self.different, "sequence differs", "sequences differ")
+            raise CheckError(f"--check-batch: {differ} from what is decoded alone")
         return status
 
     def say_failed(self, record: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from genctl.cli.options import shown_top
 from genctl.cli.score_options import ScoreOptions, check_encoding
 from genctl.cli.standard_streams import is_terminal
 from genctl.errors import GenctlError, InputError
+from genctl.plural import count
 
 if TYPE_CHECKING:
     from genctl.render.token_heat import Figures
@@ -41,7 +42,6 @@ class ScoreJob(Job[ScoreOptions]):
         self.shown = options.on_screen
         self.details = options.scores or options.top_logprobs is not None
         self.top = shown_top(options)
-        self.labels = not options.rank and len(options.arguments) != 1
         self.texts = self.tokens = self.bytes = 0
         self.nll = 0.0
         self.mapped = False  # a heat map was shown
@@ -178,7 +178,10 @@ class ScoreJob(Job[ScoreOptions]):
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
         """Count a row. Show it on a terminal, and with --scores on standard error beside results in a pipe."""
+        from rich.text import Text
+
         from genctl.render import token_heat, widgets
+        from genctl.render.summary import put
 
         for one in outcome:
             self.texts += 1
@@ -190,8 +193,8 @@ class ScoreJob(Job[ScoreOptions]):
             return
         width = console.width
         lines = []
-        if self.labels:
-            lines.append(widgets.header(width, f"text {row.id}", row.prompt or ""))
+        if not (self.lone or self.options.rank):
+            lines.append(widgets.header(width, f"text {row.name}", row.prompt or ""))
         ranked = outcome[0].rank is not None
         if ranked and self.shown:
             entries = [token_heat.RankedToken(one.text, _figures(one)) for one in outcome]
@@ -208,19 +211,26 @@ class ScoreJob(Job[ScoreOptions]):
         for line in lines:
             console.print(line)
         if self.shown and not ranked:
-            console.print(token_heat.figures(_figures(outcome[0])))
+            put(console, Text(token_heat.figures(_figures(outcome[0]))))
 
     def _sum_up(self) -> None:
-        from genctl.render import token_heat
+        from rich.text import Text
+
+        from genctl.render import theme, token_heat
+        from genctl.render.summary import put_words
+        from genctl.render.widgets import no_room
 
         if self.options.quiet:
             return
         if self.mapped:
-            self.out.print(token_heat.legend())
+            put_words(self.out, token_heat.legend())
+        left_out = no_room(self.out.width) if self.shown and self.details and self.texts else []
+        if left_out:
+            self.out.print(Text(f"no room for {', '.join(left_out)}", style=theme.DIM))
         wanted = self.options.verbose or self.shown or is_terminal(sys.stderr)
         if not wanted or self.options.rank or self.texts + self.failed < (1 if self.options.verbose else 2):
             return
-        words = [f"{self.texts} text{'' if self.texts == 1 else 's'}"]
+        words = [count(self.texts, "text")]
         if self.tokens:
             from genctl.scoring.scorer import Scored
 

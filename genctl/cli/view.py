@@ -28,8 +28,11 @@ def _has_details(options: RunOptions) -> bool:
     return options.scores or options.explain or bool(options.watch)
 
 
-def make_view(options: RunOptions, out: Console, err: Console, *, live: bool, several: bool) -> RunView:
-    """The view of a run. Where records are written, it shows only the summary and what --scores asks for."""
+def make_view(options: RunOptions, out: Console, err: Console, *, live: bool, lone: bool, several: bool) -> RunView:
+    """The view of a run. Where records are written, it shows only the summary and what --scores asks for.
+
+    `lone`: there is one prompt. `several`: it may have several texts.
+    """
     from genctl.render.console import discard
     from genctl.render.run_view import RunView
 
@@ -40,7 +43,8 @@ def make_view(options: RunOptions, out: Console, err: Console, *, live: bool, se
         "echo": options.echo is not False if live else bool(options.echo),
         "scores": options.scores or bool(options.watch) or (options.top_logprobs or 0) > 0,
         "top": shown_top(options),
-        "labels": several,
+        "labels": several or not lone,
+        "numbered": not lone,
     }
     if live and options.view == "beam":
         from genctl.render.beam_view import BeamView

@@ -17,6 +17,7 @@ from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
 from genctl.errors import InputError, reason_of
 from genctl.identity import brief, is_outdated
+from genctl.plural import count
 from genctl.sequences import shared_length
 
 SCHEMA = "genctl-compare/1"
@@ -67,7 +68,8 @@ class Recording:
                 own, fields = jsonl.row_id(data), jsonl.fields(data)
             except RefusedRow as error:
                 raise InputError(f"--expect: {name}: prompt {index + 1}: {error}") from None
-            yield InputRow(str(index) if own is None else own, index, where=f"{name}, prompt {index + 1}", **fields)
+            id, where = str(index) if own is None else own, f"{name}, prompt {index + 1}"
+            yield InputRow(id, index, where=where, own_id=own not in (None, str(index)), **fields)
 
 
 def _lines(items: Sequence[Mapping[str, Any]]) -> str:
@@ -149,13 +151,12 @@ class Difference:
     seed: int | None
     lines: tuple[str, ...]
 
-    @property
-    def heading(self) -> str:
-        """The run, prompt, seed and sequence of the output."""
+    def heading(self, prompt: str) -> str:
+        """The run, prompt, seed and sequence of the output. `prompt` is what messages call it; "" if it is alone."""
         words = [f"run {self.run}"] if self.run else []
-        words.append(f"prompt {self.id}")
+        words += [f"prompt {prompt}"] if prompt else []
         words += [f"seed {self.seed}"] if self.seed is not None else []
-        words += [f"sequence {self.sequence}"] if self.sequence else []
+        words += [f"sequence {self.sequence + 1}"] if self.sequence else []
         return " · ".join(words)
 
 
@@ -166,14 +167,18 @@ class Outcome:
     compared: int = 0
     differences: list[Difference] = field(default_factory=list)
 
-    def lines(self, path: str | None, notes: Sequence[str]) -> list[str]:
-        """What differs from the recording at `path`, or that nothing does."""
+    def lines(self, path: str | None, notes: Sequence[str], names: Mapping[str, str]) -> list[str]:
+        """What differs from the recording at `path`, or that nothing does. `names`: what messages call a prompt."""
         lines: list[str] = []
         for difference in self.differences:
-            lines += [difference.heading, *(f"  {line}" for line in difference.lines), ""]
+            lines += [
+                difference.heading(names.get(difference.id, difference.id)),
+                *(f"  {line}" for line in difference.lines),
+                "",
+            ]
         lines += [f"note: {note}" for note in notes]
         if not self.differences:
-            lines.append(f"{self.compared:,} output{'' if self.compared == 1 else 's'} as recorded in {path}")
+            lines.append(f"{count(self.compared, 'output')} as recorded in {path}")
         return lines
 
 

@@ -44,19 +44,21 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> st
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number in a cell: – if unknown, scientific if too large to read."""
+    """A number in a cell: – if unknown, scientific if too large to read. What rounds to nothing has no sign."""
     if value is None:
         return "–"
     if not math.isfinite(value):
         return "∞" if value > 0 else "−∞"
     if abs(value) >= 1e6:
-        return f"{value:.2e}"
-    return f"{value:,.{digits}f}"
+        return f"{value:,.0f}" if abs(value) < 1e12 else f"{value:.2e}"
+    text = f"{value:,.{digits}f}"
+    return text.removeprefix("-") if not text.strip("-0.") else text
 
 
 def signed(value: float | None, digits: int = 2) -> str:
     """A difference in a cell."""
-    return number(value, digits) if value is None or value < 0 else f"+{number(value, digits)}"
+    shown = number(value, digits)
+    return f"+{shown}" if value is not None and value > 0 and shown.strip("0.") else shown
 
 
 def finite(value: float | None) -> float | None:

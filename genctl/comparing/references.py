@@ -13,6 +13,7 @@ from typing import Any
 
 from genctl.comparing.metrics import Values
 from genctl.errors import InputError, reason_of
+from genctl.plural import count
 
 
 @cache
@@ -88,5 +89,5 @@ def read(path: str, prompts: int) -> list[str]:
     if lines and not lines[-1]:
         lines.pop()
     if len(lines) != prompts:
-        raise InputError(f"{path} has {len(lines)} references, one per line, for {prompts} prompts")
+        raise InputError(f"{path} has {count(len(lines), 'reference')}, one per line, for {count(prompts, 'prompt')}")
     return lines

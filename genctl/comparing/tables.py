@@ -58,7 +58,7 @@ def tables(statistics: RunStatistics, baseline: str | None, *, intervals: bool) 
         for run in runs:
             differences = [statistics.difference(run, baseline, key) for key in keys] if run != baseline else []
             cells = [
-                _interval(difference, COLUMNS[key][1], intervals=intervals, sign=True)
+                _interval(difference, key, intervals=intervals, sign=True)
                 for key, difference in zip(keys, differences, strict=False)
             ]
             rows += [[run, *cells]] if cells else []
@@ -82,16 +82,21 @@ def tables(statistics: RunStatistics, baseline: str | None, *, intervals: bool) 
 
 
 def _cell(statistics: RunStatistics, run: str, key: str, mean: float | None, *, intervals: bool) -> str:
-    digits = COLUMNS[key][1]
     if intervals:
-        return _interval(statistics.interval(run, key), digits, intervals=True)
-    if mean is not None and key in ("tokens", "longest_repeat") and mean == int(mean):
-        digits = 0
-    return number(mean, digits)
+        return _interval(statistics.interval(run, key), key, intervals=True)
+    return number(mean, _digits(key, mean))
 
 
-def _interval(interval: Interval | None, digits: int, *, intervals: bool, sign: bool = False) -> str:
+def _digits(key: str, *values: float | None) -> int:
+    """The decimals of a cell: none where what is counted came out whole."""
+    whole = all(value is None or value == round(value) for value in values)
+    return 0 if whole and key in ("tokens", "longest_repeat") else COLUMNS[key][1]
+
+
+def _interval(interval: Interval | None, key: str, *, intervals: bool, sign: bool = False) -> str:
     if interval is None:
         return "–"
+    ends = (interval.low, interval.high) if intervals else ()
+    digits = _digits(key, interval.mean, *ends)
     text = signed(interval.mean, digits) if sign else number(interval.mean, digits)
     return f"{text} [{number(interval.low, digits)}, {number(interval.high, digits)}]" if intervals else text

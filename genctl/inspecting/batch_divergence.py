@@ -23,15 +23,15 @@ COMPARED = 5  # alternatives in which the other choice is looked up
 class BatchDivergence:
     """Where a sequence decoded in a batch diverges from the one decoded alone."""
 
-    id: str
-    sequence: int
+    prompt: str  # its place in the input, from 1, or its name
+    sequence: int  # from 0
     position: int  # the first new token that differs, from 0
     batched: events.Token | None  # None: the sequence had ended
     alone: events.Token | None
     gap: float | None  # log-probability of the token chosen alone less that of the other, both alone, in nats
 
     def __str__(self) -> str:
-        text = f"prompt {self.id}, sequence {self.sequence}, token {self.position}: "
+        text = f"prompt {self.prompt}, sequence {self.sequence + 1}, token {self.position + 1}: "
         text += f"{_named(self.batched)} in the batch, {_named(self.alone)} alone"
         return text if self.gap is None else f"{text} (gap {self.gap:.2e} nats)"
 
@@ -70,20 +70,20 @@ def checked(
             for event in session.stream([request], wide, interrupted=interrupted):
                 alone = again.feed(event)
                 if alone is not None and alone.error is None:
-                    for divergence in differences(batched, alone):
+                    for divergence in differences(batched, alone, str(request.place or request.id)):
                         told(divergence)
 
 
-def differences(batched: Result, alone: Result) -> Iterator[BatchDivergence]:
-    """The first difference of each sequence, best sequence first."""
-    none = Sequence(events.Hypothesis((), 0.0, 0.0, ""), ())  # if only one of the two has so many sequences
+def differences(batched: Result, alone: Result, prompt: str) -> Iterator[BatchDivergence]:
+    """The first difference of each sequence, best sequence first. `prompt` is what messages call it."""
+    none = Sequence(events.Hypothesis((), 0.0, 0.0, ""), ())  # where only one of them has so many
     pairs = zip_longest(batched.sequences, alone.sequences, fillvalue=none)
     for number, (batched_sequence, alone_sequence) in enumerate(pairs):
         if batched_sequence.token_ids != alone_sequence.token_ids:
-            yield _first(batched.lane, number, batched_sequence, alone_sequence)
+            yield _first(prompt, number, batched_sequence, alone_sequence)
 
 
-def _first(id: str, number: int, batched: Sequence, alone: Sequence) -> BatchDivergence:
+def _first(prompt: str, number: int, batched: Sequence, alone: Sequence) -> BatchDivergence:
     position = shared_length(batched.token_ids, alone.token_ids)
     theirs = batched.tokens[position] if position < len(batched.tokens) else None
     ours = alone.tokens[position] if position < len(alone.tokens) else None
@@ -91,7 +91,7 @@ def _first(id: str, number: int, batched: Sequence, alone: Sequence) -> BatchDiv
     if theirs is not None and ours is not None:
         known = {ours.id: ours.logprob, **{token: logprob for token, _, logprob in ours.top}}
         gap = known[ours.id] - known[theirs.id] if theirs.id in known else None
-    return BatchDivergence(id, number, position, theirs, ours, gap)
+    return BatchDivergence(prompt, number, position, theirs, ours, gap)
 
 
 def _named(token: events.Token | None) -> str:

@@ -10,6 +10,7 @@ from genctl.decode.encoder_inputs import Sources
 from genctl.decode.runtime import ModelRuntime
 from genctl.errors import UsageError
 from genctl.models import hub
+from genctl.plural import count
 from genctl.requests import Report, Request
 from genctl.session import Session
 
@@ -31,10 +32,11 @@ class Comparison:
 
     def __str__(self) -> str:
         share = self.difference / self.largest
-        read = f"a source of {self.source} tokens" if self.source else f"a prompt of {self.prompt} tokens"
+        source, prompt = count(self.source, "token"), count(self.prompt, "token")
+        read = f"a source of {source}" if self.source else f"a prompt of {prompt}"
         return (
             f"largest difference of logits to transformers: {self.difference:.1e} ({share:.1e} of the largest logit), "
-            f"over {read} and {self.steps} steps"
+            f"over {read} and {count(self.steps, 'step')}"
         )
 
 

@@ -55,7 +55,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens:
 
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:
     """Raises InputError for an id that the model's embedding does not have."""
-    for place, id in enumerate(ids):
+    for place, id in enumerate(ids, 1):
         if not 0 <= id < vocab_size:
             raise InputError(f"token {place} of the prompt has id {id}, but the model's ids are 0 to {vocab_size - 1}")
 

@@ -59,11 +59,13 @@ def picture(
     *,
     beams: int,
     hidden: int = 0,
+    prompt: int = 0,
 ) -> list[Text]:
     """The state of a lane in at most `height` lines of at most `width` cells.
 
-    `opening` is the last, incomplete line of the certain text, and `shown` the path at which it ends; `beams` is how
-    many finished hypotheses the search keeps; `hidden` counts the other prompts in progress.
+    `opening` is the last, incomplete line of the certain text, of which the first `prompt` characters belong to the
+    prompt, and `shown` the path at which it ends; `beams` is how many finished hypotheses the search keeps; `hidden`
+    counts the other prompts in progress.
     """
     stem = meet(row.path for row in lane.rows) if lane.rows else shown
     start = max(shown.chars, stem.chars)
@@ -77,17 +79,20 @@ def picture(
     ended = _cut(ended, max(room - len(died), 0), "finished")
     room -= len(ended)
     died = died[: max(room, 0)]
-    above = _stem(opening, stem.text(shown.chars) if stem.length > shown.length else "", width, room - len(died) + 1)
+    more = stem.text(shown.chars) if stem.length > shown.length else ""
+    above = _stem(opening, more, width, room - len(died) + 1, prompt)
     return [*above, *rows, *died, *ended, *foot][-height:]
 
 
-def _stem(opening: str, more: str, width: int, height: int) -> list[Text]:
+def _stem(opening: str, more: str, width: int, height: int, prompt: int) -> list[Text]:
     certain = len(opening)
     lines = []
     for line in wrap(opening + more.replace("\n", "↵").replace("\t", "⇥"), width):
         text = Text(line.rstrip(), no_wrap=True)
         text.stylize(theme.DIM, min(max(certain, 0), len(text)))
+        text.stylize(theme.PROMPT, 0, min(max(prompt, 0), len(text)))
         certain -= len(line)
+        prompt -= len(line)
         lines.append(text)
     return lines[-max(height, 1) :]
 

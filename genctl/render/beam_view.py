@@ -17,7 +17,7 @@ from genctl.render.run_history import LaneHistory, Path
 from genctl.render.run_view import RunView
 from genctl.render.score_formula import formula, meaning, searches
 from genctl.render.search_tree import SearchTrees
-from genctl.render.summary import failure, lane_summary, put, stop_words
+from genctl.render.summary import failure, lane_summary, put, put_words, stop_words
 from genctl.render.text_width import wrap
 from genctl.render.tree_formats import tree_lines
 
@@ -82,17 +82,17 @@ class BeamView(RunView):
             return
         self._head, self._shown, self._path, self._dim, self._opening = lane.lane, [], Path(), 0, ""
         if not self.out.is_interactive:
-            self._begin_block(lane, *names(lane), place_words(0, returned(lane)))
+            self._begin_block(lane, *names(lane, self.look), place_words(0, returned(lane)))
             return
         self._region.hide()
         self._end_line()
         if self.look.labels:
             if self._blocks:
                 self._write("\n")
-            self.out.print(widgets.header(self.out.width, *names(lane), place_words(0, returned(lane))))
+            self.out.print(widgets.header(self.out.width, *names(lane, self.look), place_words(0, returned(lane))))
         self._blocks += 1
         if self.look.echo:
-            self._opening = _shown(lane.prompt + self.between)
+            self._opening = _shown(lane.prompt + lane.between)
             self._dim = len(self._opening)
 
     def _advance(self, path: Path) -> None:
@@ -114,7 +114,8 @@ class BeamView(RunView):
         *settled, self._opening = wrap(self._opening, width)
         lines = [self._dimmed(line) for line in settled]
         turn = self._turns.get(lane.lane)
-        drawn = picture(lane, turn, self._opening, self._path, width, height, beams=self._beams(lane), hidden=hidden)
+        counts = {"beams": self._beams(lane), "hidden": hidden, "prompt": self._dim}
+        drawn = picture(lane, turn, self._opening, self._path, width, height, **counts)
         self._region.draw(drawn, settled=lines)
 
     def _dimmed(self, line: str) -> Text:
@@ -138,7 +139,7 @@ class BeamView(RunView):
         self._end_line()
         self.out.file.flush()
         if lane.failed:
-            self.err.print(failure(lane.failed))
+            put_words(self.err, failure(lane, numbered=self.look.numbered))
         elif self._verbose and self.look.labels and not self._quiet:
             put(self.err, lane_summary(lane))
 
@@ -153,7 +154,7 @@ class BeamView(RunView):
                 self._complete(text, path)
             else:
                 heading = (place_words(place, returned(lane)), stop_words(hypothesis.reason, hypothesis.cause))
-                self._block(lane, text, path, (*names(lane), *heading))
+                self._block(lane, text, path, (*names(lane, self.look), *heading))
 
     def _settle_unfinished(self, lane: LaneHistory) -> int:
         if not lane.steps:

@@ -7,9 +7,10 @@ from typing import Any
 
 from rich.text import Text
 
+from genctl.plural import count
 from genctl.render import theme, widgets
-from genctl.render.cache_report import PIPE, count, size
-from genctl.render.text_width import first_cells, last_cells, wrap
+from genctl.render.cache_report import PIPE, size
+from genctl.render.text_width import first_cells, hanging, last_cells
 
 LABEL = 16  # cells
 
@@ -21,26 +22,24 @@ def diff_lines(diff: Mapping[str, Any], width: int | None) -> list[Text]:
     common, tokens = diff["common_tokens"], diff["prompt_tokens"]
     lines = [widgets.header(page, "reused by", diff["prompt"])]
     shown = last_cells(diff["common_text"], room - 2) if common else ""
-    lines.append(_line("in common", count(common, "token") + (f": “{shown}”" if common else "")))
+    lines += _line("in common", count(common, "token") + (f": “{shown}”" if common else ""), page)
     for name, text in zip(("the first", "the other"), diff["part"], strict=True):
-        lines.append(_line(name, f"goes on “{first_cells(text, room - 10)}”" if text else "ends here"))
+        lines += _line(name, f"goes on “{first_cells(text, room - 10)}”" if text else "ends here", page)
     reused, bytes_ = diff["reused_tokens"], diff["spared_bytes"]
     words = f"{reused} of {count(tokens, 'token')} ({diff['share_reused'] * 100:.0f}%)"
     if reused:
         words += f", {bytes_:,} bytes of cache" + (f" ({size(bytes_)})" if bytes_ >= 1024 else "")
-    lines.append(_line("reused", words))
+    lines += _line("reused", words, page)
     if diff["reason"]:
-        lines += [_line("", part.rstrip()) for part in wrap(diff["reason"], room)]
+        lines += _line("", diff["reason"], page)
     for name, key in (("with reuse", "with_reuse"), ("without", "without_reuse")):
         counts = diff[key]
         read, passes = count(counts["prompt_tokens_read"], "token"), counts["passes"]
-        lines.append(_line(name, f"{read} of the prompt read, {passes} pass{'' if passes == 1 else 'es'} in all"))
+        lines += _line(name, f"{read} of the prompt read, {count(passes, 'pass', 'passes')} in all", page)
     same = "the same tokens were written" if diff["tokens_agree"] else "DIFFERENT tokens were written"
-    lines.append(_line("", same, error=not diff["tokens_agree"]))
-    return [widgets.fit(line, width) for line in lines]
+    lines += _line("", same, page, error=not diff["tokens_agree"])
+    return lines
 
 
-def _line(label: str, words: str, *, error: bool = False) -> Text:
-    line = Text().append(f"{label:<{LABEL}}", style=theme.DIM)
-    line.append(widgets.visible(words), style=theme.ERROR if error else theme.PLAIN)
-    return line
+def _line(label: str, words: str, width: int, *, error: bool = False) -> list[Text]:
+    return hanging(f"{label:<{LABEL}}", widgets.visible(words), width, theme.ERROR if error else theme.PLAIN)

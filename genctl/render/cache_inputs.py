@@ -8,8 +8,10 @@ from typing import Any
 from rich.cells import cell_len
 from rich.text import Text
 
+from genctl.plural import count
 from genctl.render import theme, widgets
-from genctl.render.cache_report import PIPE, Report, count
+from genctl.render.cache_report import PIPE, Report
+from genctl.render.text_width import hanging, wrap
 
 LABEL = 17  # cells
 ROWS = 4  # rows of a batch that are shown
@@ -35,9 +37,9 @@ def _block(step: Mapping[str, Any], width: int, beside: bool, many: bool) -> lis
     rows = len(step["input_ids"])
     words = ["the prompt" if step["step"] == 0 else count(len(step["input_ids"][0]), "token")]
     if many and step["step"] == 0:
-        words = [f"prompt {step['rows'][0]}"]
+        words = [f"prompt {step['rows'][0] + 1}"]
     if rows > 1:
-        words.append(f"{rows} rows")
+        words.append(count(rows, "row"))
     lines = [widgets.header(width, f"step {step['step']}", *words)]
     other = step["without_cache"]
     column = (width - LABEL - 2) // 2 if beside else width - LABEL
@@ -77,18 +79,14 @@ def _cache_lines(step: Mapping[str, Any], width: int) -> list[Text]:
             computed = step["cross_attention"] == "computed"
             words += ": computed in this pass" if computed else ": kept as it was"
             words += "" if computed or step["without_cache"] is None else "; without a cache computed again"
-        lines.append(_line(kind, words, width))
+        lines += hanging(f"{kind:<{LABEL}}", words, width)
     if step["reordered"]:
-        words = f"{' '.join(map(str, range(len(step['reordered']))))} continue {' '.join(map(str, step['reordered']))}"
+        now = " ".join(str(row + 1) for row in range(len(step["reordered"])))
+        words = f"{now} continue {' '.join(str(row + 1) for row in step['reordered'])}"
         if step["cross_attention"]:
             words += "; cross-attention was not reordered"
-        lines.append(_line("rows", words, width))
+        lines += hanging(f"{'rows':<{LABEL}}", words, width)
     return lines
-
-
-def _line(label: str, words: str, width: int) -> Text:
-    line = Text(no_wrap=True).append(f"{label:<{LABEL}}", style=theme.DIM)
-    return widgets.fit(line.append(words, style=theme.PLAIN), width)
 
 
 def _shown(name: str, value: Any, width: int) -> list[str]:
@@ -96,9 +94,9 @@ def _shown(name: str, value: Any, width: int) -> list[str]:
     if name == "past_length":
         return [str(value)]
     if value is None:
-        return ["none: hides the future only" if name == "attention_mask" else "none: it takes none"]
+        return wrap("none: hides the future only" if name == "attention_mask" else "none: it takes none", width)
     if name == "cache_position":
-        return [_numbers(value, width)] if value else ["none: a state has no positions"]
+        return [_numbers(value, width)] if value else wrap("none: a state has no positions", width)
     shape = f"[{len(value)}, {len(value[0])}]"
     lines = [f"{shape} {_numbers(row, width - len(shape) - 1)}" for row in value[:ROWS]]
     indent = " " * len(shape)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich.style import Style
 from rich.text import Text
 
 from genctl.render import theme, widgets
 from genctl.render.cache_report import PIPE
+from genctl.render.text_width import hanging
 
 LABEL = 8  # cells before the first position
 CELL = 6  # cells of a position
@@ -25,8 +27,7 @@ def heatmap_lines(heatmap: Mapping[str, Any], width: int | None) -> list[Text]:
     lines = _part(heatmap, page, "self-attention" if "cross" in heatmap else "")
     if "cross" in heatmap:
         lines += _part(heatmap["cross"], page, "cross-attention")
-    lines.append(_legend())
-    return [widgets.fit(line, page) for line in lines]
+    return [*(widgets.fit(line, page) for line in lines), *_legend(page)]
 
 
 def _part(part: Mapping[str, Any], width: int, name: str) -> list[Text]:
@@ -78,8 +79,9 @@ def _number(value: float) -> str:
     return f"{value:.0e}".replace("e+0", "e")
 
 
-def _legend() -> Text:
-    line = Text().append("L2 norms, mean of heads and rows; colour: share of the layer's longest ", style=theme.DIM)
+def _legend(width: int) -> list[Text]:
+    lines = hanging("", "L2 norms, mean of heads and rows; colour: share of the layer's longest", width - 7, theme.DIM)
+    lines[-1].append(" ")
     for step in range(0, 11, 2):
-        line.append("█", style=theme.colour(step / 10))
-    return line
+        lines[-1].append("█", style=Style(dim=False) + theme.colour(step / 10))
+    return lines

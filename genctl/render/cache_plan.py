@@ -9,8 +9,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from genctl.plural import count
 from genctl.render import theme, widgets
-from genctl.render.cache_report import PIPE, count, layer_lines, number, share, size
+from genctl.render.cache_report import PIPE, layer_lines, number, share, size
 
 Report: TypeAlias = Mapping[str, Any]
 

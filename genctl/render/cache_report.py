@@ -13,7 +13,9 @@ from typing import Any, TypeAlias
 from rich.cells import cell_len
 from rich.text import Text
 
+from genctl.plural import count
 from genctl.render import theme, widgets
+from genctl.render.text_width import wrap
 
 Report: TypeAlias = Mapping[str, Any]
 Layer: TypeAlias = Mapping[str, Any]
@@ -77,7 +79,7 @@ def report_lines(report: Report, width: int | None) -> list[Text]:
     lines = heading_lines(report, width)
     lines += layer_lines(report, width)
     lines += sum_lines(report, width)
-    lines += [Text(), *pass_lines(report)]
+    lines += [Text(), *pass_lines(report, width)]
     return [widgets.fit(line, width) for line in lines]
 
 
@@ -98,7 +100,7 @@ def heading_lines(report: Report, width: int | None) -> list[Text]:
             ended_words(prompt["ended"]),
             widgets.first_words(prompt["prompt"], 40),
         ]
-        for place, prompt in enumerate(report["prompts"])
+        for place, prompt in enumerate(report["prompts"], 1)
     ]
     return [*lines, *table(["prompt", "read", "strategy", "ended", "text"], rows, right={0})]
 
@@ -171,7 +173,7 @@ def sum_lines(report: Report, width: int | None) -> list[Text]:
     rows = sum(len(step["input_ids"]) for step in report["steps"] if last and step["step"] == last["step"])
     paragraphs = [[("total", f"{total:,} bytes" + (f" ({size(total)})" if total >= 1024 else ""))]]
     if rows > 1:
-        paragraphs[0].append(("", f"{number(report['bytes_per_row'])} for each of {rows} rows"))
+        paragraphs[0].append(("", f"{number(report['bytes_per_row'])} bytes for each of {rows} rows"))
     if report["share_of_weights"] is not None:
         paragraphs[0].append(("", f"{share(report['share_of_weights'])} of the weights ({size(weights)})"))
     if reserved > total:
@@ -194,19 +196,29 @@ def sum_lines(report: Report, width: int | None) -> list[Text]:
     return lines
 
 
-def pass_lines(report: Report) -> list[Text]:
-    """A line for each pass: its input, the cache after it, and the growth."""
+def pass_lines(report: Report, width: int | None = None) -> list[Text]:
+    """A line for each pass: its input, the cache after it, and the growth. Notes that do not fit go below it."""
     many = "prompts" in report
-    rows = []
+    rows, said = [], []
     for _, same in groupby(enumerate(report["steps"]), key=_pass_key(report["steps"])):
         members = [step for _, step in same]
         first, last = members[0], members[-1]
         label = str(first["step"]) if len(members) == 1 else f"{first['step']}-{last['step']}"
         cells = [label, _given(first), _range(first["past_length"], last["past_length"])]
         cells += [_range(first["total_bytes"], last["total_bytes"]), f"{first['growth_bytes']:+,}"]
-        rows.append([*cells, pass_note(first, many)])
-    heads = ["step", "given", "past", "bytes after", "growth", ""]
-    return table(heads, rows, right={0, 2, 3, 4})
+        rows.append(cells)
+        said.append(pass_note(first, many))
+    heads, *lines = table(["step", "given", "past", "bytes after", "growth"], rows, right={0, 2, 3, 4})
+    used = max(line.cell_len for line in lines) if lines else 0
+    beside = width is None or used + 2 + max(map(cell_len, said), default=0) <= width
+    shown = [heads]
+    for line, note in zip(lines, said, strict=True):
+        shown.append(line)
+        if note and beside:
+            line.append(" " * (used - line.cell_len + 2) + note)
+        elif note:
+            shown += [Text(f"{'':6}{part.rstrip()}", style=theme.DIM) for part in wrap(note, max(width or 0, 14) - 6)]
+    return shown
 
 
 def _pass_key(steps: Sequence[Mapping[str, Any]]) -> Any:
@@ -239,12 +251,12 @@ def pass_note(step: Mapping[str, Any], many: bool) -> str:
     """The reordering of rows, and the state of cross-attention."""
     notes = []
     if many and step["step"] == 0:
-        notes.append(f"prompt {step['rows'][0]}")
+        notes.append(f"prompt {step['rows'][0] + 1}")
     elif many and not step["reordered"]:
-        prompts = sorted(set(step["rows"]))
+        prompts = sorted({row + 1 for row in step["rows"]})
         notes.append(f"prompt{'s' * (len(prompts) > 1)} " + " ".join(map(str, prompts)))
     if step["reordered"]:
-        notes.append("rows ← " + " ".join(map(str, step["reordered"])))
+        notes.append("rows ← " + " ".join(str(row + 1) for row in step["reordered"]))
     if step["cross_attention"] == "computed":
         notes.append("cross-attention computed")
     elif step["cross_attention"]:
@@ -268,7 +280,8 @@ def ended_words(ended: Mapping[str, Any] | None) -> str:
     steps = count(ended["steps"], "step")
     reason = ended["reason"]
     if reason == "steps":
-        return f"ended after all {steps}" if ended["steps"] else "ended after the prefill"
+        every = "" if ended["steps"] == 1 else "all "
+        return f"ended after {every}{steps}" if ended["steps"] else "ended after the prefill"
     if reason == "length":
         bound = f" by the {widgets.visible(ended['stop'])}" if ended.get("stop") else ": all tokens were written"
         return f"ended after {steps}{bound}"
@@ -307,12 +320,7 @@ def share(part: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """A count with thousands separators; one decimal if it is not whole."""
+    """Bytes with thousands separators; no part of a byte."""
     if value is None:
         return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
-
-
-def count(many: int, what: str) -> str:
-    """`1 token`, `7 tokens`."""
-    return f"{many:,} {what}{'' if many == 1 else 's'}"
+    return f"{value:,.0f}" if value == int(value) else f"about {value:,.0f}"

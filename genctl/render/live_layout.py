@@ -13,6 +13,7 @@ from rich.text import Text
 
 from genctl.render import theme, widgets
 from genctl.render.explain import explain_heading, explain_lines
+from genctl.render.explain import no_room as no_room_to_explain
 from genctl.render.run_history import LaneHistory, LiveRow, Path
 from genctl.render.summary import stop_words
 
@@ -28,6 +29,7 @@ class Look:
     explain: bool = False
     top: int = 0
     labels: bool = False
+    numbered: bool = True  # there may be several prompts, so labels say which
 
     @property
     def steps(self) -> bool:
@@ -68,27 +70,28 @@ def tail(lanes: Sequence[LaneHistory], look: Look, console: Console) -> list[Tex
 
 def sections_of(lane: LaneHistory, look: Look) -> list[Section]:
     """The current texts of a lane: one per returned sequence if rows are independent, else the best."""
+    named = names(lane, look)
     if lane.finished:
         hypotheses = lane.finished.hypotheses
         return [
             Section(
                 lane,
                 lane.path_of(hypothesis) or Path(),
-                (*names(lane), place_words(place, len(hypotheses)), stop_words(hypothesis.reason, hypothesis.cause)),
+                (*named, place_words(place, len(hypotheses)), stop_words(hypothesis.reason, hypothesis.cause)),
             )
             for place, hypothesis in enumerate(hypotheses)
         ]
     if lane.failed:
-        return [Section(lane, Path(), (*names(lane), "failed"))]
+        return [Section(lane, Path(), (*named, "failed"))]
     independent = slots(lane)
     if independent:
         return [
-            Section(lane, path, (*names(lane), place_words(slot, max(independent) + 1), state))
+            Section(lane, path, (*named, place_words(slot, max(independent) + 1), state))
             for slot, (path, state) in sorted(independent.items())
         ]
     best = best_path(lane)
     among = f"best of {len(lane.rows)} so far" if len(lane.rows) > 1 else ""
-    return [Section(lane, best, (*names(lane), among))]
+    return [Section(lane, best, (*named, among))]
 
 
 def slots(lane: LaneHistory) -> dict[int, tuple[Path, str]]:
@@ -110,9 +113,10 @@ def best_path(lane: LaneHistory) -> Path:
     return max(leaves, key=lambda leaf: leaf.hypothesis.score).path if leaves else Path()
 
 
-def names(lane: LaneHistory) -> tuple[str, str]:
-    """The name of a lane on screen: its id and the first words of its prompt."""
-    return lane.lane, widgets.first_words(lane.prompt, 44)
+def names(lane: LaneHistory, look: Look) -> tuple[str, str]:
+    """The name of a lane on screen: its place or id, where there are several, and the first words of its prompt."""
+    name = lane.name if lane.began and lane.began.place else lane.lane
+    return name if look.numbered else "", widgets.first_words(lane.prompt, 44)
 
 
 def place_words(place: int, of: int) -> str:
@@ -157,6 +161,11 @@ def text_lines(section: Section, look: Look, console: Console, height: int, widt
     for line in lines:
         line.no_wrap = True
     return lines
+
+
+def no_room(look: Look, width: int) -> list[str]:
+    """What `step_lines` leaves out because the terminal is narrow."""
+    return [*widgets.no_room(width), *(no_room_to_explain(width) if look.explain else [])]
 
 
 def step_lines(path: Path, look: Look, width: int, *, last: int | None = None) -> list[Text]:

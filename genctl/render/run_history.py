@@ -169,6 +169,16 @@ class LaneHistory:
         return self.began.prompt if self.began else ""
 
     @property
+    def between(self) -> str:
+        """What separates the prompt from the text on a screen: a line end if an encoder-decoder answers it."""
+        return "\n" if self.began and self.began.encoder_decoder else ""
+
+    @property
+    def name(self) -> str:
+        """What messages call the prompt: `prompt 2`, or `prompt` and the id that somebody gave it."""
+        return f"prompt {self.began.place if self.began and self.began.place else self.lane}"
+
+    @property
     def over(self) -> bool:
         """Whether the lane finished or failed."""
         return self.finished is not None or self.failed is not None

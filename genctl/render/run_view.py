@@ -13,11 +13,11 @@ from rich.text import Text
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Loading, Prefilled, Stepped, Token
 from genctl.render import theme, widgets
 from genctl.render.explain import explain_summary
-from genctl.render.live_layout import Look, names, place_words, returned, sections_of, step_lines, tail
+from genctl.render.live_layout import Look, names, no_room, place_words, returned, sections_of, step_lines, tail
 from genctl.render.live_region import LiveRegion
 from genctl.render.loading_bar import LoadingBar
 from genctl.render.run_history import LaneHistory, Path, RunHistory, fold
-from genctl.render.summary import failure, lane_summary, put, stop_words, summary
+from genctl.render.summary import failure, lane_summary, put, put_words, stop_words, summary
 from genctl.render.word_wrap import terminal_wrap
 
 
@@ -29,8 +29,9 @@ class RunView:
     others follow in turn. After `close` everything is printed in full, in input order.
 
     `live`: show text before it is finished. `echo`: the prompt before its continuation. `scores`, `explain`: lines for
-    each token under the text, with `top` alternatives. `labels`: a heading above each text. `quiet`: no progress bar
-    and no summary; failures are always shown. `clock` gives seconds.
+    each token under the text, with `top` alternatives. `labels`: a heading above each text, which with `numbered` says
+    which prompt it continues. `quiet`: no progress bar and no summary; failures are always shown. `clock` gives
+    seconds.
 
     `feed` raises InputError for an event that cannot follow the ones before it, and whatever writing to the streams
     raises.
@@ -46,6 +47,7 @@ class RunView:
         scores: bool = False,
         top: int = 0,
         labels: bool = False,
+        numbered: bool = True,
         quiet: bool = False,
         verbose: bool = False,
         explain: bool = False,
@@ -54,9 +56,8 @@ class RunView:
         self.out = out
         self.err = err
         self.history = RunHistory()
-        self.between = ""  # separates an echoed prompt from its text: "\n" for encoder-decoders
         self.load_s: float | None = None  # what loading took; the summary says so
-        self.look = Look(echo=echo, scores=scores, explain=explain, top=top, labels=labels)
+        self.look = Look(echo=echo, scores=scores, explain=explain, top=top, labels=labels, numbered=numbered)
         self._live = live
         self._quiet = quiet
         self._verbose = verbose
@@ -69,6 +70,7 @@ class RunView:
         self._forked = False  # the streamed lane has several rows now; the rest follows when it finishes
         self._line_open = False
         self._blocks = 0
+        self._stepped = False  # lines of steps were printed
         self._closed = False
         self._started: float | None = None
         self._read: float | None = None
@@ -122,8 +124,11 @@ class RunView:
                 unfinished += 1
                 left += self._settle_unfinished(lane)
         self._end_line()
+        if self._stepped and (left_out := no_room(self.look, self.out.width)):
+            put_words(self.out, Text(f"no room for {', '.join(left_out)}", style=theme.DIM))
         if self.look.explain and self.history.tallies:
-            self.err.print(explain_summary(self.history), soft_wrap=False)
+            width = self.err.width if self.err.is_terminal else None
+            self.err.print(explain_summary(self.history, width), soft_wrap=False)
         if not self._quiet:
             self._sum_up(unfinished, left)
 
@@ -161,7 +166,7 @@ class RunView:
     def _begin_stream(self, lane: LaneHistory) -> None:
         self._region.hide()
         self._streaming, self._shown, self._forked = lane.lane, [], False
-        self._begin_block(lane, *names(lane), place_words(0, returned(lane)))
+        self._begin_block(lane, *names(lane, self.look), place_words(0, returned(lane)))
         self._add(sections_of(lane, self.look)[0].path.text())
 
     def _stream(self, event: Stepped) -> None:
@@ -222,12 +227,12 @@ class RunView:
             self._streaming = None
         self.out.file.flush()
         if lane.failed:
-            self.err.print(failure(lane.failed))
+            put_words(self.err, failure(lane, numbered=self.look.numbered))
         elif self._verbose and self.look.labels and not self._quiet:
             put(self.err, lane_summary(lane))
 
     def _heading(self, lane: LaneHistory, hypothesis: Hypothesis, place: int, of: int) -> tuple[str, ...]:
-        return (*names(lane), place_words(place, of), stop_words(hypothesis.reason, hypothesis.cause))
+        return (*names(lane, self.look), place_words(place, of), stop_words(hypothesis.reason, hypothesis.cause))
 
     def _settle_unfinished(self, lane: LaneHistory) -> int:
         sections = sections_of(lane, self.look) if lane.steps else []
@@ -270,7 +275,7 @@ class RunView:
         self._blocks += 1
         if self.look.echo and lane.prompt:
             self._write_prompt(widgets.visible(lane.prompt) if self.out.is_terminal else lane.prompt)
-            self._write(self.between)
+            self._write(lane.between)
 
     def _write_prompt(self, prompt: str) -> None:
         if self._wrap is not None:
@@ -292,6 +297,7 @@ class RunView:
         if path is None:
             self.out.print(Text("the steps of this text were not recorded", style=theme.DIM))
             return
+        self._stepped = True
         self.out.print(Group(*step_lines(path, self.look, self.out.width)))
 
     def _sum_up(self, unfinished: int, left: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from genctl.events import Hypothesis
+from genctl.render import widgets
 from genctl.render.run_history import LaneHistory
 
 UNSCALED = frozenset({"stochastic-beam"})  # their score is the total
@@ -37,10 +38,10 @@ def score(total: float, tokens: int, penalty: float) -> float:
 
 
 def number(value: float) -> str:
-    """A log-probability, total or score in at most nine characters, unless it is huge."""
-    if value != 0 and abs(value) < 0.0095:
-        return f"{value:.1e}"
-    return f"{value + 0.0:.3f}"  # + 0.0: no -0.000
+    """A log-probability, total or score in at most nine characters, unless it is huge. No -0.000."""
+    if 5e-7 <= abs(value) < 0.0095:
+        return f"{value:.6f}"
+    return widgets.rounded(value)
 
 
 def formula(lane: LaneHistory, best: Hypothesis) -> str:

@@ -20,8 +20,8 @@ class StreamView:
     first. Further sequences follow when their lane is done, each on its own line. Failed lanes are skipped.
 
     `write` receives pieces of text, line ends included. `echo` writes the prompt first, with `write_prompt` if there
-    is one, followed by `between`. `feed` raises InputError for an event that cannot follow the ones before it, and
-    whatever `write` raises.
+    is one; `between` follows that of an encoder-decoder, which its text answers. `feed` raises InputError for an event
+    that cannot follow the ones before it, and whatever `write` raises.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class StreamView:
         write: Callable[[str], None],
         *,
         echo: bool = False,
-        between: str = "",
+        between: str = "\t",
         write_prompt: Callable[[str], None] | None = None,
     ) -> None:
         self._out = write
@@ -89,7 +89,7 @@ class StreamView:
     def _write_prompt(self, lane: LaneHistory) -> None:
         if self.echo:
             self._write(lane.prompt, self._out_prompt)
-            self._write(self.between)
+            self._write(self.between if lane.between else "")
 
     def _finish(self, lane: LaneHistory) -> None:
         texts = []
@@ -128,4 +128,4 @@ def terminal_stream(color: Color, *, echo: bool) -> StreamView:
         wrap.write(widgets.visible(text), dim=dim)
         console.file.flush()
 
-    return StreamView(write, echo=echo, write_prompt=lambda prompt: write(prompt, dim=True))
+    return StreamView(write, echo=echo, between="\n", write_prompt=lambda prompt: write(prompt, dim=True))

@@ -6,7 +6,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from genctl.events import Failed
+from genctl.plural import count
 from genctl.render import theme, widgets
 from genctl.render.run_history import LaneHistory, Totals
 
@@ -73,9 +73,16 @@ def put(console: Console, line: Text) -> None:
         console.print(part)
 
 
+def put_words(console: Console, line: Text) -> None:
+    """Print a line; on a terminal broken between words."""
+    for part in line.wrap(console, console.width, no_wrap=False) if console.is_terminal else [line]:
+        part.rstrip()
+        console.print(part)
+
+
 def lane_summary(lane: LaneHistory) -> Text:
     """One prompt of several in one line, for `--verbose`."""
-    words = [f"prompt {widgets.visible(lane.lane)}"]
+    words = [widgets.visible(lane.name)]
     if lane.began:
         words += [widgets.visible(lane.began.model)] if lane.began.model else []
         words += [lane.began.strategy, f"seed {lane.began.seed}"]
@@ -91,18 +98,12 @@ def lane_summary(lane: LaneHistory) -> Text:
     return Text(DOT.join(words), style=theme.DIM)
 
 
-def failure(event: Failed) -> Text:
-    """Why a prompt could not be run, on one line."""
-    line = Text("failed", style=theme.ERROR)
-    message = widgets.visible(" ".join(event.message.split()))
-    line.append(f"{DOT}prompt {widgets.visible(event.lane)}{DOT}{message}", style=theme.PLAIN)
-    line.append(f" ({widgets.visible(event.code)})", style=theme.DIM)
-    return line
-
-
-def count(number: int, singular: str, plural: str = "") -> str:
-    """A number with its noun: `1 token`, `1,204 tokens`."""
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+def failure(lane: LaneHistory, *, numbered: bool = True) -> Text:
+    """Why a prompt could not be run, on one line. `numbered`: there are several prompts."""
+    assert lane.failed is not None
+    line = Text("error:", style=theme.ERROR)
+    which = f" {widgets.visible(lane.name)}:" if numbered else ""
+    return line.append(f"{which} {widgets.visible(' '.join(lane.failed.message.split()))}", style=theme.PLAIN)
 
 
 def stop_words(reason: str, stop: str, number: int = 1) -> str:

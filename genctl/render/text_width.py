@@ -6,8 +6,10 @@ import re
 import unicodedata
 
 from rich.cells import cell_len, chop_cells
+from rich.style import Style
+from rich.text import Text
 
-from genctl.render import widgets
+from genctl.render import theme, widgets
 
 _WORD = re.compile(r"\S+\s*|\s+")
 
@@ -31,6 +33,17 @@ def wrap(text: str, width: int) -> list[str]:
                 word = last + word[len(bare) :]
             line += word
         lines.append(line)
+    return lines
+
+
+def hanging(first: str, words: str, width: int | None, style: Style = theme.PLAIN) -> list[Text]:
+    """A dimmed label and words in lines of at most `width` cells, broken between words and indented alike."""
+    indent = cell_len(first)
+    parts = [words] if width is None else wrap(words, max(width - indent, 8))
+    lines = []
+    for place, part in enumerate(parts):
+        line = Text(first if place == 0 else " " * indent, style=theme.DIM, no_wrap=True)
+        lines.append(line.append(part.rstrip(), style=Style(dim=False) + style))
     return lines
 
 

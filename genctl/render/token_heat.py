@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rich.cells import cell_len, chop_cells
@@ -11,10 +11,13 @@ from rich.style import Style
 from rich.text import Text
 
 from genctl.events import Token
+from genctl.plural import count
 from genctl.render import theme, widgets
-from genctl.render.text_width import first_cells, last_cells, one_line
+from genctl.render.text_width import first_cells, hanging, last_cells, one_line
 
 CONTEXT = 3  # lines of context shown before the text
+TEXT = 20  # cells that a candidate has at least, where less important columns can make room
+LEAST_FIRST = ("bits/byte", "perplexity", "total")
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def heat(context: str, lead: str, tokens: Sequence[Token], width: int) -> list[T
 
 def legend() -> Text:
     """What the digits and colours mean: one line of 70 cells."""
-    line = Text("digits: tenths of each token's probability, ", style=theme.DIM, no_wrap=True)
+    line = Text(no_wrap=True).append("digits: tenths of each token's probability, ", style=theme.DIM)
     for digit in range(10):
         line.append(str(digit), style=theme.colour(digit / 10 + 0.05))
     line.append(" (9: 90% and up)", style=theme.DIM)
@@ -79,7 +82,7 @@ def figures(sums: Figures) -> str:
     ]
     if not math.isnan(sums.bpb):
         words.append(f"{sums.bpb:.3f} bits/byte")
-    words.append(f"{sums.tokens:,} token{'' if sums.tokens == 1 else 's'}")
+    words.append(count(sums.tokens, "token"))
     return " · ".join(words)
 
 
@@ -101,19 +104,39 @@ def token_table(tokens: Sequence[Token], width: int, top: int) -> list[Text]:
 
 def ranking(entries: Sequence[RankedToken], by: str, width: int) -> list[Text]:
     """Candidates, best first, in lines of at most `width` cells. `by` names the sort key in words."""
-    heads = f"{'rank':>4} {'mean':>9} {'total':>10} {'perplexity':>10} {'bits/byte':>9} {'tokens':>6}  "
-    lines = [Text(f"{heads}text", style=theme.DIM)]
+    columns = {"mean": 9, "total": 10, "perplexity": 10, "bits/byte": 9, "tokens": 6}
+    left_out = []
+    for name in LEAST_FIRST:
+        if width - _taken(columns) >= TEXT:
+            break
+        left_out.append(name)
+        del columns[name]
+    lines = [Text(f"{'rank':>4}" + "".join(f" {name:>{cells}}" for name, cells in columns.items()) + "  text")]
+    lines[0].stylize(theme.DIM)
     for rank, entry in enumerate(entries, 1):
         sums = entry.figures
         mean = -sums.nll / sums.tokens
-        bpb = "–" if math.isnan(sums.bpb) else f"{sums.bpb:.3f}"
-        line = Text(f"{rank:>4} ", style=theme.CHOSEN if rank == 1 else theme.PLAIN)
-        line.append(f"{widgets.rounded(mean):>9}", style=theme.colour(math.exp(min(mean, 0.0))))
-        line.append(f" {widgets.rounded(-sums.nll):>10} {number(sums.ppl):>10} {bpb:>9} {sums.tokens:>6}  ")
-        line.append(first_cells(entry.text, max(width - len(heads), 8)))
+        cells = {
+            "mean": widgets.rounded(mean),
+            "total": widgets.rounded(-sums.nll),
+            "perplexity": number(sums.ppl),
+            "bits/byte": "–" if math.isnan(sums.bpb) else f"{sums.bpb:.3f}",
+            "tokens": f"{sums.tokens:,}",
+        }
+        line = Text(f"{rank:>4}", style=theme.CHOSEN if rank == 1 else theme.PLAIN)
+        for name, size in columns.items():
+            style = theme.colour(math.exp(min(mean, 0.0))) if name == "mean" else ""
+            line.append(" ").append(f"{cells[name]:>{size}}", style=style)
+        line.append(f"  {first_cells(entry.text, max(width - _taken(columns), 8))}")
         lines.append(line)
-    lines.append(Text(f"sorted by {by}; log-probabilities in nats", style=theme.DIM))
-    return [widgets.fit(line, width) for line in lines]
+    lines = [widgets.fit(line, width) for line in lines]
+    words = f"sorted by {by}; log-probabilities in nats"
+    return lines + hanging("", words + (f"; no room for {', '.join(left_out)}" if left_out else ""), width, theme.DIM)
+
+
+def _taken(columns: Mapping[str, int]) -> int:
+    """The cells before the text."""
+    return 4 + sum(1 + cells for cells in columns.values()) + 2
 
 
 def _groups(tokens: Iterable[Token]) -> Iterable[_Group]:

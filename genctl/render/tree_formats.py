@@ -8,6 +8,7 @@ from typing import Any
 from rich.style import Style
 from rich.text import Text
 
+from genctl.plural import count
 from genctl.render import theme, widgets
 from genctl.render.score_formula import number
 from genctl.render.search_tree import Node, SearchTree, plain
@@ -48,7 +49,7 @@ def _legend(tree: SearchTree) -> str:
     counts = [("★", "returned"), ("○", "finished"), ("✗", "died"), ("…", "left")]
     words = {"finished": "finished, not returned", "left": "left when the search ended"}
     phrases = [f"{mark} {states.count(state)} {words.get(state, state)}" for mark, state in counts if state in states]
-    return " · ".join([f"{len(tree.nodes) - 1} tokens tried", *phrases])
+    return " · ".join([f"{count(len(tree.nodes) - 1, 'token')} tried", *phrases])
 
 
 class _Drawing:

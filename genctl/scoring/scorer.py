@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.events import Token
+from genctl.plural import count
 from genctl.request_planner import source_context_of
 from genctl.scoring.passes import Detail, Passes, Piece
 from genctl.scoring.texts import EncodedText, TextReader, TextToScore
@@ -201,11 +202,11 @@ class Scorer:
         length = len(encoded.ids) - int(self.is_encoder_decoder)  # the last target is not read, only predicted
         if self.source_context is not None and len(encoded.source or ()) > self.source_context:
             read = len(encoded.source or ())
-            raise InputError(f"the source has {read} tokens, but the model's context is {self.source_context}")
+            raise InputError(f"the source has {count(read, 'token')}, but the model's context is {self.source_context}")
         if self.context is None or length <= self.context:
             return
         if self.is_encoder_decoder:
-            raise InputError(f"the target has {length} tokens, but the model's context is {self.context}")
+            raise InputError(f"the target has {count(length, 'token')}, but the model's context is {self.context}")
         what = "text and context together have" if encoded.begin else "the text has"
         raise InputError(
             f"{what} {length} tokens, but the model's context is {self.context}; "

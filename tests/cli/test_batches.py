@@ -64,7 +64,7 @@ def test_strict_stops_at_the_first_row_that_fails(format: str, size: str) -> Non
         assert done.records[2]["error"]["message"].startswith("line 3: not JSON")
     else:
         assert done.out == "five\nsix\n"
-    assert done.err.startswith("error: prompt 2: line 3: not JSON")
+    assert done.err.startswith("error: prompt 3: line 3: not JSON")
     assert done.err.endswith("--strict stops here, the 2 rows before it are written\n")
     assert len(done.err.splitlines()) == 1
 
@@ -129,7 +129,7 @@ def test_truncate_keeps_the_other_end_and_says_so(gpt2: Path, side: str) -> None
     assert record["truncated"] == 50
     assert record["usage"] == {"prompt_tokens": keep, "new_tokens": 6}
     assert record["finish_reason"] == "length"
-    assert done.err == f"note: prompt 0: 50 tokens were taken from it (--truncate {side})\n"
+    assert done.err == f"note: prompt 1: 50 tokens were taken from the prompt (--truncate {side})\n"
     (plain,) = batch(*common, stdin=rows({"prompt_ids": wanted})).records
     assert record["token_ids"] == plain["token_ids"]
     assert "truncated" not in plain

@@ -192,7 +192,7 @@ def test_several_texts_are_printed_once_each_with_its_heading(term: str, monkeyp
         text = f"Once upon a time{record['text']}"
         assert lines.count(text) == 1
         before = lines[lines.index(text) - 1]
-        assert before.startswith(f"── 0 · Once upon a time · {place} of 3 ")
+        assert before.startswith(f"── Once upon a time · {place} of 3 ")
     assert genctl(*arguments).out.splitlines() == [record["text"] for record in records]
 
 

@@ -203,7 +203,7 @@ def test_a_stopped_process_gives_the_cursor_back_and_goes_on(tmp_path: Path, env
     shell.sendline(
         f"'{sys.executable}' -m genctl run Once Upon The --do-sample --batch-size 3 --seed 1; echo st''atus $?"
     )
-    shell.expect("1 · Upon")  # the picture of all three is drawn
+    shell.expect("prompt 2 · Upon")  # the picture of all three is drawn
     shell.sendcontrol("z")
     shell.expect("Stopped")
     before = shell.before

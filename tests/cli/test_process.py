@@ -110,7 +110,7 @@ def test_lines_about_a_run_fit_the_terminal_and_take_the_bar_away(tmp_path: Path
     pyte.ByteStream(screen).feed(child.read())
     lines = [line.rstrip() for line in screen.display if line.strip()]
     assert lines[0] == "note: runtime: native (t5)"  # where the bar was
-    place = lines.index("prompt 0 · builtin:numbers · greedy")  # not cut within a word
+    place = lines.index("prompt 1 · builtin:numbers · greedy")  # not cut within a word
     assert lines[place + 1].startswith("seed 1234567890123456789 · 4 prompt tokens read in ")
 
 

@@ -15,7 +15,7 @@ from tests.cli.tool import genctl
 
 FORMAT = ("--format", "jsonl", "--seed", "1")
 FOUR = ("--num-beams", "4", "--num-return-sequences", "4", "-n", "6", *FORMAT)
-NOTE = "warning: prompt {}: {} of 4 sequences: the search found no others (num_return_sequences)"
+NOTE = "warning: {}{} of 4 sequences: the search found no others (num_return_sequences)"
 
 
 @pytest.mark.parametrize("command", ["run", "beam"])
@@ -34,7 +34,7 @@ def test_fewer_sequences_than_asked_for_are_said(command: str, mode: tuple[str, 
     assert done.status == 0
     assert len(done.records) == 2
     assert [(one["returned"], one["num_return_sequences"]) for one in done.records] == [(2, 4)] * 2
-    assert done.err.splitlines() == [NOTE.format(0, 2)]
+    assert done.err.splitlines() == [NOTE.format("", 2)]
 
 
 def test_in_a_batch_each_prompt_says_it_for_itself(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_in_a_batch_each_prompt_says_it_for_itself(tmp_path: Path) -> None:
     assert [(one["id"], "returned" in one) for one in done.records] == [
         *[("a", False)] * 4, *[("b", True)] * 2, *[("c", False)] * 4
     ]  # fmt: skip
-    assert done.err.splitlines() == [NOTE.format("b", 2)]
+    assert done.err.splitlines() == [NOTE.format("prompt b: ", 2)]
 
 
 @pytest.mark.parametrize("rank", [("--best-of", "6"), ("--mbr-samples", "6")])
@@ -66,7 +66,7 @@ def test_compared_runs_say_it_too(tmp_path: Path) -> None:
     presets = [part for name in ("few", "many") for part in ("-p", str(tmp_path / f"{name}.toml"))]
     done = genctl("compare", "One day", *presets, "--format", "jsonl")
     assert [(one["run"], one.get("returned")) for one in done.records] == [("few", 2)] * 2 + [("many", None)] * 4
-    assert "warning: prompt 0, run few: 2 of 4 sequences" in done.err
+    assert "warning: run few: 2 of 4 sequences" in done.err
 
 
 WORDS = ("--num-beams", "4", "--force-words", "bridge", "--force-words", "dog", "-n", "30", *FORMAT)
@@ -87,10 +87,10 @@ def test_a_word_that_could_not_be_written_is_named(command: str) -> None:
     done = genctl(command, "One day", *WORDS, *barred, "--fail-on", "length", "-q")
     (record,) = done.records
     assert record["unmet"] == ["bridge", "dog"]
-    assert done.err.splitlines()[0] == 'warning: prompt 0 lacks "bridge", "dog" (force_words)'
+    assert done.err.splitlines()[0] == 'warning: the text lacks "bridge", "dog" (force_words)'
     failed = genctl(command, "One day", *WORDS, *barred, "--fail-on", "unmet")
     assert failed.status == 4
-    assert failed.err.splitlines()[-1] == 'error: --fail-on: prompt 0, sequence 0 lacks "bridge", "dog"'
+    assert failed.err.splitlines()[-1] == 'error: --fail-on: the text lacks "bridge", "dog"'
     assert genctl(command, "One day", *WORDS, *barred).status == 0
 
 

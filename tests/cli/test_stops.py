@@ -95,14 +95,14 @@ def test_a_text_of_a_grammar_that_is_cut_is_told_even_when_quiet(quiet: tuple[st
     assert done.status == 0
     lines = [line for line in done.err.splitlines() if line.startswith("warning: ")]
     said = "json_schema: the text is incomplete, cut by length after 9 tokens"
-    assert lines == [f"warning: prompt {row}: {said}" for row in (0, 1)]
+    assert lines == [f"warning: prompt {row}: {said}" for row in (1, 2)]
     assert genctl("run", "One", "--json-schema", SCHEMA, "-n", "9", "--fail-on", "length").status == 4
 
 
 def test_a_comparison_tells_it_with_the_run() -> None:
     runs = ("--strategy", "a:max_new_tokens=9", "--strategy", "b:max_new_tokens=20")
     done = genctl("compare", "One", *runs, "--json-schema", SCHEMA, "--format", "jsonl")
-    assert "warning: prompt 0, run a: json_schema: the text is incomplete" in done.err
+    assert "warning: run a: json_schema: the text is incomplete" in done.err
     assert "run b" not in done.err
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from genctl.api import load
 from genctl.cli.event_log import read_recording
+from genctl.errors import UsageError
 from genctl.events import Stepped
 from tests.cli.tool import genctl
 from tests.tiny import tiny, tokenizer
@@ -193,3 +195,15 @@ def test_an_output_begun_with_other_tokens_is_not_gone_on_with(gpt2: Path, tmp_p
     done = genctl(*arguments, "--resume", *flags("id:7"))
     assert done.status == 2
     assert "--watch" in done.err
+
+
+def test_the_python_interface_watches_tokens_too(gpt2: Path) -> None:
+    model = load(str(gpt2))
+    (result,) = model.generate(PROMPT, watch=(" the", "id:7"), max_new_tokens=4)
+    (sequence,) = result.sequences
+    wanted = oracle("gpt2", PROMPT, list(sequence.token_ids))
+    for token, row in zip(sequence.tokens, wanted, strict=True):
+        assert [entry[0] for entry in token.watched] == ids()[:2]
+        assert [entry[2] for entry in token.watched] == pytest.approx([row[id].item() for id in ids()[:2]], abs=1e-4)
+    with pytest.raises(UsageError, match="is not one token"):
+        model.generate(PROMPT, watch="the cat sat")

@@ -272,7 +272,7 @@ def test_references_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     flags = ("compare", "-m", "builtin:numbers", "-p", "greedy", "-p", "nucleus", "--references")
     done = genctl(*flags, str(path), "1", "2")
     assert (done.status, done.out) == (2, "")
-    assert "1 references, one per line, for 2 prompts" in done.err
+    assert "1 reference, one per line, for 2 prompts" in done.err
     assert "no such file" in genctl(*flags, str(tmp_path / "none"), "1").err.lower()
     row = json.dumps({"prompt": "1", "reference": "one"})
     done = genctl(*flags, str(path), "--input-format", "jsonl", stdin=row)
@@ -416,8 +416,7 @@ def test_a_prompt_that_is_cut_is_said_once_for_runs_that_read_it_alike(gpt2: Pat
     assert done.status == 0
     notes = [line for line in done.err.splitlines() if "were taken" in line]
     assert len(notes) == 2
-    assert notes[0].startswith("note: prompt 0: ")
-    assert notes[0].endswith("tokens were taken from it (--truncate left)")
+    assert notes[0] == "note: 50 tokens were taken from the prompt (--truncate left)"
     taken = {record["run"]: record["truncated"] for record in done.records}
     assert taken == {"greedy": 50, "drawn": 50, "short": 48}
 
@@ -481,3 +480,24 @@ def test_one_run_alone_is_no_comparison(gpt2: Path, seeds: tuple[str, ...]) -> N
     assert (done.status, done.out) == (2, "")
     assert "at least two runs, but there is only nucleus" in done.err
     assert "--seeds" in done.err
+
+
+def test_scores_of_different_length_penalties_are_not_passed_off_as_comparable() -> None:
+    runs = ("--strategy", "a:num_beams=2", "--strategy", "b:num_beams=2,length_penalty=2.0", "-n", "3")
+    for more in ((), ("--format", "md")):
+        done = genctl("compare", "One day", "-p", "greedy", *runs, *more)
+        assert done.status == 0, done.err
+        said = done.out.replace("\\", "")
+        assert "scores of different length_penalty do not compare: it is 1.0 in greedy, a; 2.0 in b" in said
+    assert "do not compare" not in genctl("compare", "One day", "-p", "greedy", *runs[:2], "-n", "3").out
+
+
+def test_a_difference_is_minus_the_baseline_and_runs_keep_their_order() -> None:
+    runs = [word for name in ("nucleus", "greedy", "beam5") for word in ("-p", name)]
+    done = genctl("compare", "One day", *runs, "--baseline", "greedy", "-n", "3", "--seed", "1")
+    lines = done.out.splitlines()
+    table = next(place for place, line in enumerate(lines) if line.startswith("run "))
+    assert [line.split()[0] for line in lines[table + 1 : table + 4]] == ["nucleus", "greedy", "beam5"]
+    minus = lines.index("minus greedy")
+    assert [line.split()[0] for line in lines[minus + 1 : minus + 4]] == ["run", "nucleus", "beam5"]
+    assert lines[minus + 2].split()[1] == "0"  # tokens: a whole number, without a sign

@@ -86,7 +86,7 @@ def test_one_changed_weight_fails_with_a_readable_difference(folder: Path, tmp_p
     assert done.status == 4
     assert re.search(r"error: --expect .*: \d of 8 outputs are not as recorded\n", done.err)
     first = done.out.split("\n\n")[0].splitlines()
-    assert first[0].startswith("run greedy · prompt 0 · seed ")
+    assert first[0].startswith("run greedy · prompt 1 · seed ")
     assert first[1].startswith("    - ")
     assert first[2].startswith("    + ")
     assert first[3].startswith("  first different token: number ")
@@ -144,7 +144,7 @@ def test_prompts_and_runs_may_be_given_anew(folder: Path, tmp_path: Path) -> Non
         "compare", "hello there", "again", "-p", "greedy", "-p", "nucleus", *same[-6:], "--expect", str(file)
     )
     assert fewer.status == 4
-    assert "run beam · prompt 0" in fewer.out
+    assert "run beam · prompt 1" in fewer.out
     assert "missing: it was recorded before" in fewer.out
     shorter = genctl("compare", "--expect", str(file), "-n", "4")
     assert shorter.status == 4
@@ -274,5 +274,5 @@ def test_outputs_that_only_one_side_has_are_differences() -> None:
     one = record((1, "a", -0.1))
     outcome = compare([one], [one, {**one, "id": "1"}], 1e-3)
     assert outcome.compared == 2
-    assert [found.heading for found in outcome.differences] == ["run a · prompt 1 · seed 1"]
+    assert [found.heading("1") for found in outcome.differences] == ["run a · prompt 1 · seed 1"]
     assert outcome.differences[0].lines == ("only now: it is not in the file",)

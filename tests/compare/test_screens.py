@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from genctl.events import Event, Failed, Stepped, Token
 from genctl.render import compare_report as shown
 from genctl.render.compare_view import Column, CompareView, picture
 from genctl.render.run_history import RunHistory, fold
+from tests import screens
 from tests.cli.tool import genctl
 from tests.render.streams import STORY, Clock, Terminal, console, lane, woven, written
 
@@ -29,12 +29,7 @@ COLUMNS = (
 
 
 def check_screen(name: str, text: str) -> None:
-    """Compare with tests/compare/screens/NAME.txt; GENCTL_UPDATE_SCREENS=1 writes it anew."""
-    file = SCREENS / f"{name}.txt"
-    lines = "\n".join(line.rstrip() for line in text.split("\n"))
-    if os.environ.get("GENCTL_UPDATE_SCREENS") == "1":
-        file.write_text(lines, encoding="utf-8")
-    assert lines == file.read_text(encoding="utf-8")
+    screens.check_screen(SCREENS / f"{name}.txt", text)
 
 
 def events() -> list[Event]:
@@ -54,7 +49,7 @@ def test_texts_stream_side_by_side_or_in_a_stack(width: int) -> None:
     terminal, clock = Terminal(width, 20), Clock()
     seen = []
     with CompareView(terminal.console, console(width), live=True, clock=clock) as view:
-        view.begin(Text("── prompt 0 · Under the old oak"), COLUMNS)
+        view.begin(Text("── prompt 1 · Under the old oak"), COLUMNS)
         for number, event in enumerate(events()):
             clock.now += 0.1
             view.feed(event)
@@ -174,7 +169,7 @@ def test_the_whole_program_on_a_terminal(columns: int, monkeypatch: pytest.Monke
     done = genctl("compare", "12\x1b[31m3", "7", "-m", "builtin:numbers", *runs, terminal=True, color="never")
     assert done.status == 0, done.err
     assert "\x1b[31m" not in done.out
-    assert "prompt 1 · 7" in done.out
+    assert "prompt 2 · 7" in done.out
     assert "over 2 prompts" in done.out
     assert "forward passes instead of" in done.err
     assert "2 prefills instead of 4" in done.err

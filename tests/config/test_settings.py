@@ -184,7 +184,7 @@ def test_a_variable_sets_its_knob_and_is_read_as_set_reads() -> None:
             "GENCTL_REVISION": "1234567",
             "GENCTL_STOP_STRINGS": '["a", "b"]',
             "GENCTL_SEED": "",
-            "GENCTL_UPDATE_SCREENS": "1",
+            "GENCTL_TEST_UPDATE_SCREENS": "1",
             "GENCTL_TEST_SOMETHING": "1",
             "PATH": "/bin",
         }

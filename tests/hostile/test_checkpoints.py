@@ -395,7 +395,7 @@ def test_a_tokenizer_of_another_vocabulary_is_told_and_its_prompts_refused(gpt2:
     assert "the tokenizer has 305 tokens, the model only 300" in done.err
     done = run(gpt2, prompt="a<more3>")
     assert done.status == 1
-    assert "error: prompt 0: token 1 of the prompt has id 303, but the model's ids are 0 to 299" in done.err
+    assert "error: token 2 of the prompt has id 303, but the model's ids are 0 to 299" in done.err
 
 
 # -- code that must not run -------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from genctl.events import Began, CacheRead, Event, Finished, Given, Hypothesis, 
 from genctl.inspecting.measurement import Measurement
 from genctl.render import cache_diff, cache_inputs, cache_norms, cache_report, theme
 from genctl.render.cache_view import CacheView, picture
+from tests import screens
 from tests.cli.test_process import ROOT
 from tests.cli.tool import genctl
 from tests.render.streams import STORY, Clock, Terminal, console, written
@@ -28,12 +29,7 @@ SCREENS = Path(__file__).parent / "screens"
 
 
 def check_screen(name: str, text: str) -> None:
-    """Compare with tests/inspect/screens/NAME.txt; GENCTL_UPDATE_SCREENS=1 writes it anew."""
-    file = SCREENS / f"{name}.txt"
-    lines = "\n".join(line.rstrip() for line in text.split("\n"))
-    if os.environ.get("GENCTL_UPDATE_SCREENS") == "1":
-        file.write_text(lines, encoding="utf-8")
-    assert lines == file.read_text(encoding="utf-8")
+    screens.check_screen(SCREENS / f"{name}.txt", text)
 
 
 def show(lines: list[Text], width: int) -> str:

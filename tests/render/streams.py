@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pyte
 from rich.console import Console
 
 from genctl.events import Alternative, Began, Ended, Event, Finished, Hypothesis, Prefilled, Row, Stepped, Token, Trace
+from tests import screens
 
 SCREENS = Path(__file__).parent / "screens"
 STORY = re.findall(
@@ -83,12 +83,7 @@ class Terminal:
 
 
 def check_screen(name: str, text: str) -> None:
-    """Compare with tests/render/screens/NAME.txt; GENCTL_UPDATE_SCREENS=1 writes it anew."""
-    file = SCREENS / f"{name}.txt"
-    lines = "\n".join(line.rstrip() for line in text.split("\n"))
-    if os.environ.get("GENCTL_UPDATE_SCREENS") == "1":
-        file.write_text(lines, encoding="utf-8")
-    assert lines == file.read_text(encoding="utf-8")
+    screens.check_screen(SCREENS / f"{name}.txt", text)
 
 
 def token(step: int, text: str, *, trace: bool = False) -> Token:
@@ -126,7 +121,7 @@ def lane(
 ) -> Iterator[Event]:
     """One prompt whose sequences are written side by side, one row each, until the last has ended."""
     tokens = [[token(step, text, trace=trace) for step, text in enumerate(pieces)] for pieces in texts]
-    yield Began(name, prompt, "sample", "builtin:stories", seed)
+    yield Began(name, prompt, "sample", "builtin:stories", seed, place=int(name) + 1 if name.isdecimal() else 0)
     yield Prefilled(name, 5, 0.02)
     live = [0] * len(texts)  # the row that each sequence continues
     done: dict[int, Hypothesis] = {}

@@ -210,7 +210,7 @@ def test_a_lane_that_fails_on_the_way_gives_the_screen_back() -> None:
     terminal, err = Terminal(), console()
     play([*list(search())[:5], Failed("0", "model", "broken")], terminal.console, err)
     assert "rank" not in terminal.everything()
-    assert written(err) == "failed · prompt 0 · broken (model)\n"
+    assert written(err) == "error: prompt 1: broken\n"
 
 
 BEST = Hypothesis((1, 2, 3, 4), -8.0, -8.0, "eos", -2.0)

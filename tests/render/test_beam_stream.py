@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -89,8 +90,12 @@ def test_several_prompts_come_one_after_another_in_the_order_in_which_they_began
 
 
 def test_the_prompt_comes_once_before_each_of_its_texts() -> None:
-    out = streamed(list(search(STEPS, returned=2, prompt="P")), echo=True, between="\t")
-    assert out[-1] == "P\t the old badger sang under the hill.\nP\t the old badger slept under the hill.\n"
+    began, *rest = search(STEPS, returned=2, prompt="P")
+    assert isinstance(began, Began)
+    texts = [" the old badger sang under the hill.", " the old badger slept under the hill."]
+    for answers, between in ((False, ""), (True, "\t")):
+        events = [dataclasses.replace(began, encoder_decoder=answers), *rest]
+        assert streamed(events, echo=True)[-1] == "".join(f"P{between}{text}\n" for text in texts)
 
 
 def test_a_lane_that_fails_on_the_way_ends_its_line() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+from genctl.comparing import formats
 from genctl.events import Began
-from genctl.render import token_heat, widgets
+from genctl.plural import count
+from genctl.render import cache_report, score_formula, token_heat, widgets
 from genctl.render.beam_picture import from_word
 from genctl.render.run_history import Path, RunHistory, fold
 from tests.render.streams import token
@@ -32,3 +36,39 @@ def test_a_dead_row_shows_its_whole_word() -> None:
     assert from_word(path, 6) == "Pip"
     assert from_word(path, 4) == "Pip"
     assert from_word(path, 0) == "was Pip"
+
+
+def test_nouns_follow_their_numbers() -> None:
+    assert [count(1, "token"), count(2, "pass", "passes"), count(1204, "row")] == ["1 token", "2 passes", "1,204 rows"]
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "shown", "difference"),
+    [
+        (-0.0004, 3, "0.000", "0.000"),
+        (0.0004, 3, "0.000", "0.000"),
+        (-0.5, 3, "-0.500", "-0.500"),
+        (0.5, 0, "0", "0"),
+        (2_051_000.4, 2, "2,051,000", "+2,051,000"),
+        (2238.0, 2, "2,238.00", "+2,238.00"),
+        (None, 2, "–", "–"),
+    ],
+)
+def test_numbers_of_a_comparison(value: float | None, digits: int, shown: str, difference: str) -> None:
+    assert formats.number(value, digits) == shown
+    assert formats.signed(value, digits) == difference
+
+
+def test_a_score_is_written_in_digits() -> None:
+    values = (-11.8823, -0.0041, -0.0000021, -1e-12, 0.0)
+    shown = ["-11.882", "-0.004100", "-0.000002", "0.000", "0.000"]
+    assert [score_formula.number(value) for value in values] == shown
+
+
+def test_bytes_are_whole() -> None:
+    assert [cache_report.number(value) for value in (10240, 1365.33, 2048.0, None)] == [
+        "10,240",
+        "about 1,365",
+        "2,048",
+        "–",
+    ]

@@ -83,7 +83,7 @@ def test_quiet_leaves_the_result_and_the_failures() -> None:
     out, err = console(), console()
     play([*lane("0", [STORY[:2]]), Failed("1", "input", "empty prompt")], view(out, err, quiet=True))
     assert written(out) == " there lived\n"
-    assert written(err) == "failed · prompt 1 · empty prompt (input)\n"
+    assert written(err) == "error: prompt 1: empty prompt\n"
 
 
 def test_accepted_drafts_and_stop_strings_are_in_the_summary() -> None:
@@ -157,12 +157,12 @@ def test_nothing_is_lost_however_small_the_terminal(height: int) -> None:
     terminal, clock = Terminal(80, height), Clock()
     lanes = 7
     texts = [[f" word{lane_number}x{step}\n" for step in range(30)] for lane_number in range(lanes)]
-    streams = [lane(str(number), [text], prompt=f"prompt {number}") for number, text in enumerate(texts)]
+    streams = [lane(str(number), [text], prompt=f"text {number}") for number, text in enumerate(texts)]
     play(woven(*streams), view(terminal.console, clock=clock, labels=True), clock)
     lines = terminal.everything().split("\n")
     expected = []
     for number, text in enumerate(texts):
-        heading = f"── {number} · prompt {number} · ended by itself "
+        heading = f"── prompt {number + 1} · text {number} · ended by itself "
         expected += [heading + "─" * (80 - len(heading)), *"".join(text).rstrip("\n").split("\n"), ""]
     assert lines == [line.rstrip() for line in expected]
 
@@ -289,10 +289,10 @@ def test_where_nothing_may_move_the_first_prompt_streams_and_the_others_follow()
     text = written(out)
     assert "\x1b" not in text
     assert [line[:12] for line in text.split("\n")] == [
-        "── 0 · one ─",
+        "── prompt 1 ",
         " there lived",
         "",
-        "── 1 · two ·",
+        "── prompt 2 ",
         " there lived",
         "",
     ]
@@ -313,7 +313,7 @@ def test_failures_are_told_in_their_turn() -> None:
     play(events, view(out, err))
     assert stream.getvalue().split("\n")[:3] == [
         " there lived an old badger",
-        "failed · prompt 1 · the prompt is empty (input)",
+        "error: prompt 1: the prompt is empty",
         " there lived",
     ]
     assert "3 prompts · 7 tokens" in stream.getvalue()
@@ -324,7 +324,7 @@ def test_only_failures_make_no_summary() -> None:
     out, err = console(), console()
     play([Failed("0", "model", "no language-model head")], view(out, err))
     assert written(out) == ""
-    assert written(err) == "failed · prompt 0 · no language-model head (model)\n"
+    assert written(err) == "error: prompt 0: no language-model head\n"
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -394,7 +394,7 @@ def test_verbose_says_what_each_prompt_cost() -> None:
     play(woven(lane("0", [STORY[:3]]), lane("1", [STORY[:2]])), view(console(), err, labels=True, verbose=True))
     lines = written(err).split("\n")
     assert lines[0] == (
-        "prompt 0 · builtin:stories · sample · seed 7 · 5 prompt tokens read in 0.02 s"
+        "prompt 1 · builtin:stories · sample · seed 7 · 5 prompt tokens read in 0.02 s"
         " · 3 tokens in 0.12 s · 3 forward passes"
     )
     assert lines[2].endswith("seed 7 (first prompt) · 10 prompt tokens · 5 forward passes")

@@ -8,13 +8,14 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
-from genctl.events import Failed, Token
+from genctl.events import Failed, Row, Stepped, Token, Trace
 from genctl.render import theme, widgets
-from genctl.render.explain import explain_heading, explain_lines, explain_summary
-from genctl.render.run_history import RunHistory, fold
+from genctl.render.explain import explain_heading, explain_lines, explain_summary, no_room
+from genctl.render.run_history import LaneHistory, RunHistory, fold
 from genctl.render.summary import failure
 from tests.render.streams import STORY, check_screen, console, lane, token, written
 
@@ -139,8 +140,9 @@ def test_what_processors_did_is_readable(width: int) -> None:
 
 
 def test_a_failure_is_one_line_that_obeys_nobody() -> None:
-    text = drawn(120, failure(Failed("3\x1b", "model", "no such\nfolder [red]/x[/red]")))
-    assert text == "failed · prompt 3␛ · no such folder [red]/x[/red] (model)\n"
+    lane = LaneHistory("3\x1b", failed=Failed("3\x1b", "model", "no such\nfolder [red]/x[/red]"))
+    assert drawn(120, failure(lane)) == "error: prompt 3␛: no such folder [red]/x[/red]\n"
+    assert drawn(120, failure(lane, numbered=False)) == "error: no such folder [red]/x[/red]\n"
 
 
 def test_one_ramp_serves_terminal_and_page() -> None:
@@ -159,3 +161,25 @@ def test_why_a_text_ended_is_said_in_words() -> None:
     assert theme.ended("length") == "cut at max_new_tokens"
     assert theme.ended("stop", "“END”") == "stopped by “END”"
     assert theme.ended("a reason of tomorrow") == "a reason of tomorrow"
+
+
+def test_narrow_lines_of_processors_keep_their_names_and_say_what_is_missing() -> None:
+    trace = Trace("repetition_penalty", 1516, 0.25, True, 0.5, 0.75)
+    explained = Token(1, -1.0, " a", trace=(trace,))
+    for width, missing in ((60, ["the bar of the mass moved", "removed"]), (70, ["removed"]), (80, [])):
+        (line,) = explain_lines(explained, width)
+        assert "repetition_penalty" in line.plain
+        assert line.plain.endswith("50.0% →  75.0%  new winner")
+        assert line.cell_len <= width
+        assert explain_heading(width).cell_len <= width
+        assert no_room(width) == missing
+
+
+@pytest.mark.parametrize(("width", "missing"), [(60, "time, winners changed"), (66, "time"), (80, "")])
+def test_a_narrow_summary_of_processors_breaks_no_name(width: int, missing: str) -> None:
+    trace = Trace("repetition_penalty", 1516, 0.25, True, 0.5, 0.75, 0.001)
+    step = Stepped("0", 0, (Row("0", 0, (Token(1, -1.0, " a", trace=(trace,)),), -1.0, -1.0),))
+    lines = drawn(width, explain_summary(fold(RunHistory(), step), width)).splitlines()
+    assert any(line.startswith("repetition_penalty ") for line in lines)
+    assert all(cell_len(line) <= width for line in lines[:-2])
+    assert (f"no room for {missing}" in " ".join(lines)) == bool(missing)

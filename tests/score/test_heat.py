@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from genctl.events import Token
 from genctl.render import theme, token_heat
 from tests.render.streams import STORY, console, written
 from tests.render.streams import token as made_up
+from tests.screens import check_screen
 
 SCREENS = Path(__file__).parent / "screens"
 
@@ -92,16 +92,11 @@ def test_perplexities_stay_short(value: float) -> None:
 
 
 def check(name: str, lines: list[Text]) -> None:
-    """Compare with the readable screen of this name; GENCTL_UPDATE_SCREENS=1 writes it anew."""
     out = console(80)
     for line in lines:
         assert cell_len(line.plain) <= 80
         out.print(line)
-    file = SCREENS / f"{name}.txt"
-    shown = "\n".join(line.rstrip() for line in written(out).split("\n"))
-    if os.environ.get("GENCTL_UPDATE_SCREENS") == "1":
-        file.write_text(shown, encoding="utf-8")
-    assert shown == file.read_text(encoding="utf-8")
+    check_screen(SCREENS / f"{name}.txt", written(out))
 
 
 TOKENS = [made_up(step, text) for step, text in enumerate(STORY)]

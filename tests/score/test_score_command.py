@@ -189,7 +189,7 @@ def test_rows_say_what_they_want_themselves(gpt2: Path, tmp_path: Path) -> None:
     assert "nothing to score: expected one of text, prompt, candidates" in messages[2]
     assert "text and candidates exclude each other" in messages[3]
     assert "context: expected a string, got an integer" in messages[3]
-    assert "candidates: item 0: is empty" in messages[3]
+    assert "candidates: item 1: is empty" in messages[3]
 
 
 def test_run_still_refuses_the_keys_of_score(gpt2: Path) -> None:
@@ -207,8 +207,8 @@ def test_failed_texts_leave_the_others_and_say_so(gpt2: Path) -> None:
     done = genctl("score", "-m", str(gpt2), stdin="the cat\n\na\nthe dog\n")
     assert done.status == 1
     assert [line.split("\t")[3] for line in done.out.splitlines()] == ["the cat", "the dog"]
-    assert "error: text 1: line 2: empty prompt" in done.err
-    assert "error: text 2: the text is a single token" in done.err
+    assert "error: text 2: line 2: empty prompt" in done.err
+    assert "error: text 3: the text is a single token" in done.err
     table = genctl("score", "-m", str(gpt2), "--format", "tsv", stdin="the cat\n\na\nthe dog\n").out.splitlines()
     assert table[0].split("\t")[:5] == ["id", "rank", "ppl", "nll", "tokens"]
     assert [line.split("\t")[0] for line in table[1:]] == ["0", "1", "2", "3"]
@@ -273,7 +273,7 @@ def test_an_output_is_written_and_kept(gpt2: Path, tmp_path: Path) -> None:
 def test_a_terminal_shows_the_text_its_digits_and_its_sums() -> None:
     done = genctl("score", "Once upon a time", "One day\x1b[2J", terminal=True, color="never")
     lines = done.out.splitlines()
-    assert lines[0].startswith("── text 0 · Once upon a time ─")
+    assert lines[0].startswith("── text 1 · Once upon a time ─")
     assert lines[1] == "Once upon a time"
     assert re.fullmatch(r"\d {4}\d {4}\d \d", lines[2])
     assert re.fullmatch(r"perplexity \S+ · \S+ nats · \S+ bits · \S+ bits/byte · 4 tokens", lines[3])

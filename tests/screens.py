@@ -1,0 +1,15 @@
+"""Screens that are kept as text files beside the tests, so that a person can read and review them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def check_screen(file: Path, text: str) -> None:
+    """Compare a screen with a file, spaces at the end of lines apart. GENCTL_TEST_UPDATE_SCREENS=1 writes it anew."""
+    shown = "\n".join(line.rstrip() for line in text.split("\n"))
+    if os.environ.get("GENCTL_TEST_UPDATE_SCREENS") == "1":
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(shown, encoding="utf-8")
+    assert shown == file.read_text(encoding="utf-8")
