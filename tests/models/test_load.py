@@ -160,7 +160,7 @@ def test_ids_that_the_model_lacks_are_refused(llama: Path) -> None:
     found = loaded(llama)
     assert found.tokenizer is not None
     found.tokenizer.add_tokens(["<beyond>"])
-    with pytest.raises(InputError, match="token 1 of the prompt has id 300, but the model's ids are 0 to 299"):
+    with pytest.raises(InputError, match="token 2 of the prompt has id 300, but the model's ids are 0 to 299"):
         encode_prompt(found, "a<beyond>")
 
 
