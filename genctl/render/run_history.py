@@ -27,6 +27,7 @@ from genctl.events import (
 )
 
 MOVED_AT_LEAST = 1e-9  # a smaller total variation is rounding
+WITHOUT_SEED = ("greedy", "beam", "diverse-beam", "constrained-beam", "contrastive")  # strategies that never draw
 
 
 class Path:
@@ -286,7 +287,7 @@ def fold(history: RunHistory, event: Event) -> RunHistory:
     tallies, written = history.tallies, 0
     if isinstance(event, Began):
         lane = replace(lane, began=event)
-        drawn = totals.seed is None and event.strategy != "greedy"  # a seed that nothing used says nothing
+        drawn = totals.seed is None and event.strategy not in WITHOUT_SEED
         totals = replace(totals, seed=event.seed if drawn else totals.seed)
     elif isinstance(event, Prefilled):
         lane = replace(lane, prefilled=event)
