@@ -4,7 +4,7 @@
 environment, folder and standard streams to the server, which forks a child with them. Signals are passed on to the
 child, and the client exits with the child's status. Unlike a new process, the child has the server's imports (nothing
 of transformers), ignores the environment's options of Python, and runs no `atexit` function. Tests of how a process
-starts and ends use `sys.executable`.
+starts and ends, by a signal above all, use `sys.executable`.
 """
 
 from __future__ import annotations

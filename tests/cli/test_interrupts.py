@@ -15,8 +15,6 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.warm import python
-
 ROOT = Path(__file__).parents[2]
 GENCTL = ["-m", "genctl"]
 STUCK = ["-m", "tests.cli.stuck"]
@@ -65,7 +63,7 @@ def test_a_model_that_does_not_come_back_costs_no_row(
     given = [{"id": name, "prompt": name, "params": {"max_new_tokens": 2 if name == "b" else 30}} for name in "abc"]
     rows.write_text("".join(f"{json.dumps(row)}\n" for row in given))
     options = ["-i", str(rows), "--format", "jsonl", "--batch-size", "2", "--seed", "1"]
-    command = [*python(), *STUCK, "9", "run", *options]
+    command = [sys.executable, *STUCK, "9", "run", *options]
     with started(command, environment, tmp_path) as process:
         until(process, b"stuck")
         process.send_signal(number)
@@ -86,7 +84,7 @@ def test_with_resume_running_rows_are_left_to_the_next_run(tmp_path: Path, envir
     rows.write_text("".join(f"number {number}\n" for number in range(7)))
     settings = ["-i", str(rows), "--batch-size", "2", "--seed", "1", "--do-sample", "-n", "12"]
     with started(
-        [*python(), *STUCK, "30", "run", *settings, "-o", str(out), "--resume"], environment, tmp_path
+        [sys.executable, *STUCK, "30", "run", *settings, "-o", str(out), "--resume"], environment, tmp_path
     ) as process:
         until(process, b"stuck")
         process.send_signal(signal.SIGINT)
@@ -95,7 +93,7 @@ def test_with_resume_running_rows_are_left_to_the_next_run(tmp_path: Path, envir
     assert b"the same command goes on after them" in err
     assert b"interrupted" not in out.read_bytes()
     for extra in (["-o", str(out), "--resume"], ["-o", str(whole)]):
-        subprocess.run([*python(), *GENCTL, "run", *settings, *extra], env=environment, cwd=tmp_path, check=True)
+        subprocess.run([sys.executable, *GENCTL, "run", *settings, *extra], env=environment, cwd=tmp_path, check=True)
     assert out.read_bytes() == whole.read_bytes()
 
 
@@ -106,7 +104,7 @@ def test_a_signal_while_it_is_loading_leaves_no_file(tmp_path: Path, environment
         "from genctl.__main__ import main; main()"
     )
     for more in ([], ["--resume"]):
-        command = [*python(), "-c", code, "run", "x", "-o", str(tmp_path / "out.jsonl"), *more]
+        command = [sys.executable, "-c", code, "run", "x", "-o", str(tmp_path / "out.jsonl"), *more]
         with started(command, environment, tmp_path) as process:
             until(process, b"loading")
             process.send_signal(signal.SIGINT)
@@ -139,7 +137,7 @@ def test_the_second_signal_ends_at_once(tmp_path: Path, environment: dict[str, s
         "job.Job._rescue = lambda self, stack: (print('saving', file=sys.stderr, flush=True), time.sleep(60));"
         "sys.argv[1:1] = ['3']; from tests.cli.stuck import main; main()"
     )
-    with started([*python(), "-c", code, "run", "x", "--format", "jsonl"], environment, tmp_path) as process:
+    with started([sys.executable, "-c", code, "run", "x", "--format", "jsonl"], environment, tmp_path) as process:
         until(process, b"stuck")
         process.send_signal(signal.SIGINT)
         until(process, b"saving")
@@ -153,7 +151,7 @@ def test_a_reader_that_does_not_read_on_keeps_nobody_waiting(tmp_path: Path, env
     rows = tmp_path / "rows.txt"
     rows.write_text("7\n" * 3000)
     command = [
-        *python(),
+        sys.executable,
         *GENCTL,
         "run",
         "-m",
@@ -218,9 +216,8 @@ def test_a_stopped_process_gives_the_cursor_back_and_goes_on(tmp_path: Path, env
 
 def test_an_interrupt_on_a_terminal_leaves_the_text_and_the_cursor(tmp_path: Path, environment: dict[str, str]) -> None:
     environment = {**environment, "TERM": "xterm-256color"}
-    program, *rest = python()
     child = pexpect.spawn(
-        program, [*rest, *STUCK, "25", "run", "Once", "Upon", "--do-sample", "--batch-size", "2", "--seed", "1"],
+        sys.executable, [*STUCK, "25", "run", "Once", "Upon", "--do-sample", "--batch-size", "2", "--seed", "1"],
         env={**environment, "PYTHONPATH": str(ROOT)}, cwd=str(tmp_path), dimensions=(24, 80), timeout=PATIENCE,
         encoding="utf-8",
     )  # fmt: skip
@@ -241,7 +238,7 @@ def test_every_command_says_that_it_was_interrupted(tmp_path: Path, environment:
     if command == "presets":
         code += "from genctl.cli import app; app.Root.invoke = lambda *a: time.sleep(60);"
     process = subprocess.Popen(
-        [*python(), "-c", code + "main()", command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-c", code + "main()", command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, env=environment, cwd=tmp_path, preexec_fn=heard,
     )  # fmt: skip
     with process:

@@ -30,7 +30,7 @@ def test_an_interrupt_writes_what_there_is_and_exits_with_130(tmp_path: Path, en
     rows = tmp_path / "rows.txt"
     rows.write_text("Once upon a time\n" * 400)
     command = [
-        *python(),
+        sys.executable,
         *GENCTL,
         "run",
         "-i",
@@ -58,7 +58,7 @@ def test_an_interrupt_writes_what_there_is_and_exits_with_130(tmp_path: Path, en
 
 
 def test_sigterm_exits_with_143(tmp_path: Path, environment: dict[str, str]) -> None:
-    command = [*python(), *GENCTL, "run", "--format", "jsonl", "--batch-size", "1"]
+    command = [sys.executable, *GENCTL, "run", "--format", "jsonl", "--batch-size", "1"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=tmp_path
     )

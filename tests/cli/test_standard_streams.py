@@ -130,7 +130,7 @@ def test_a_signal_after_the_last_line_changes_nothing(environment: dict[str, str
 def test_a_hangup_writes_what_there_is_and_nohup_is_heeded(environment: dict[str, str], tmp_path: Path) -> None:
     for handler, expected in ((signal.SIG_DFL, 129), (signal.SIG_IGN, 0)):
         process = subprocess.Popen(
-            [*python(), "-m", "genctl", "run", "--format", "jsonl", "--batch-size", "1", "-n", "4"],
+            [sys.executable, "-m", "genctl", "run", "--format", "jsonl", "--batch-size", "1", "-n", "4"],
             env=environment, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             preexec_fn=lambda handler=handler: signal.signal(signal.SIGHUP, handler),  # type: ignore[misc]
         )  # fmt: skip
