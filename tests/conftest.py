@@ -89,7 +89,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> It
 @pytest.fixture(autouse=True)
 def program_environment(request: pytest.FixtureRequest) -> None:
     """Tests of the whole program run in the clean environment without asking for it."""
-    if request.path.parent.name in ("cli", "compare", "hostile", "inspect", "score"):
+    if request.path.parent.name in ("cli", "compare", "hostile", "inspect", "score", "backend"):
         request.getfixturevalue("clean_environment")
 
 

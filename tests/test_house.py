@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
 # room -> rooms it may import, besides itself, `errors` and `plural`
 ALLOWED: dict[str, set[str]] = {
     "cli": {
+        "backend",
         "config",
         "session",
         "requests",
@@ -33,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
         "identity",
         "collection",
     },
+    "backend": {"config", "params", "events", "requests", "batch", "scoring.scored_text"},
     "api": {"config", "session", "requests", "batch", "params", "events", "results"},
     "session": {
         "config",
@@ -139,6 +141,7 @@ HEAVY = {
     "tomli": {"config"},
     "pydantic": {"config"},
     "typer": {"cli"},
+    "httpx2": {"backend"},
 }
 
 

@@ -19,9 +19,10 @@ from genctl.cli.beam_output import Search
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import shown_top
 from genctl.cli.output import open_records, records_of
-from genctl.cli.run_options import RunOptions, check_search
+from genctl.cli.run_options import RunOptions, check_backend, check_search
 from genctl.cli.standard_streams import is_terminal
 from genctl.cli.view import make_view, shows, wants_bar
+from genctl.config.layers import Resolved, resolve
 from genctl.errors import CheckError, Exit
 from genctl.params import Runtime
 from genctl.plural import count
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from genctl.render.rows_bar import RowsBar
     from genctl.render.run_view import RunView
     from genctl.requests import Report, Request
+    from genctl.session import Session
 
 AHEAD = 2  # times as many rows are read ahead where they are at hand, so that the longest begins first
 
@@ -62,13 +64,21 @@ class RunJob(job.Job[RunOptions]):
         super().prepare()
         if self.options.view == "beam":
             check_search(self.early)
+        check_backend(self.options, self.early)
         if not self.options.dry:
             return None
         from genctl.config.dry import to_toml
+
+        sys.stdout.write(to_toml(self._planned()))
+        return int(Exit.DONE)
+
+    def _planned(self) -> Resolved:
+        """The settings with those of the checkpoint, whose weights are not read; a server has none of its own."""
+        if self.early.runtime.backend is not None:
+            return resolve(self.layers)
         from genctl.session import planned
 
-        sys.stdout.write(to_toml(planned(self.early.runtime, self.layers, **self.options.trust)))
-        return int(Exit.DONE)
+        return planned(self.early.runtime, self.layers, **self.options.trust)
 
     def open(self, stack: ExitStack) -> None:
         """Open the output, the event log and the view; look the input file over."""
@@ -88,15 +98,25 @@ class RunJob(job.Job[RunOptions]):
     def load(self) -> None:
         """Load the checkpoint; begin or continue the output."""
         options = self.options
-        self.session = session = self.load_session(self.early.runtime, self.layers, on_event=self._loading)
+        runtime = self.early.runtime
+        session: job.AnySession
+        if runtime.backend is None:
+            session = self.load_session(runtime, self.layers, on_event=self._loading)
+        else:
+            session = self.connect(runtime, self.early.origins)
+            session.live = self.shown
+        self.session = session
         self.view.load_s = self.load_s
         self.base = self.settle(session, self.layers, options.strategy)
-        self.texts = session.loaded.tokenizer is not None
+        if session.is_remote is True and options.with_tokens:
+            session.needs_logprobs("--scores" if options.scores else "--top-logprobs", self.base)
+        self.texts = session.has_texts
         self.watched = session.watched(options.watch)
-        self.detail(*session.loaded.verbose_notes)
+        self.detail(*session.notes)
         self.describe(session, self.base)
         self.width = session.width(self.base, 1 if self.live else job.WIDTH)
-        self.span = job.SPAN * self.width if self.width > 1 else 1
+        # requests to a server do not share their passes, so no row depends on those beside it
+        self.span = job.SPAN * self.width if self.width > 1 and not session.is_remote else 1
         self._begin()
 
     def deliver(self, stack: ExitStack) -> None:
@@ -153,13 +173,12 @@ class RunJob(job.Job[RunOptions]):
         self.seed = job.start_seed(self.base)
         if not self.options.resume:
             return
-        loaded = [session.loaded, *(one for one, _ in session.planner.auxiliary_models.values())]
         identity = resume.identity(
             self.options,
             self.base,
             seed=self.seed,
-            checkpoints={one.name: one.fingerprint() for one in loaded},
-            batch={"width": self.width},
+            checkpoints=session.fingerprints(),
+            batch={} if session.is_remote else {"width": self.width},
             input=None if looked is None else {**looked.identity(), "format": self.options.input_kind},
             top=self._report().top,
             watch=self.watched,
@@ -187,7 +206,8 @@ class RunJob(job.Job[RunOptions]):
     def _decode(self) -> None:
         """Decode group by group, each to its end, so that a row's neighbours do not depend on where a run began."""
         for first in self.input:
-            group = itertools.chain([first], itertools.islice(self.input, self.span - 1 - first.index % self.span))
+            rest = None if self.session.is_remote else self.span - 1 - first.index % self.span
+            group = itertools.chain([first], itertools.islice(self.input, rest))
             self.listen(self._stream(group), self.listeners)
             if self.interrupt.status:
                 return
@@ -198,13 +218,14 @@ class RunJob(job.Job[RunOptions]):
 
     def _stream(self, group: job.Rows) -> Generator[events.Event, None, None]:
         requests, report = self._requests(group), self._report()
-        if self.options.check_runtime:
-            requests = self._compared(requests)
-        if not self.options.check_batch:
+        session = self.session
+        if self.options.check_runtime and session.is_remote is False:
+            requests = self._compared(session, requests)
+        if session.is_remote is True or not self.options.check_batch:
             # Read ahead only with --unordered, so that an interrupt leaves the beginning of the input; and never from a
             # pipe or a keyboard, which would keep other rows waiting.
             at_hand = self.options.unordered and (self.options.arguments or self.options.input not in (None, "-"))
-            return self.session.stream(
+            return session.stream(
                 requests,
                 report,
                 width=self.width,
@@ -214,16 +235,16 @@ class RunJob(job.Job[RunOptions]):
             )
         from genctl.inspecting.batch_divergence import checked
 
-        return checked(self.session, requests, report, width=self.width, told=self._differs, interrupted=self.interrupt)
+        return checked(session, requests, report, width=self.width, told=self._differs, interrupted=self.interrupt)
 
-    def _compared(self, requests: Iterator[Request]) -> Iterator[Request]:
+    def _compared(self, session: Session, requests: Iterator[Request]) -> Iterator[Request]:
         """The same requests; the first prompt goes through both runtimes before it is decoded."""
         from genctl.inspecting.runtime_check import compare
 
         for number, request in enumerate(requests):
             if number == 0 and not self.checked:
                 self.checked = True
-                comparison = compare(self.session, request)
+                comparison = compare(session, request)
                 self.say(f"check: {comparison}")
                 self.runtime_difference = "" if comparison.close else str(comparison)
             yield request
@@ -287,7 +308,7 @@ class RunJob(job.Job[RunOptions]):
             row,
             result,
             load_s=self.load_s,
-            encoder_decoder=self.session.forward.is_encoder_decoder,
+            encoder_decoder=self.session.is_encoder_decoder,
             saved=self.reuse.path is not None,
             texts=self.texts,
         )
@@ -321,7 +342,8 @@ class RunJob(job.Job[RunOptions]):
 
     def status(self) -> int:
         """The exit status. Raises CheckError where a requested check failed."""
-        self.note(*self.reuse.notes(self.session, verbose=self.options.verbose))
+        if self.session.is_remote is False:
+            self.note(*self.reuse.notes(self.session, verbose=self.options.verbose))
         if self._cut_short and self.options.resume:
             done, them = count(self.tally.rows, "row is", "rows are"), "it" if self.tally.rows == 1 else "them"
             self.say(f"{done} in {self.options.output}; the same command goes on after {them}")

@@ -90,7 +90,7 @@ def lane_summary(lane: LaneHistory) -> Text:
         read = " (shared)" if lane.prefilled.shared else f" read in {lane.prefilled.seconds:.2f} s"
         words.append(count(lane.prefilled.prompt_tokens, "prompt token") + read)
     if lane.finished:
-        tokens = sum(len(hypothesis.tokens) for hypothesis in lane.finished.hypotheses)
+        tokens = sum(hypothesis.length for hypothesis in lane.finished.hypotheses)
         words.append(f"{count(tokens, 'token')} in {lane.finished.seconds:.2f} s")
         words.append(count(lane.finished.forwards, "forward pass", "forward passes"))
     else:
