@@ -104,14 +104,15 @@ def tokens_of(logprobs: Any, top: int) -> list[Token]:
 
 
 def _token(text: str, logprob: float | None, best: list[tuple[str, float]], top: int) -> Token:
-    """A token of a server. Its rank is known where it is among the alternatives, which are then all that are above."""
+    """A token of a server. Its rank is known where it is among the best ones that were asked for, at least one."""
     own = math.nan if logprob is None else float(logprob)
     ordered = sorted(best, key=lambda pair: -pair[1])
-    rank = next((place for place, (other, _) in enumerate(ordered, 1) if other == text), None)
+    best_ones = ordered[: max(top, 1)]  # an alternative beyond them is the token itself, wherever it ranks
+    rank = next((place for place, (other, _) in enumerate(best_ones, 1) if other == text), None)
     entries: list[Alternative] = []
     for place, (other, value) in enumerate(ordered[:top]):
         entries.append((UNKNOWN_ID if other == text else UNKNOWN_ID - 1 - place, other, value))
-    return Token(UNKNOWN_ID, own, text, rank if top else None, None, tuple(entries))
+    return Token(UNKNOWN_ID, own, text, rank, None, tuple(entries))
 
 
 def _with_id(token: Token, id: int) -> Token:

@@ -27,6 +27,11 @@ class Endpoint:
     logprobs: bool  # it answers with the log-probabilities of its tokens
 
 
+def logprob_fields(top: int, *, chat: bool) -> dict[str, Any]:
+    """The fields that ask for log-probabilities. At least one alternative: for none, some servers tell nothing."""
+    return {"logprobs": True, "top_logprobs": max(top, 1)} if chat else {"logprobs": max(top, 1)}
+
+
 class Server:
     """A server that has answered. Raises BackendError where it cannot be used."""
 
@@ -127,7 +132,7 @@ class Server:
                 ) from None
             raise self.error(trouble) from None
         try:
-            answer = self.client.post(path, {**asked, "logprobs": True if chat else 1})
+            answer = self.client.post(path, {**asked, **logprob_fields(1, chat=chat)})
             told = bool(tokens_of(answer["choices"][0].get("logprobs"), 0))
         except (Trouble, KeyError, IndexError, TypeError, ValueError, AttributeError):
             told = False

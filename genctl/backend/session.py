@@ -19,7 +19,7 @@ from genctl.backend.body import messages_of, samples, sampling_fields, seed_fiel
 from genctl.backend.exchanges import Answered, Attempt, Exchange, Exchanges, News
 from genctl.backend.failure import BackendError, Late, Trouble
 from genctl.backend.lane import RemoteLane
-from genctl.backend.server import Endpoint, Server
+from genctl.backend.server import Endpoint, Server, logprob_fields
 from genctl.batch.seeds import row_seed
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import GenctlError, InputError, UsageError
@@ -241,11 +241,7 @@ class RemoteSession:
             asked["stream_options"] = {"include_usage": True}
         if "return_token_ids" in endpoint.fields:
             asked["return_token_ids"] = True
-        if endpoint.logprobs and chat:
-            asked |= {"logprobs": True, "top_logprobs": report.top}
-        elif endpoint.logprobs:
-            asked["logprobs"] = max(report.top, 1)  # 0 gives none on some servers
-        return asked
+        return asked | (logprob_fields(report.top, chat=chat) if endpoint.logprobs else {})
 
 
 def _events_of(exchange: Exchange, news: News) -> Iterator[events.Event]:
