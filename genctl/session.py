@@ -125,6 +125,11 @@ class Session:
         """Whether texts answer their prompts; else they continue them."""
         return bool(self.forward.is_encoder_decoder)
 
+    @property
+    def passes(self) -> int:
+        """Forward passes so far."""
+        return int(self.forward.forwards)
+
     def fingerprints(self) -> dict[str, str]:
         """The fingerprints of the checkpoint and of all auxiliary models, by name."""
         loaded = [self.loaded, *(one for one, _ in self.planner.auxiliary_models.values())]

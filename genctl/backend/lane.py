@@ -48,12 +48,10 @@ class RemoteLane:
         self._hypotheses: dict[int, events.Hypothesis] = {}
         self._step = 0
         self._prompt_tokens = 0
-        self._requests = 0
         self._began = self._first = monotonic()
 
     def again(self, slots: Sequence[int]) -> None:
         """A new attempt at some sequences begins: what came of them is forgotten."""
-        self._requests += 1
         for slot in slots:
             sequence = self.sequences[slot]
             sequence.tokens, sequence.end = [], None
@@ -103,7 +101,6 @@ class RemoteLane:
             self._prompt_tokens,
             now - self._first,
             self._first - self._began,
-            self._requests,
         )
 
     @property

@@ -36,6 +36,7 @@ class RemoteSession:
     is_remote: Literal[True] = True
     is_encoder_decoder = False
     has_texts = True
+    passes = 0  # forward passes, which no server tells of
 
     def __init__(self, backend: str | Sequence[str], model: str | None) -> None:
         """Raises BackendError where a server cannot be used, UsageError for what names none."""
