@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from genctl.errors import ModelError
+from genctl.errors import GenctlError, ModelError
 
 
 class BackendError(ModelError):
@@ -10,6 +10,12 @@ class BackendError(ModelError):
 
     code = "backend"
     several = True
+
+
+class RowFailure(GenctlError):
+    """A request that could not be done: the error of its row, while others go on."""
+
+    code = "backend"
 
 
 class Trouble(Exception):

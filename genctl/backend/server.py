@@ -12,9 +12,12 @@ from genctl.backend import retry
 from genctl.backend.address import Address
 from genctl.backend.answer import tokens_of
 from genctl.backend.client import Client
+from genctl.backend.echo import echoed
 from genctl.backend.failure import BackendError, Trouble
+from genctl.errors import InputError
 
 PROMPT = "Hello"
+TOLERANCE = 0.1  # nats, between a token that is read and the same one that is written: passes differ a little
 LISTED = 8  # models named in a message
 
 
@@ -74,15 +77,32 @@ class Server:
         """Whether one request can ask for several sequences. Some servers accept the field and do not look at it."""
         return self._can("n", {"n": 2, "temperature": 1.0}, lambda data: len(data.get("choices", ())) == 2)
 
-    @property
-    def scores_prompts(self) -> bool:
-        """Whether a prompt can be echoed with its log-probabilities."""
+    def why_no_prompt_scores(self) -> str:
+        """Why the log-probabilities of a prompt cannot be had, in words; "" if they can.
 
-        def told(data: dict[str, Any]) -> bool:
-            tokens = tokens_of(data["choices"][0].get("logprobs"), 0)
-            return len(tokens) > 1 and any(token.logprob == token.logprob for token in tokens[:-1])
-
-        return self._can("echo", {"prompt": f"{PROMPT}, {PROMPT}", "echo": True, "logprobs": 1}, told)
+        A token is generated, and then read as the end of a prompt: it must have the same log-probability both times.
+        Some servers shift the numbers by one token where a model has no BOS.
+        """
+        asked: dict[str, Any] = {"model": self.model, "max_tokens": 1, "temperature": 0.0, "logprobs": 1}
+        path, prompt = self.endpoint(chat=False).path, f"{PROMPT}, {PROMPT}"
+        try:
+            written = tokens_of(self.client.post(path, {**asked, "prompt": prompt})["choices"][0].get("logprobs"), 0)
+            if not written:
+                return "gives no log-probabilities"
+            whole = prompt + written[0].text
+            answer = self.client.post(path, {**asked, "prompt": whole, "echo": True})
+            read = echoed(answer, whole).tokens
+        except Trouble as trouble:
+            if trouble.fatal:
+                raise self.error(trouble) from None
+            return "gives no log-probabilities of a prompt"
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, InputError):
+            return "gives no log-probabilities of a prompt"
+        start, token = read[-1]
+        if start != len(prompt):
+            return ""  # it is read as another token, so there is nothing to compare
+        near = abs(token.logprob - written[0].logprob) < TOLERANCE
+        return "" if near else "gives log-probabilities of a prompt that contradict those of its own text"
 
     # -- the probe -----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from genctl.backend import address
 from genctl.backend.answer import AnswerPiece
 from genctl.backend.body import messages_of, samples, sampling_fields, seed_field, unused_default
 from genctl.backend.exchanges import Answered, Attempt, Exchange, Exchanges, News
-from genctl.backend.failure import BackendError, Late, Trouble
+from genctl.backend.failure import BackendError, Late, RowFailure, Trouble
 from genctl.backend.lane import RemoteLane
 from genctl.backend.server import Endpoint, Server, logprob_fields
 from genctl.batch.seeds import row_seed
@@ -195,7 +195,7 @@ class RemoteSession:
         endpoint = server.endpoint(chat=chat)
         chosen, problems = self._fields(server, endpoint, resolved)
         if problems:
-            raise BackendError(f"{server.name}: " + "; ".join(problems))
+            raise RowFailure(f"{server.name}: " + "; ".join(problems))
         body: dict[str, Any] = {"model": server.model}
         if chat:
             if request.prompt_ids is not None:
@@ -265,7 +265,7 @@ def _events_of(exchange: Exchange, news: News) -> Iterator[events.Event]:
         if trouble.fatal:
             raise exchange.server.error(trouble) from None
         lane.over = True
-        yield events.Failed(lane.name, BackendError.code, f"{exchange.server.name}: {trouble.message}")
+        yield events.Failed(lane.name, RowFailure.code, f"{exchange.server.name}: {trouble.message}")
 
 
 def _is_chat(resolved: Resolved) -> bool:

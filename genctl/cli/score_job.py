@@ -17,13 +17,16 @@ from genctl.cli.job import WIDTH, Job, Rows
 from genctl.cli.options import shown_top
 from genctl.cli.score_options import ScoreOptions, check_encoding
 from genctl.cli.standard_streams import is_terminal
+from genctl.cli.table import flag_of
 from genctl.errors import GenctlError, InputError
+from genctl.params import Runtime
 from genctl.plural import count
 
 if TYPE_CHECKING:
+    from genctl.backend.scorer import RemoteScorer
     from genctl.render.token_heat import Figures
-    from genctl.scoring.scorer import Scored, Scorer
-    from genctl.scoring.texts import TextToScore
+    from genctl.scoring.scored_text import Scored, TextToScore
+    from genctl.scoring.scorer import Scorer
     from genctl.session import Session
 
 SORTED = 4  # batches that are sorted by length together
@@ -70,6 +73,10 @@ class ScoreJob(Job[ScoreOptions]):
                 place = self.early.origins[name]
                 self.note(f"{name} ({place}) is not used: genctl score reads every text as a whole")
                 runtime = replace(runtime, **{name: unset})  # type: ignore[arg-type]  # each has its own type
+        self.scorer: Scorer | RemoteScorer
+        if runtime.backend is not None:
+            self.scorer = self._remote_scorer(runtime)
+            return
         bar = LoadingBar(self.err, time.monotonic)
         with closing(bar):
             on_event = None if options.quiet else bar.show
@@ -85,7 +92,7 @@ class ScoreJob(Job[ScoreOptions]):
                 self.fail(row, outcome.code, outcome.message)
                 continue
             self._show(row, outcome)
-            self.output.put(row.index, [self._record(row, one, self.scorer.loaded.name) for one in outcome])
+            self.output.put(row.index, [self._record(row, one, self.scorer.name) for one in outcome])
         self.detail(*self.scorer.findings)
         self.output.close(cut_short=bool(self.interrupt.status))
 
@@ -114,6 +121,16 @@ class ScoreJob(Job[ScoreOptions]):
         scorer.check(context=options.context, target=options.target, rank=options.rank)
         return scorer
 
+    def _remote_scorer(self, runtime: Runtime) -> RemoteScorer:
+        from genctl.backend.scorer import RemoteScorer
+
+        options, session = self.options, self.connect(runtime, self.early.origins)
+        self.settle(session, self.layers)
+        self.detail(*session.notes)
+        unable = [flag_of(name) for name in ("add_eos", "stride", "window", "target") if getattr(options, name)]
+        width = session.width(self.early, 1 if self.shown else WIDTH)
+        return RemoteScorer(session, by=options.by or "mean", top=self.top, width=width, unable=unable)
+
     # -- before scoring ------------------------------------------------------------------------------------------------
 
     def _wanted(self) -> Iterator[tuple[InputRow, TextToScore]]:
@@ -137,7 +154,7 @@ class ScoreJob(Job[ScoreOptions]):
 
     def _texts_of(self, row: InputRow) -> TextToScore:
         """What is scored of a row: its own fields, else the flags. Raises InputError where they contradict."""
-        from genctl.scoring.texts import TextToScore
+        from genctl.scoring.scored_text import TextToScore
 
         candidates = row.extra.get("candidates", ())
         context = row.extra.get("context", self.options.context)
@@ -165,6 +182,8 @@ class ScoreJob(Job[ScoreOptions]):
         given: dict[str, Any] = {name: text for name, text in named.items() if text is not None}
         if one.rank is not None:
             given |= {"rank": one.rank, "candidate": one.candidate}
+        if one.backend:
+            given |= {"backend": one.backend, "exact": False}
         return scored.score_record(
             row.id,
             row.prompt or "" if "target" in given else one.text,
@@ -232,7 +251,7 @@ class ScoreJob(Job[ScoreOptions]):
             return
         words = [count(self.texts, "text")]
         if self.tokens:
-            from genctl.scoring.scorer import Scored
+            from genctl.scoring.scored_text import Scored
 
             words.append(token_heat.figures(_figures(Scored("", (), self.nll, self.tokens, self.bytes, ()))))
         if self.failed:

@@ -39,6 +39,8 @@ class StandIn:
     ids: bool = True
     logprobs: bool = True
     several: bool = True
+    echoes: bool = True
+    shift: float = 0.0  # of the log-probabilities of prompts
     key: str = ""
     words: tuple[str, ...] = (" one", " two", " three", " four", " five", " six")
     ends: bool = True  # whether it ends a text by itself, after its words
@@ -131,7 +133,10 @@ class _Handler(BaseHTTPRequestHandler):
             parts = [self._choice(place, one, top, chat, end, whole=True) for place, (one, end) in
                      enumerate(zip(written, endings, strict=True))]  # fmt: skip
             if body.get("echo"):
-                parts[0] = _echoed(body["prompt"], written[0], asked)
+                if not server.echoes:
+                    self._json({"error": {"message": "echo is not supported"}}, 400)
+                    return
+                parts[0] = _echoed(body["prompt"], written[0], asked, server.shift)
             self._json({"choices": parts, "usage": usage})
             return
         self.send_response(200)
@@ -194,13 +199,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(failure.content)
 
 
-def _echoed(prompt: str, words: list[str], asked: int | None) -> Body:
-    """The prompt word by word, then the answer. The k-th token has the log-probability -k, the first has none."""
+def _echoed(prompt: str, words: list[str], asked: int | None, shift: float) -> Body:
+    """The prompt word by word, then the answer. The k-th token has the log-probability -k, the first has none.
+
+    Words that the server writes have the log-probability that they have when it writes them, unless they are shifted.
+    """
     tokens = [piece if place == 0 else f" {piece}" for place, piece in enumerate(prompt.split(" "))] + words
     offsets = [sum(map(len, tokens[:place])) for place in range(len(tokens))]
     told = None if asked is None else {
         "tokens": tokens,
-        "token_logprobs": [None, *(-float(place) for place in range(1, len(tokens)))],
+        "token_logprobs": [
+            None,
+            *(-0.5 - shift if token in words else -float(place) for place, token in enumerate(tokens[1:], 1)),
+        ],
         "top_logprobs": [None, *({token: -1.0} for token in tokens[1:])] if asked else None,
         "text_offset": offsets,
     }  # fmt: skip

@@ -86,3 +86,21 @@ def test_a_grammar_is_sent_as_it_is(address: str) -> None:
     grammar = 'root ::= " yes" | " no"'
     done = genctl("run", "--backend", address, "--grammar", grammar, "-n", "9", "--format", "jsonl", "Is it?")
     assert done.records[0]["text"] in (" yes", " no"), done.err
+
+
+def test_scores_are_those_of_the_same_weights_here(address: str) -> None:
+    """llama.cpp's server gives no number for the first token after BOS; all others are ours."""
+    text = "Once upon a time there was a little fox."
+    words = ("score", "--format", "jsonl", "--scores", text)
+    (here,) = genctl(*words).records
+    there = genctl(*words, "--backend", address)
+    assert there.status == 0, there.err
+    (record,) = there.records
+    assert record["tokens"] == here["tokens"] - 1
+    for token, other in zip(here["scores"][1:], record["scores"], strict=True):
+        assert other["text"] == token["text"]
+        assert other["logprob"] == pytest.approx(token["logprob"], abs=1e-3)
+    context = ("score", "--format", "jsonl", "--context", "Once upon a time", " there was a fox.")
+    assert genctl(*context, "--backend", address).records[0]["nll"] == pytest.approx(
+        genctl(*context).records[0]["nll"], abs=1e-2
+    )
