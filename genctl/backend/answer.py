@@ -50,6 +50,22 @@ def usage_of(part: Mapping[str, Any]) -> Usage | None:
     return Usage(prompt if isinstance(prompt, int) else None, new if isinstance(new, int) else None)
 
 
+def ending_of(piece: AnswerPiece, *, could_stop: bool) -> tuple[str, str, str]:
+    """Why a sequence ended: the reason, what stopped it, and what kind of thing that is.
+
+    `could_stop`: stop strings or tokens were asked for. Most servers do not tell them from EOS.
+    """
+    if piece.finish == "length":
+        return "length", "", ""
+    if piece.finish != "stop":
+        return "stop", str(piece.finish), "server"
+    if isinstance(piece.stop, str):
+        return "stop", piece.stop, "string"
+    if piece.stop is not None:
+        return "stop", str(piece.stop), "token"
+    return ("stop" if could_stop and not piece.tells_stop else "eos"), "", ""
+
+
 def _piece(choice: Mapping[str, Any], top: int) -> AnswerPiece:
     index = choice.get("index", 0)
     if "text" in choice:

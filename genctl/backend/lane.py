@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from genctl import events
-from genctl.backend.answer import AnswerPiece, Usage
+from genctl.backend.answer import AnswerPiece, Usage, ending_of
 from genctl.backend.failure import Trouble
 from genctl.backend.structure import incomplete
 from genctl.events import Token
@@ -158,7 +158,11 @@ class RemoteLane:
         ids = tuple(token.id for token in sequence.tokens)
         total = sequence.total
         length = sequence.new_tokens if sequence.new_tokens is not None else len(ids)
-        words, stop, kind = (reason, "", "") if sequence.end is None else self._ending(sequence.end)
+        words, stop, kind = (
+            (reason, "", "")
+            if sequence.end is None
+            else ending_of(sequence.end, could_stop=could_stop(self.generation))
+        )
         text = sequence.text
         cut = incomplete(self.generation, text) if words in ("length", "time") else ""
         known = bool(ids) and all(id >= 0 for id in ids)
@@ -176,15 +180,7 @@ class RemoteLane:
             counted=0 if known else length,
         )
 
-    def _ending(self, piece: AnswerPiece) -> tuple[str, str, str]:
-        """Why a sequence ended: reason, what stopped it, and what kind of thing that is."""
-        if piece.finish == "length":
-            return "length", "", ""
-        if piece.finish != "stop":
-            return "stop", str(piece.finish), "server"
-        if isinstance(piece.stop, str):
-            return "stop", piece.stop, "string"
-        if piece.stop is not None:
-            return "stop", str(piece.stop), "token"
-        could_stop = self.generation.stop_strings is not None or self.generation.stop_token_ids is not None
-        return ("stop" if could_stop and not piece.tells_stop else "eos"), "", ""
+
+def could_stop(generation: Generation) -> bool:
+    """Whether something else than EOS may end a text."""
+    return generation.stop_strings is not None or generation.stop_token_ids is not None

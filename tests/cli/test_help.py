@@ -8,7 +8,9 @@ from genctl import params
 from genctl.cli.app import COMMANDS
 from tests.cli.tool import genctl
 
-TABLES = [name for name in COMMANDS if name not in ("presets", "replay", "models")]
+TABLES = [name for name in COMMANDS if name not in ("batch", "presets", "replay", "models")]
+
+OTHERS = ("replay", "models", "presets", "presets list", "presets check", "batch", "batch export", "batch import")
 
 
 @pytest.fixture(params=[60, 80, 200])
@@ -41,7 +43,9 @@ def test_the_long_help_has_every_flag_and_every_knob(command: str) -> None:
     assert set(wanted) <= set(words), set(wanted) - set(words)
 
 
-@pytest.mark.parametrize("command", [*TABLES, "replay", "models", "presets", "presets list", "presets check", ""])
+@pytest.mark.parametrize(
+    "command", [*TABLES, "replay", "models", "presets", "presets list", "presets check", "batch", "batch export", ""]
+)
 def test_no_line_is_too_long_and_no_word_is_cut(command: str, width: int) -> None:
     for flag in ("--help", "--help-all") if command in TABLES else ("--help",):
         done = genctl(*command.split(), flag)
