@@ -18,7 +18,19 @@ from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import COLOR, QUIET, SHOWN_TOP, TreeFormat
 from genctl.cli.run_options import TREE_ECHO
 from genctl.cli.standard_streams import is_terminal
-from genctl.cli.table import Color, Command, CommandOptions, Conflict, argument, because, given, option, switch
+from genctl.cli.table import (
+    Color,
+    Command,
+    CommandOptions,
+    Conflict,
+    argument,
+    because,
+    given,
+    needless_force,
+    option,
+    same_file,
+    switch,
+)
 from genctl.errors import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +53,8 @@ class ReplayOptions(CommandOptions):
     echo: bool | None = option(
         "begin the text with the prompt (default: on a terminal, dimmed)", None, "--echo/--no-echo"
     )
+    report: str | None = option("also write a page with all details, to open in a browser", "FILE")
+    force: bool = switch("replace an existing --report file")
     scores: bool = switch("show what was recorded of each token")
     explain: bool = switch("show what each logits processor did")
     quiet: bool = QUIET
@@ -52,6 +66,9 @@ def _live(options: ReplayOptions) -> bool:
 
 
 CONFLICTS: tuple[Conflict, ...] = (
+    needless_force("report"),
+    (given(report=["-"]), "--report -: a page is a file that a browser opens; give it a name"),
+    same_file("report", "file"),
     (lambda options: options.speed is not None and not 0 < options.speed < inf, "--speed {speed:g}: must be above 0"),
     (given("step", "speed"), "--step waits for a key and --speed sets a pace; leave out one of them"),
     (given("tree_format", "step"), "--tree-format {tree_format} writes the tree and shows no steps"),
@@ -90,6 +107,12 @@ def perform(options: ReplayOptions) -> int:
     recorded = read_recording(options.file, torn=lambda place: torn.append(place))
     for place in torn:
         print_message(f"note: {place}: the recording was interrupted here")
+    if options.report is not None:
+        from genctl.cli.page_file import PageFile
+
+        with PageFile(options.report, force=options.force, live=False) as page:
+            for event in recorded:
+                page.feed(event)
     out, err = make_consoles(options.color)
     if not _live(options):
         return _write(recorded, err, options)

@@ -22,6 +22,7 @@ from genctl.cli.output import open_records, records_of
 from genctl.cli.run_options import RunOptions, check_search
 from genctl.cli.standard_streams import is_terminal
 from genctl.cli.view import make_view, shows, wants_bar
+from genctl.config.dry import to_toml
 from genctl.errors import CheckError, Exit
 from genctl.params import Runtime
 from genctl.plural import count
@@ -64,7 +65,6 @@ class RunJob(job.Job[RunOptions]):
             check_search(self.early)
         if not self.options.dry:
             return None
-        from genctl.config.dry import to_toml
         from genctl.session import planned
 
         sys.stdout.write(to_toml(planned(self.early.runtime, self.layers, **self.options.trust)))
@@ -151,6 +151,8 @@ class RunJob(job.Job[RunOptions]):
         """Choose the seed, and with --resume compare the job with the one that began the output."""
         looked, session = self.looked, self.session
         self.seed = job.start_seed(self.base)
+        if self.page is not None:
+            self.page.seed, self.page.data.job = self.seed, to_toml(self.base, defaults=False)
         if not self.options.resume:
             return
         loaded = [session.loaded, *(one for one, _ in session.planner.auxiliary_models.values())]

@@ -21,6 +21,7 @@ from genctl.errors import GenctlError, InputError
 from genctl.plural import count
 
 if TYPE_CHECKING:
+    from genctl.cli.page_file import PageFile
     from genctl.render.token_heat import Figures
     from genctl.scoring.scorer import Scored, Scorer
     from genctl.scoring.texts import TextToScore
@@ -85,6 +86,8 @@ class ScoreJob(Job[ScoreOptions]):
                 self.fail(row, outcome.code, outcome.message)
                 continue
             self._show(row, outcome)
+            if self.page is not None:
+                self._put_on_page(self.page, row, outcome)
             self.output.put(row.index, [self._record(row, one, self.scorer.loaded.name) for one in outcome])
         self.detail(*self.scorer.findings)
         self.output.close(cut_short=bool(self.interrupt.status))
@@ -107,8 +110,8 @@ class ScoreJob(Job[ScoreOptions]):
             by=options.by or "mean",
             batch_size=width,
             chunk=width if self.shown else SORTED * width,
-            detail=Detail(self.details, self.top),
-            captions=self.shown or self.details,
+            detail=Detail(self.details or self.page is not None, self.top),
+            captions=self.shown or self.details or self.page is not None,
         )
         scorer = Scorer(session, scoring)
         scorer.check(context=options.context, target=options.target, rank=options.rank)
@@ -175,6 +178,17 @@ class ScoreJob(Job[ScoreOptions]):
             scores=one.tokens if self.details else None,
             **{name: getattr(one, name) for name in ("nll", "ppl", "bpb", "bits", "bytes")},
         )
+
+    def _put_on_page(self, page: PageFile, row: InputRow, outcome: Sequence[Scored]) -> None:
+        from genctl.render.html.scored_events import scored_events
+        from genctl.render.token_heat import figures
+
+        for one in outcome:
+            lane = row.id if one.rank is None else f"{row.id} rank {one.rank}"
+            before = row.extra.get("context", self.options.context) or (row.prompt if one.text != row.prompt else "")
+            page.data.figures[lane] = {"": figures(_figures(one))}
+            for event in scored_events(lane, f"{before or ''}{one.lead}", self.scorer.loaded.name, one):
+                page.feed(event)
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
         """Count a row. Show it on a terminal, and with --scores on standard error beside results in a pipe."""
