@@ -115,7 +115,7 @@ class CompareJob(Job[CompareOptions]):
         if self.page is not None:
             each = zip(self.runs, self.resolved, strict=True)
             self.page.data.job = "\n".join(f"# run {run.name}\n\n{to_toml(one, defaults=False)}" for run, one in each)
-            self.page.data.baseline, self.page.seed = self.base, self.seed
+            self.page.baseline, self.page.seed = self.base, self.seed
         self.report.end(self.saved)
         if self.saved_to is not None and not self.interrupt.status:
             self.saved_to.write(self._recording().encode())

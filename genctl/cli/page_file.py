@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from genctl import events
 from genctl.batch import writers
+from genctl.comparing.side_by_side import SideBySide
 from genctl.errors import without_secrets
 from genctl.identity import versions
 from genctl.render.html.page import page
@@ -29,6 +30,8 @@ class PageFile:
     def __init__(self, path: str, *, force: bool, live: bool = True) -> None:
         self.sink = writers.open_output(path, None, force=force)
         self.data = PageData()
+        self.runs = SideBySide()
+        self.baseline: str | None = None  # a run of `compare`
         self.live = live  # the events come as they happen, so that time can be measured
         self.facts: list[tuple[str, str]] = []
         self.seed: int | None = None  # that the run chose, where the command line has none
@@ -39,6 +42,7 @@ class PageFile:
         """A listener: take one event."""
         if isinstance(event, (events.Began, events.Finished)):
             self._clock[1:] = [time.perf_counter()]
+        self.runs.feed(event)
         self.data.feed(event)
 
     def failed(self, id: str, code: str, message: str) -> None:
@@ -69,13 +73,14 @@ class PageFile:
 
     def _complete(self) -> None:
         data = self.data
+        data.comparison = self.runs.part(self.baseline)
         command = shlex.join(["genctl", *sys.argv[1:]])
         begun = [lane.began for lane in data.lanes.values() if lane.began is not None]
         draws = any(began.strategy not in WITHOUT_SEED for began in begun)
         if self.seed is not None and draws and not any(word.split("=")[0] == "--seed" for word in sys.argv):
             command += f" --seed {self.seed}"
         data.command = without_secrets(command)
-        facts = dict(facts_of(list(data.lanes.values()))) | dict(self.facts)
+        facts = dict(facts_of(data)) | dict(self.facts)
         if self.live and len(self._clock) == 2:
             done = [lane.finished for lane in data.lanes.values() if lane.finished is not None]
             tokens = sum(len(hypothesis.tokens) for finished in done for hypothesis in finished.hypotheses)

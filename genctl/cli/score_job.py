@@ -180,8 +180,8 @@ class ScoreJob(Job[ScoreOptions]):
         )
 
     def _put_on_page(self, page: PageFile, row: InputRow, outcome: Sequence[Scored]) -> None:
-        from genctl.render.html.scored_events import scored_events
         from genctl.render.token_heat import figures
+        from genctl.scoring.scored_events import scored_events
 
         for one in outcome:
             lane = row.id if one.rank is None else f"{row.id} rank {one.rank}"

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from html.parser import HTMLParser
 from typing import Any
 
+from genctl.comparing.side_by_side import SideBySide
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token, Trace
 from genctl.render.html.page import page
 from genctl.render.html.page_data import PageData
@@ -49,9 +50,11 @@ class Parts(HTMLParser):
 
 
 def page_of(events: Iterable[Event], **given: Any) -> str:
-    data = PageData(**given)
+    data, runs = PageData(**given), SideBySide()
     for event in events:
         data.feed(event)
+        runs.feed(event)
+    data.comparison = runs.part()
     return page(data).decode()
 
 

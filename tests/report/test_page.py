@@ -142,9 +142,9 @@ def test_memory_is_bounded_by_letting_go_of_trees(monkeypatch: pytest.MonkeyPatc
 
 
 def _detail():  # type: ignore[no-untyped-def]
-    from genctl.render.html.tree_columns import Detail
+    from genctl.render.html.tree_columns import TreeDetail
 
-    return Detail()
+    return TreeDetail()
 
 
 def test_without_scripts_texts_and_numbers_are_in_the_page() -> None:
@@ -185,7 +185,7 @@ def test_lanes_of_a_comparison_stand_side_by_side() -> None:
     assert shown["runs"] == ["greedy", "a/b"]
     assert shown["base"] == "greedy"
     (prompt,) = shown["prompts"]
-    assert (prompt["id"], prompt["lanes"]) == ("row 1", {"greedy": [0], "a/b": [1]})
+    assert (prompt["id"], prompt["lanes"]) == ("row 1", {"greedy": ["greedy/row%201/7"], "a/b": ["a/b/row%201/7"]})
     # token 1 of both texts has id 1; the third differs: the end of the first, " d" in the second
     parting = prompt["partings"]["a/b"]
     assert parting["position"] == 2

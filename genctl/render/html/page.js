@@ -80,6 +80,8 @@
 
   // -- trees ---------------------------------------------------------------------------------------------------------
 
+  const named = new Map(data.lanes.map((lane) => [lane.lane, lane]));
+  const laneOf = (name) => named.get(name) || { sequences: [] }; // beyond the list there is nothing of it
   const opened = new Map();
   function treeOf(place) {
     if (opened.has(place)) return opened.get(place);
@@ -492,24 +494,24 @@
     const show = (place) => {
       const prompt = shown.prompts[place];
       const columns = shown.runs.map((run) => column(run, prompt));
-      body.replaceChildren(el("p", { class: "prompt" }, visible(data.lanes[Object.values(prompt.lanes)[0][0]].prompt || "")),
+      body.replaceChildren(el("p", { class: "prompt" }, visible(laneOf(Object.values(prompt.lanes)[0][0]).prompt || "")),
         el("div", { class: "columns" }, columns.map((one) => one.element)));
       for (const one of columns) if (one.row) one.row.element.addEventListener("scroll", () => linked && follow(columns, one));
     };
-    controls.append(...(shown.prompts.length > 1 ? [choice("Prompt", shown.prompts.map((prompt) => `${prompt.id}: ${brief(data.lanes[Object.values(prompt.lanes)[0][0]].prompt || "", 40)}`), show)] : []),
+    controls.append(...(shown.prompts.length > 1 ? [choice("Prompt", shown.prompts.map((prompt) => `${prompt.id}: ${brief(laneOf(Object.values(prompt.lanes)[0][0]).prompt || "", 40)}`), show)] : []),
       checkbox("scroll together", (on) => { linked = on; }, true));
     section("comparison", "Comparison", controls, body, metrics(shown));
     show(0);
 
     function column(run, prompt) {
       const lanes = prompt.lanes[run] || [], parting = prompt.partings[run];
-      const tree = lanes.length ? treeOf(lanes[0]) : null, lane = lanes.length ? data.lanes[lanes[0]] : null;
+      const lane = lanes.length ? laneOf(lanes[0]) : null, tree = lane && lane.prompt !== undefined ? treeOf(data.lanes.indexOf(lane)) : null;
       const end = tree && tree.ends[0], path = end ? pathTo(end.at) : [];
       const row = end ? strip(path, `Tokens of ${run}`, { parting: parting && !parting.equal ? parting.position : -1, open: (token, at) => {
         facts.textContent = `${sentence(token, at)}${token.entropy === null ? "" : `, entropy ${number(token.entropy)}`}`;
       } }) : null;
       const facts = el("p", { class: "note", role: "status" }, lane && lane.error ? `${lane.error.code}: ${lane.error.message}` : end ? `${counted(end.tokens, "token")} · ${ending(end)}` : "");
-      const words = (pair) => (pair ? `${quoted(...data.vocabulary[pair[0]])} ${pair[1] === null ? "" : percent(nats(pair[1]))}` : "the end");
+      const words = (pair) => (pair ? `${quoted(pair[0], pair[1])} ${pair[2] === null ? "" : percent(pair[2])}` : "the end");
       const note = run === shown.base ? "the others are compared with this run"
         : !parting ? "" : parting.equal ? `equal to ${shown.base}`
           : `after ${counted(parting.position, "token")}: ${words(parting.token)} instead of ${words(parting.other)}`;

@@ -15,26 +15,26 @@ from importlib import resources
 from typing import Any
 
 from genctl.render.html.page_data import LONG, PageData
-from genctl.render.html.tree_columns import SCALE, Detail
+from genctl.render.html.tree_columns import SCALE, TreeDetail
 
 LARGEST = 2_000_000  # bytes of a page, unless its texts alone are longer
 WITHOUT_SCRIPT = 500  # prompts that are shown where scripts are off
 
 # From the whole run to what always fits: how much of the trees, whether prompts and texts are cut, and what the page
 # says of it.
-_STAGES: tuple[tuple[Detail, bool, str], ...] = (
-    (Detail(), False, ""),
-    (Detail("returned"), False, "alternatives are kept for returned sequences only"),
-    (Detail("none"), False, "alternatives are left out"),
+_STAGES: tuple[tuple[TreeDetail, bool, str], ...] = (
+    (TreeDetail(), False, ""),
+    (TreeDetail("returned"), False, "alternatives are kept for returned sequences only"),
+    (TreeDetail("none"), False, "alternatives are left out"),
     (
-        Detail("none", "returned"),
+        TreeDetail("none", "returned"),
         False,
         "alternatives are left out; ranks and entropies are those of returned sequences",
     ),
-    (Detail("none", "none"), False, "alternatives, ranks and entropies are left out"),
-    (Detail("none", "none", dead=False), False, "alternatives, ranks, entropies and dead branches are left out"),
+    (TreeDetail("none", "none"), False, "alternatives, ranks and entropies are left out"),
+    (TreeDetail("none", "none", dead=False), False, "alternatives, ranks, entropies and dead branches are left out"),
     (
-        Detail("none", "none", dead=False),
+        TreeDetail("none", "none", dead=False),
         True,
         f"texts are cut after {LONG} characters; alternatives, ranks, entropies and dead branches are left out",
     ),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
 from genctl.events import Began, CacheRead, Event, Failed, Finished, Loading, Prefilled, Stepped
-from genctl.render.html.tree_columns import Detail, Vocabulary, columns, scaled, unscaled
+from genctl.render.html.tree_columns import TreeDetail, Vocabulary, columns, scaled, unscaled
 from genctl.render.run_history import WITHOUT_SEED
 from genctl.render.search_tree import Node, SearchTree
-from genctl.results import Collector, Result
 
 HELD = 300_000  # nodes of search trees that are held; prompts that end later keep their texts alone
 LISTED = 20_000  # prompts on a page; of more only the number is said
@@ -35,20 +33,18 @@ class PageData:
     """Listens to a run. The page is a function of the events, and of what a command adds to them:
 
     `facts` (label and value of the summary), `job` (the settings as TOML), `cache` (the report of `inspect-cache`),
-    `baseline` (a run of `compare`) and `figures` (more numbers of a lane, by its name).
+    `comparison` (runs side by side) and `figures` (more numbers of a lane, by its name).
     """
 
     facts: list[tuple[str, str]] = field(default_factory=list)
     command: str = ""
     job: str = ""
     cache: Mapping[str, Any] | None = None
-    baseline: str | None = None
+    comparison: Mapping[str, Any] | None = None
     figures: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     lanes: dict[str, PageLane] = field(default_factory=dict)
-    results: dict[str, Result] = field(default_factory=dict)  # of lanes that are compared
     unlisted: int = 0
     _nodes: int = 0
-    _collector: Collector = field(default_factory=Collector)
 
     def feed(self, event: Event) -> None:
         """Take one event. Raises InputError for one that cannot follow the ones before it."""
@@ -72,16 +68,6 @@ class PageData:
             self._let_go(lane)
         elif isinstance(event, Failed):
             lane.failed = event
-        if lane.began is not None and run_of(lane.began) is not None:
-            result = self._collector.feed(event)
-            if result is not None:
-                self.results[event.lane] = result
-
-    @property
-    def is_comparison(self) -> bool:
-        """Whether all lanes are those of `compare`: run/id/seed."""
-        begun = [lane.began for lane in self.lanes.values() if lane.began is not None]
-        return bool(begun) and all(run_of(began) is not None for began in begun)
 
     @property
     def title(self) -> str:
@@ -92,7 +78,7 @@ class PageData:
         strategies = list(dict.fromkeys(began.strategy for began in begun))
         return " · ".join([begun[0].model or "genctl", *strategies[:4]])
 
-    def document(self, detail: Detail, *, with_tokens: int | None = None, short: bool = False) -> dict[str, Any]:
+    def document(self, detail: TreeDetail, *, with_tokens: int | None = None, short: bool = False) -> dict[str, Any]:
         """The page as plain JSON values.
 
         Only the first `with_tokens` lanes have their tokens (None: all); with `short` prompts and texts are cut.
@@ -105,11 +91,8 @@ class PageData:
         document: dict[str, Any] = {"lanes": lanes, "vocabulary": vocabulary.listed()}
         if self.unlisted:
             document["unlisted"] = self.unlisted
-        if self.is_comparison:
-            from genctl.render.html.comparison import comparison
-
-            document["comparison"] = comparison(self, vocabulary, self.baseline)
-            document["vocabulary"] = vocabulary.listed()
+        if self.comparison is not None:
+            document["comparison"] = dict(self.comparison)
         if self.cache is not None:
             document["cache"] = dict(self.cache)
         return document
@@ -121,14 +104,16 @@ class PageData:
             lane.has_tokens = False
             lane.tree = SearchTree(lane.tree.lane)
 
-    def _entry(self, lane: PageLane, vocabulary: Vocabulary | None, detail: Detail, long: int | None) -> dict[str, Any]:
+    def _entry(
+        self, lane: PageLane, vocabulary: Vocabulary | None, detail: TreeDetail, long: int | None
+    ) -> dict[str, Any]:
         began, finished, prefilled = lane.began, lane.finished, lane.prefilled
         entry: dict[str, Any] = {"lane": lane.tree.lane}
         if began is not None:
-            run = run_of(began)
             entry |= {"prompt": cut(began.prompt, long), "strategy": began.strategy, "model": began.model}
             entry |= {"seed": began.seed, "place": began.place}
-            entry |= {} if run is None else {"run": run[0], "id": run[1]}
+            if self.comparison is not None:
+                entry["run"], entry["id"] = self.comparison["lanes"][began.lane]
             entry["length_penalty"] = 0.0 if unscaled(began.strategy) else began.settings.get("length_penalty", 1.0)
             entry["answers"] = began.encoder_decoder
         if prefilled is not None:
@@ -161,14 +146,6 @@ class PageData:
         return entry
 
 
-def run_of(began: Began) -> tuple[str, str] | None:
-    """The run and the row's id, where a lane is one of `compare`: its name is run/id/seed."""
-    parts = began.lane.rsplit("/", 2)
-    if len(parts) != 3 or parts[2] != str(began.seed):
-        return None
-    return parts[0], unquote(parts[1])
-
-
 def cut(text: str, most: int | None) -> str:
     """The text, or its beginning and the number of characters that are left out."""
     if most is None or len(text) <= most:
@@ -176,8 +153,9 @@ def cut(text: str, most: int | None) -> str:
     return f"{text[:most]} … ({len(text) - most:,} more characters)"
 
 
-def facts_of(lanes: Sequence[PageLane]) -> list[tuple[str, str]]:
+def facts_of(page: PageData) -> list[tuple[str, str]]:
     """The summary that the events alone can give."""
+    lanes = list(page.lanes.values())
     begun = [lane.began for lane in lanes if lane.began is not None]
     facts = []
     for label, values in (
@@ -193,12 +171,10 @@ def facts_of(lanes: Sequence[PageLane]) -> list[tuple[str, str]]:
         facts.append(("seed", str(seeds[0])))
     done = [lane.finished for lane in lanes if lane.finished is not None]
     tokens = sum(len(hypothesis.tokens) for finished in done for hypothesis in finished.hypotheses)
-    rows = [run_of(began) for began in begun]
-    runs = list(dict.fromkeys(run[0] for run in rows if run is not None))
-    ids = {run[1] for run in rows if run is not None}
-    if runs and all(rows):
-        facts.append(("runs", ", ".join(runs)))
-    facts.append(("prompts", f"{len(ids) if runs and all(rows) else len(lanes):,}"))
+    if page.comparison is not None:
+        facts.append(("runs", ", ".join(page.comparison["runs"])))
+    prompts = len(lanes) if page.comparison is None else len(page.comparison["prompts"])
+    facts.append(("prompts", f"{prompts + page.unlisted:,}"))
     facts.append(("new tokens", f"{tokens:,}"))
     failed = sum(lane.failed is not None for lane in lanes)
     if failed:

@@ -20,7 +20,7 @@ LETTERS = {"inner": "i", "returned": "r", "finished": "f", "died": "d", "left": 
 
 
 @dataclass(frozen=True)
-class Detail:
+class TreeDetail:
     """How much of a tree is on the page. `alternatives`, `numbers` (rank and entropy): of all tokens, of those of
     returned sequences, or of none. Without `dead` only what leads to a sequence is left.
     """
@@ -45,7 +45,7 @@ class Vocabulary:
         return [[id, text] for id, text in self.entries]
 
 
-def columns(tree: SearchTree, vocabulary: Vocabulary, detail: Detail) -> dict[str, Any]:
+def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dict[str, Any]:
     """The tree of a lane. Columns without any value are left out.
 
     `up`: how many entries before a node its parent stands · `token`: its number in the vocabulary, -1 for a row that
