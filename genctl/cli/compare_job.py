@@ -28,6 +28,7 @@ from genctl.params import Runtime
 from genctl.results import Collector, Result
 
 if TYPE_CHECKING:
+    from genctl.cli.compare_output import ComparisonOutput
     from genctl.requests import Request
     from genctl.session import Session
 
@@ -102,6 +103,10 @@ class CompareJob(Job[CompareOptions]):
             sink = self.sink(stack, options.output, force=force, stdout=sys.stdout)
         if options.save is not None:
             saved = self.sink(stack, options.save, force=options.force)
+        self.drawn: ComparisonOutput | None = None  # what --svg shows
+        if self.screen is not None:
+            as_text = dataclasses.replace(options, format="text")
+            self.drawn = ComparisonOutput(self, as_text, self.screen.console, self.screen.console, None)
         self.report, self.saved_to = ComparisonOutput(self, options, self.out, self.err, sink), saved
         self.listeners.append(self.note_cut)
         self.open_event_log(stack, options.events, force=options.force)
@@ -117,6 +122,8 @@ class CompareJob(Job[CompareOptions]):
             self.page.data.job = "\n".join(f"# run {run.name}\n\n{to_toml(one, defaults=False)}" for run, one in each)
             self.page.baseline, self.page.seed = self.base, self.seed
         self.report.end(self.saved)
+        if self.drawn is not None:
+            self.drawn.end(self.saved)
         if self.saved_to is not None and not self.interrupt.status:
             self.saved_to.write(self._recording().encode())
             self.saved_to.close()
@@ -258,6 +265,8 @@ class CompareJob(Job[CompareOptions]):
                 self.page.failed(prompt.row.id, prompt.row.code, prompt.row.message)
             if isinstance(prompt.row, BadRow) or prompt.begun:
                 self.failed += self.report.prompt(prompt)
+                if self.drawn is not None:
+                    self.drawn.prompt(prompt)
                 if self.options.save is not None or self.recording is not None:
                     self.records += self.report.full(prompt)
                 prompt.forget()

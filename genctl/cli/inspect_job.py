@@ -99,6 +99,9 @@ class InspectJob(Job[InspectOptions]):
                 self.say(f"saved {count(tokens, 'token')}, {len(content):,} bytes, to {self.options.save_cache}")
         if report is not None:
             self._write(report)
+            if self.screen is not None:
+                for line in self._lines(report, self.screen.console.width):
+                    self.screen.console.print(line)
             if self.page is not None:
                 self._complete(self.page, report)
 
@@ -200,7 +203,8 @@ class InspectJob(Job[InspectOptions]):
         if self.options.format != "text":
             content = writers.report_text(report, self.options.format, COLUMNS, tsv_rows(report))
         else:
-            lines = self._lines(report)
+            on_terminal = self.out.is_terminal and self.options.output is None
+            lines = self._lines(report, self.out.width if on_terminal else None)
             if self.results is None or (self.options.output is None and self.out.is_terminal):
                 for line in lines:
                     self.out.print(line)
@@ -223,13 +227,12 @@ class InspectJob(Job[InspectOptions]):
         page.data.cache = cache_part(report, planned)
         page.data.job = to_toml(self.base, defaults=False)
 
-    def _lines(self, report: dict[str, Any]) -> list[Any]:
+    def _lines(self, report: dict[str, Any], width: int | None) -> list[Any]:
         from genctl.render.cache_diff import diff_lines
         from genctl.render.cache_inputs import given_lines
         from genctl.render.cache_norms import heatmap_lines
         from genctl.render.cache_report import report_lines
 
-        width = self.out.width if self.out.is_terminal and self.options.output is None else None
         lines = report_lines(report, width)
         if self.options.inputs:
             lines += given_lines(report, width)

@@ -30,6 +30,7 @@ from genctl.plural import count
 
 if TYPE_CHECKING:
     from genctl.cli.page_file import PageFile
+    from genctl.cli.screen_file import ScreenFile
     from genctl.requests import Request
     from genctl.session import Session
 
@@ -59,6 +60,7 @@ class Job(ABC, Generic[SomeOptions]):
         self.subjects: dict[str, str] = {}  # what messages call the rows that failed, by id
         self.load_s = 0.0
         self.page: PageFile | None = None  # of --report
+        self.screen: ScreenFile | None = None  # of --svg
         self.reuse = Reuse(None)
         interrupt.hide = self.hide
         self._cuts: set[str] = set()  # notes of prompts that were cut
@@ -168,7 +170,11 @@ class Job(ABC, Generic[SomeOptions]):
             self.listeners.append(event_writer(stack, path, force=force))
 
     def open_page(self, stack: ExitStack) -> None:
-        """Begin the page of --report, which listens to all events and is written when `stack` ends."""
+        """Begin the page of --report, which listens to all events, and the picture of --svg. `stack` writes both."""
+        if self.options.svg is not None:
+            from genctl.cli.screen_file import ScreenFile
+
+            self.screen = stack.enter_context(ScreenFile(self.options.svg, force=self.options.force))
         if self.options.report is not None:
             from genctl.cli.page_file import PageFile
 

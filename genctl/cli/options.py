@@ -48,6 +48,9 @@ TIMING: Conflict = (
     "--timing adds seconds to records, but --format {format} has no place for them",
 )
 PAGE: tuple[Conflict, ...] = (
+    (given(svg=["-"]), "--svg -: a picture is a file; give it a name"),
+    same_file("svg", "output"),
+    same_file("svg", "report"),
     (given(report=["-"]), "--report -: a page is a file that a browser opens; give it a name"),
     same_file("report", "output"),
 )
@@ -82,7 +85,8 @@ class ModelOptions(CommandOptions):
     )
     output: str | None = IN_OUT.option("write results to a file", "FILE", "--output", "-o")
     report: str | None = SHOWN.option("also write a page with all details, to open in a browser", "FILE")
-    force: bool = IN_OUT.switch("replace existing --output and --report files")
+    svg: str | None = SHOWN.option("also draw what a terminal shows in the end, as a picture", "FILE")
+    force: bool = IN_OUT.switch("replace existing --output, --report and --svg files")
     format: str = "text"
     quiet: bool = QUIET
     verbose: bool = switch("say what is loaded; show the summary even in a pipe", "--verbose", "-v")

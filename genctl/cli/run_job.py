@@ -32,6 +32,7 @@ from genctl.results import Collector, Result
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from genctl.cli.screen_file import ScreenFile
     from genctl.inspecting.batch_divergence import BatchDivergence
     from genctl.render.rows_bar import RowsBar
     from genctl.render.run_view import RunView
@@ -83,6 +84,8 @@ class RunJob(job.Job[RunOptions]):
         self.open_event_log(stack, options.events, force=options.force)
         self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
         self.search = stack.enter_context(search)
+        if self.screen is not None:
+            self._draw_on(self.screen)
         self.looked = self._look()
 
     def load(self) -> None:
@@ -132,6 +135,18 @@ class RunJob(job.Job[RunOptions]):
         out, self.err_console = make_consoles(options.color)
         several = self.early.generation.num_return_sequences > 1
         return make_view(options, out, self.err_console, live=self.live, lone=self.lone, several=several)
+
+    def _draw_on(self, screen: ScreenFile) -> None:
+        """A second view shows the run as a terminal would, for --svg."""
+        several = self.early.generation.num_return_sequences > 1
+        view = make_view(self.options, screen.console, screen.console, live=True, lone=self.lone, several=several)
+
+        def close() -> None:
+            view.load_s = self.load_s
+            view.close()
+
+        self.listeners.append(view.feed)
+        screen.close = close
 
     def _look(self) -> InputScan | None:
         """Look the input file over, where the number of its rows or its content is needed."""

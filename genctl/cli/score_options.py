@@ -37,7 +37,7 @@ class ScoreOptions(ModelOptions):
 
 
 CONFLICTS: tuple[Conflict, ...] = (
-    needless_force("output", "report"),
+    needless_force("output", "report", "svg"),
     *PAGE,
     (
         given("window", without=["stride"]),
