@@ -6,7 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genctl.cli.options import CHECKS, EVENTS, IN_OUT, PAGE, PLUGINS, SHOWN, TIMING, WATCH, WATCH_TSV, ModelOptions
+from genctl.cli.options import (
+    CHECKS,
+    EVENTS,
+    IN_OUT,
+    PAGE,
+    PICTURES,
+    PLUGINS,
+    SHOWN,
+    TIMING,
+    WATCH,
+    WATCH_TSV,
+    ModelOptions,
+)
 from genctl.cli.table import Command, OptionGroup, given, needless_force, same_file
 from genctl.comparing import expectations
 from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, each, read_runs, recorded_layer, split_models
@@ -69,7 +81,7 @@ COMPARE = Command(
             given("tolerance", without=["expect"]),
             "--tolerance says how far scores may be from --expect FILE, but there is none",
         ),
-        needless_force("output", "save", "events", "report", "svg"),
+        needless_force("output", "save", "events", also=PICTURES),
         same_file("events", "output"),
         TIMING,
         *PAGE,

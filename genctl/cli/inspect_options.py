@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genctl.cli.options import IN_OUT, PAGE, PresetOptions
+from genctl.cli.options import IN_OUT, PAGE, PICTURES, PresetOptions
 from genctl.cli.table import (
     Command,
     Conflict,
@@ -77,7 +77,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     (given("plan", "arguments"), "a prompt belongs to a measurement, and --plan decodes nothing"),
     *_each(*_MEASURED, sentence="FLAG belongs to a measurement, and --plan decodes nothing", plan=[True]),
-    needless_force("output", "save_cache", "report", "svg"),
+    needless_force("output", "save_cache", also=PICTURES),
     *PAGE,
     same_file("save_cache", "report"),
     same_file("save_cache", "svg"),

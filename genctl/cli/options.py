@@ -47,6 +47,7 @@ TIMING: Conflict = (
     given("timing", format=("text", "md", "tsv")),
     "--timing adds seconds to records, but --format {format} has no place for them",
 )
+PICTURES = ("report", "svg")
 PAGE: tuple[Conflict, ...] = (
     (given(svg=["-"]), "--svg -: a picture is a file; give it a name"),
     same_file("svg", "output"),

@@ -8,7 +8,19 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
-from genctl.cli.options import CHECKS, EVENTS, IN_OUT, PAGE, SHOWN, TIMING, WATCH, WATCH_TSV, PresetOptions, TreeFormat
+from genctl.cli.options import (
+    CHECKS,
+    EVENTS,
+    IN_OUT,
+    PAGE,
+    PICTURES,
+    SHOWN,
+    TIMING,
+    WATCH,
+    WATCH_TSV,
+    PresetOptions,
+    TreeFormat,
+)
 from genctl.cli.table import Command, Conflict, because, given, needless_force, same_file
 from genctl.config.layers import Layer, Resolved
 from genctl.errors import UsageError
@@ -97,7 +109,7 @@ TREE_ECHO: Conflict = (
 )
 TREES = "--tree-format {tree_format} writes trees instead of texts"
 CONFLICTS: tuple[Conflict, ...] = (
-    needless_force("output", "events", "report", "svg"),
+    needless_force("output", "events", also=PICTURES),
     same_file("events", "output"),
     same_file("events", "report"),
     same_file("events", "svg"),
