@@ -22,6 +22,7 @@ from genctl.cli.output import open_records, records_of
 from genctl.cli.run_options import RunOptions, check_search
 from genctl.cli.standard_streams import is_terminal
 from genctl.cli.view import make_view, shows, wants_bar
+from genctl.config.dry import to_toml
 from genctl.errors import CheckError, Exit
 from genctl.params import Runtime
 from genctl.plural import count
@@ -31,6 +32,7 @@ from genctl.results import Collector, Result
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from genctl.cli.screen_file import ScreenFile
     from genctl.inspecting.batch_divergence import BatchDivergence
     from genctl.render.rows_bar import RowsBar
     from genctl.render.run_view import RunView
@@ -64,7 +66,6 @@ class RunJob(job.Job[RunOptions]):
             check_search(self.early)
         if not self.options.dry:
             return None
-        from genctl.config.dry import to_toml
         from genctl.session import planned
 
         sys.stdout.write(to_toml(planned(self.early.runtime, self.layers, **self.options.trust)))
@@ -83,6 +84,8 @@ class RunJob(job.Job[RunOptions]):
         self.open_event_log(stack, options.events, force=options.force)
         self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
         self.search = stack.enter_context(search)
+        if self.screen is not None:
+            self._draw_on(self.screen)
         self.looked = self._look()
 
     def load(self) -> None:
@@ -133,6 +136,18 @@ class RunJob(job.Job[RunOptions]):
         several = self.early.generation.num_return_sequences > 1
         return make_view(options, out, self.err_console, live=self.live, lone=self.lone, several=several)
 
+    def _draw_on(self, screen: ScreenFile) -> None:
+        """A second view shows the run as a terminal would, for --svg."""
+        several = self.early.generation.num_return_sequences > 1
+        view = make_view(self.options, screen.console, screen.console, live=True, lone=self.lone, several=several)
+
+        def close() -> None:
+            view.load_s = self.load_s
+            view.close()
+
+        self.listeners.append(view.feed)
+        screen.close = close
+
     def _look(self) -> InputScan | None:
         """Look the input file over, where the number of its rows or its content is needed."""
         options = self.options
@@ -151,6 +166,8 @@ class RunJob(job.Job[RunOptions]):
         """Choose the seed, and with --resume compare the job with the one that began the output."""
         looked, session = self.looked, self.session
         self.seed = job.start_seed(self.base)
+        if self.page is not None:
+            self.page.seed, self.page.data.job = self.seed, to_toml(self.base, defaults=False)
         if not self.options.resume:
             return
         loaded = [session.loaded, *(one for one, _ in session.planner.auxiliary_models.values())]

@@ -8,7 +8,19 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
-from genctl.cli.options import CHECKS, EVENTS, IN_OUT, SHOWN, TIMING, WATCH, WATCH_TSV, PresetOptions, TreeFormat
+from genctl.cli.options import (
+    CHECKS,
+    EVENTS,
+    IN_OUT,
+    PAGE,
+    PICTURES,
+    SHOWN,
+    TIMING,
+    WATCH,
+    WATCH_TSV,
+    PresetOptions,
+    TreeFormat,
+)
 from genctl.cli.table import Command, Conflict, because, given, needless_force, same_file
 from genctl.config.layers import Layer, Resolved
 from genctl.errors import UsageError
@@ -33,7 +45,7 @@ class RunOptions(PresetOptions):
     strict: bool = IN_OUT.switch("stop at the first row that fails")
     format: Format = IN_OUT.option("default: by the name of --output, else text")
     raw: bool = IN_OUT.switch("write texts to a terminal as they are, control characters too")
-    force: bool = IN_OUT.switch("replace existing --output and --events files")
+    force: bool = IN_OUT.switch("replace existing --output, --events, --report and --svg files")
     unordered: bool = IN_OUT.switch("write results as they finish, not in input order")
     stream: bool = IN_OUT.switch("write text as soon as it is final")
     echo: bool | None = SHOWN.option(
@@ -97,8 +109,11 @@ TREE_ECHO: Conflict = (
 )
 TREES = "--tree-format {tree_format} writes trees instead of texts"
 CONFLICTS: tuple[Conflict, ...] = (
-    needless_force("output", "events"),
+    needless_force("output", "events", also=PICTURES),
     same_file("events", "output"),
+    same_file("events", "report"),
+    same_file("events", "svg"),
+    *PAGE,
     TIMING,
     (
         given("raw", format=RECORDS),
@@ -115,6 +130,8 @@ CONFLICTS: tuple[Conflict, ...] = (
         (given(format=["json"]), "--format json is an array, which is whole only at its end: use jsonl"),
         (given("unordered"), "--unordered writes rows as they finish, so that none of them marks how far it has come"),
         (given("events"), "--events records one run from its beginning"),
+        (given("report"), "--report shows one run from its beginning"),
+        (given("svg"), "--svg shows one run from its beginning"),
         (given("timing"), "--timing writes seconds, which are others each time"),
         (given("check_batch"), "--check-batch compares the batches of one run"),
         (given("tree"), "--tree draws the searches of one run"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from genctl import params
-from genctl.cli.options import IN_OUT, SHOWN, ModelOptions
+from genctl.cli.options import IN_OUT, PAGE, PICTURES, SHOWN, ModelOptions
 from genctl.cli.table import Command, Conflict, OptionGroup, argument, flag_of, given, needless_force
 from genctl.errors import UsageError
 
@@ -37,7 +37,8 @@ class ScoreOptions(ModelOptions):
 
 
 CONFLICTS: tuple[Conflict, ...] = (
-    needless_force("output"),
+    needless_force("output", also=PICTURES),
+    *PAGE,
     (
         given("window", without=["stride"]),
         "--window {window} is for long texts read with --stride, but there is no --stride",

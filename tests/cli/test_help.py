@@ -8,7 +8,7 @@ from genctl import params
 from genctl.cli.app import COMMANDS
 from tests.cli.tool import genctl
 
-TABLES = [name for name in COMMANDS if name not in ("presets", "replay", "models")]
+TABLES = [name for name in COMMANDS if name not in ("presets", "replay", "report", "models")]
 
 
 @pytest.fixture(params=[60, 80, 200])
@@ -39,7 +39,9 @@ def test_the_long_help_has_every_flag_and_every_knob(command: str) -> None:
     assert set(wanted) <= set(words), set(wanted) - set(words)
 
 
-@pytest.mark.parametrize("command", [*TABLES, "replay", "models", "presets", "presets list", "presets check", ""])
+@pytest.mark.parametrize(
+    "command", [*TABLES, "replay", "report", "models", "presets", "presets list", "presets check", ""]
+)
 def test_no_line_is_too_long_and_no_word_is_cut(command: str, width: int) -> None:
     for flag in ("--help", "--help-all") if command in TABLES else ("--help",):
         done = genctl(*command.split(), flag)
