@@ -77,5 +77,6 @@ class JobWorkers:
             self.job.detail(f"{worker.name}: {done}{deaths}")
 
     def _close(self) -> None:
-        if self.started:
+        """End the workers. After a signal a Ray that was started here ends with this process, which must not wait."""
+        if self.started and not (self.job.interrupt.status and self.pool.cluster.ours):
             self.pool.close()

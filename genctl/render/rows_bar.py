@@ -34,7 +34,7 @@ class RowsBar:
         self._done = self._before = done
         self._failed = 0
         self._ahead = 0  # rows that are finished and not written yet
-        self._speeds: tuple[str, ...] = ()
+        self._speeds: tuple[float, ...] = ()
         self._tokens = 0
         self._clock = clock
         self._began = clock()
@@ -50,8 +50,8 @@ class RowsBar:
             self._tokens += event.new_tokens
             self._draw()
 
-    def work(self, rows: int, tokens: int, speeds: Sequence[str] = ()) -> None:
-        """What workers have done: rows that are finished and not written yet, all tokens, words about each worker."""
+    def work(self, rows: int, tokens: int, speeds: Sequence[float] = ()) -> None:
+        """What workers have done: rows that are finished and not written yet, all tokens; tokens a second of each."""
         self._ahead, self._tokens, self._speeds = rows, tokens, tuple(speeds)
         self._draw()
 
@@ -90,7 +90,8 @@ class RowsBar:
         if self._total is not None and done:
             left = max(self._total - finished, 0) * (now - self._began) / done
             words.append(f"{_duration(left)} left")
-        words += self._speeds
+        if self._speeds:
+            words.append(f"by worker: {', '.join(f'{speed:,.0f}' for speed in self._speeds)}")
         return " · ".join(words)
 
     def _draw(self) -> None:

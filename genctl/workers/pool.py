@@ -83,8 +83,7 @@ class WorkerHandle:
     @property
     def name(self) -> str:
         """What messages call it."""
-        where = "" if self.opened is None else f" (process {self.opened.pid} on {self.opened.node})"
-        return f"worker {self.number}{where}"
+        return f"worker {self.number}" + ("" if self.opened is None else f" on {self.opened.node}")
 
 
 class WorkerPool:
@@ -164,6 +163,7 @@ class WorkerPool:
         if isinstance(opened, GenctlError):
             raise opened
         worker.opened = opened
+        worker.process = opened.process
         first = next(other.opened for other in self.workers if other.opened is not None)
         for name, value in first.identity.items():
             if opened.identity[name] != value:
@@ -309,10 +309,10 @@ class WorkerPool:
         """Tokens written by all workers."""
         return sum(worker.tokens for worker in self.workers)
 
-    def speeds(self) -> list[str]:
+    def speeds(self) -> list[float]:
         """Tokens a second of each worker since the work began."""
         seconds = max(time.monotonic() - self.began, 1e-9)
-        return [f"{worker.number}: {worker.tokens / seconds:,.0f}" for worker in self.workers]
+        return [worker.tokens / seconds for worker in self.workers]
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 

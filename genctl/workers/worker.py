@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -62,10 +61,9 @@ class OpenedWorker:
     """A worker that has loaded the checkpoint."""
 
     node: str
-    pid: int
+    process: int
     facts: Any  # of the task
     identity: dict[str, Any]  # what must be equal for all workers
-    load_s: float
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,6 @@ class Worker:
         setup = self.setup
         if setup.local and not Path(setup.local).is_dir():
             raise ModelError(f"{setup.runtime.model} is a local folder, and there is no {setup.local}")
-        began = time.monotonic()
         import torch
 
         from genctl.session import Session
@@ -143,8 +140,7 @@ class Worker:
             need_tokenizer=setup.need_tokenizer,
         )
         facts = self.task.open(session, setup.layers)
-        opened = OpenedWorker(platform.node(), os.getpid(), facts, identity_of(session), time.monotonic() - began)
-        return session, opened
+        return session, OpenedWorker(platform.node(), os.getpid(), facts, identity_of(session))
 
     def _placed(self, error: GenctlError) -> GenctlError:
         """The error, with the name of the node where there are several."""
