@@ -6,6 +6,8 @@ import importlib.util
 import logging
 import os
 import signal
+import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",
 }
+PROBE_S = 10.0  # seconds until an address that does not answer is given up
 STORE = 256 << 20  # bytes for results on their way: a group's are a few MB
 
 
@@ -73,13 +76,14 @@ def _init(address: str | None, cpus: int) -> None:
     """`ray.init`. Raises UsageError where no cluster can be reached."""
     import ray
 
+    _probe(address)
     arguments: dict[str, Any] = {"address": "local" if address is None else address}
     if address is None:
         arguments |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": STORE}
     if address is None or "://" not in address:
         arguments |= {"log_to_driver": False, "configure_logging": False, "logging_level": logging.CRITICAL}
     try:
-        with _own_signals():
+        with _own_signals(), _hushed(address is not None):
             ray.init(**arguments)
     except (OSError, ValueError, RuntimeError, ImportError, ray.exceptions.RayError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -87,6 +91,18 @@ def _init(address: str | None, cpus: int) -> None:
             raise UsageError(f"Ray does not start: {reason}") from error
         hint = "ray start --head starts a cluster on this machine" if address == "auto" else ""
         raise UsageError(f"--address {address}: there is no Ray cluster to join: {reason}", hint=hint) from error
+
+
+def _probe(address: str | None) -> None:
+    """Raises UsageError where nobody listens at HOST:PORT: Ray would try for minutes."""
+    host, colon, port = (address or "").rpartition("://")[2].rpartition(":")
+    if not (colon and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or "no answer"
+        raise UsageError(f"--address {address}: there is no Ray cluster to join: {reason}") from error
 
 
 @contextmanager
@@ -100,6 +116,23 @@ def _own_signals() -> Iterator[None]:
         for number, handler in before.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
+
+
+@contextmanager
+def _hushed(wanted: bool) -> Iterator[None]:
+    """Nothing that Ray's C++ part says while it looks for a cluster reaches the terminal; it raises as well."""
+    if not wanted:
+        yield
+        return
+    sys.stderr.flush()
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
 
 
 def cores() -> int:

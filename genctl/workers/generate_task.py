@@ -13,7 +13,7 @@ from genctl.requests import Report, Request
 
 if TYPE_CHECKING:
     from genctl.session import Session
-    from genctl.workers.worker import Progress
+    from genctl.workers.worker import WorkerProgress
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class GenerateTask:
             "" if base.runtime.prompt_cache is None else reuse_limit(session),
         )
 
-    def perform(self, session: Session, work: GenerateWork, progress: Progress) -> DecodedGroup:
+    def perform(self, session: Session, work: GenerateWork, progress: WorkerProgress) -> DecodedGroup:
         """Decode a group to its end."""
         shortages: list[int] = []
         stream = session.stream(
@@ -87,7 +87,7 @@ class GenerateTask:
         return DecodedGroup(tuple(counted if self.steps else without_steps(counted, self.parents)), tuple(shortages))
 
 
-def _counted(stream: Iterator[events.Event], progress: Progress) -> Iterator[events.Event]:
+def _counted(stream: Iterator[events.Event], progress: WorkerProgress) -> Iterator[events.Event]:
     for event in stream:
         if isinstance(event, events.Stepped):
             progress.tokens += event.new_tokens

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from genctl.scoring.scorer import Options, Scored, Scorer
     from genctl.scoring.texts import TextToScore
     from genctl.session import Session
-    from genctl.workers.worker import Progress
+    from genctl.workers.worker import WorkerProgress
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class ScoreTask:
         self._scorer(session, width).check(**self.check)
         return ScoreFacts(session.loaded.name, width, session.loaded.notes)
 
-    def perform(self, session: Session, work: tuple[int, tuple[TextToScore, ...]], progress: Progress) -> ScoredGroup:
+    def perform(
+        self, session: Session, work: tuple[int, tuple[TextToScore, ...]], progress: WorkerProgress
+    ) -> ScoredGroup:
         """Score a group: how many texts a pass has, and the texts."""
         width, texts = work
         scorer = self._scorer(session, width, len(texts))

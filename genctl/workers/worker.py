@@ -37,7 +37,7 @@ class WorkerSetup:
     alone: bool = True  # all workers are on the driver's machine
 
 
-class Progress:
+class WorkerProgress:
     """What a worker has done since it began. The task counts here while it works on a group."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class WorkerTask(Protocol):
     def open(self, session: Session, layers: tuple[Layer, ...]) -> Any:
         """What the driver must know of the checkpoint. Raises where it cannot do the job."""
 
-    def perform(self, session: Session, work: Any, progress: Progress) -> Any:
+    def perform(self, session: Session, work: Any, progress: WorkerProgress) -> Any:
         """The result of a group: plain values that can be pickled."""
 
 
@@ -83,7 +83,7 @@ class Worker:
         if Path(setup.folder).is_dir():
             os.chdir(setup.folder)
         self.setup, self.task = setup, task
-        self.progress = Progress()
+        self.progress = WorkerProgress()
         self.opened: tuple[Session, OpenedWorker] | None = None
 
     def open(self) -> OpenedWorker | GenctlError:
