@@ -32,7 +32,9 @@ ALLOWED: dict[str, set[str]] = {
         "models.listing",
         "identity",
         "collection",
+        "workers",
     },
+    "workers": {"config", "events", "identity", "inspecting", "params", "requests", "scoring", "session"},
     "api": {"config", "session", "requests", "batch", "params", "events", "results"},
     "session": {
         "config",
@@ -133,11 +135,13 @@ HEAVY = {
         "request_planner",
         "scoring",
         "inspecting",
+        "workers",
     },
     "transformers": {"models", "decode", "inspecting"},
     "rich": {"render", "cli"},
     "tomli": {"config"},
     "pydantic": {"config"},
+    "ray": {"workers"},
     "typer": {"cli"},
 }
 

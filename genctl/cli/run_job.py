@@ -44,6 +44,8 @@ AHEAD = 2  # times as many rows are read ahead where they are at hand, so that t
 class RunJob(job.Job[RunOptions]):
     """One run of a generating command."""
 
+    apart = False  # workers decode: nothing can be watched step by step
+
     def __init__(self, options: RunOptions, interrupt: Interrupt) -> None:
         super().__init__(options, interrupt)
         self.tally = RowTally(heard=self._row_done)
@@ -75,7 +77,7 @@ class RunJob(job.Job[RunOptions]):
         """Open the output, the event log and the view; look the input file over."""
         options = self.options
         plain = options.to_file or options.stream or options.tree_format or options.raw
-        self.live = not plain and options.format == "text" and is_terminal(sys.stdout)
+        self.live = not (plain or self.apart) and options.format == "text" and is_terminal(sys.stdout)
         view = self._make_view()
         search = Search(options, self.err_console, stream=options.stream, raw=options.raw, live=self.live)
         self.shown = self.live or options.stream
@@ -95,6 +97,7 @@ class RunJob(job.Job[RunOptions]):
         self.view.load_s = self.load_s
         self.base = self.settle(session, self.layers, options.strategy)
         self.texts = session.loaded.tokenizer is not None
+        self.encoder_decoder = session.forward.is_encoder_decoder
         self.watched = session.watched(options.watch)
         self.detail(*session.loaded.verbose_notes)
         self.describe(session, self.base)
@@ -117,7 +120,7 @@ class RunJob(job.Job[RunOptions]):
             stack.callback(self.bar.close)
         self.collector = Collector()
         self.listeners += [self._show, self.note_cut, self.search.feed, self.reuse.feed]
-        self.listeners += [] if self.bar is None else [self.bar.feed]
+        self.listeners += [] if self.bar is None or self.apart else [self.bar.feed]
         self.listeners += [self._collect]
         with self.interrupt.rescued_by(lambda: self._rescue(stack)):
             self._decode()
@@ -164,18 +167,17 @@ class RunJob(job.Job[RunOptions]):
 
     def _begin(self) -> None:
         """Choose the seed, and with --resume compare the job with the one that began the output."""
-        looked, session = self.looked, self.session
+        looked = self.looked
         self.seed = job.start_seed(self.base)
         if self.page is not None:
             self.page.seed, self.page.data.job = self.seed, to_toml(self.base, defaults=False)
         if not self.options.resume:
             return
-        loaded = [session.loaded, *(one for one, _ in session.planner.auxiliary_models.values())]
         identity = resume.identity(
             self.options,
             self.base,
             seed=self.seed,
-            checkpoints={one.name: one.fingerprint() for one in loaded},
+            checkpoints=self.fingerprints(),
             batch={"width": self.width},
             input=None if looked is None else {**looked.identity(), "format": self.options.input_kind},
             top=self._report().top,
@@ -184,6 +186,12 @@ class RunJob(job.Job[RunOptions]):
         self.seed = self.output.begin(
             identity, self.span, self.base.origins, seed_given=self.base.runtime.seed is not None
         )
+
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprints of all checkpoints of the run, by name."""
+        session = self.session
+        loaded = [session.loaded, *(one for one, _ in session.planner.auxiliary_models.values())]
+        return {one.name: one.fingerprint() for one in loaded}
 
     def _skip(self) -> None:
         """Pass over the rows that need not be decoded, comparing them with what was read before."""
@@ -218,20 +226,25 @@ class RunJob(job.Job[RunOptions]):
         if self.options.check_runtime:
             requests = self._compared(requests)
         if not self.options.check_batch:
-            # Read ahead only with --unordered, so that an interrupt leaves the beginning of the input; and never from a
-            # pipe or a keyboard, which would keep other rows waiting.
-            at_hand = self.options.unordered and (self.options.arguments or self.options.input not in (None, "-"))
             return self.session.stream(
                 requests,
                 report,
                 width=self.width,
                 interrupted=self.interrupt,
                 on_shortage=self._shortage,
-                ahead=AHEAD * self.width if at_hand and self.width > 1 else 0,
+                ahead=self.ahead,
             )
         from genctl.inspecting.batch_divergence import checked
 
         return checked(self.session, requests, report, width=self.width, told=self._differs, interrupted=self.interrupt)
+
+    @property
+    def ahead(self) -> int:
+        """How many rows are read ahead: only with --unordered, so that an interrupt leaves the beginning of the input;
+        and never from a pipe or a keyboard, which would keep other rows waiting.
+        """
+        at_hand = self.options.unordered and (self.options.arguments or self.options.input not in (None, "-"))
+        return AHEAD * self.width if at_hand and self.width > 1 else 0
 
     def _compared(self, requests: Iterator[Request]) -> Iterator[Request]:
         """The same requests; the first prompt goes through both runtimes before it is decoded."""
@@ -304,7 +317,7 @@ class RunJob(job.Job[RunOptions]):
             row,
             result,
             load_s=self.load_s,
-            encoder_decoder=self.session.forward.is_encoder_decoder,
+            encoder_decoder=self.encoder_decoder,
             saved=self.reuse.path is not None,
             texts=self.texts,
         )
@@ -338,7 +351,7 @@ class RunJob(job.Job[RunOptions]):
 
     def status(self) -> int:
         """The exit status. Raises CheckError where a requested check failed."""
-        self.note(*self.reuse.notes(self.session, verbose=self.options.verbose))
+        self.closing_notes()
         if self._cut_short and self.options.resume:
             done, them = count(self.tally.rows, "row is", "rows are"), "it" if self.tally.rows == 1 else "them"
             self.say(f"{done} in {self.options.output}; the same command goes on after {them}")
@@ -364,6 +377,10 @@ class RunJob(job.Job[RunOptions]):
             differ = count(self.different, "sequence differs", "sequences differ")
             raise CheckError(f"--check-batch: {differ} from what is decoded alone")
         return status
+
+    def closing_notes(self) -> None:
+        """Print notes on what was found while decoding."""
+        self.note(*self.reuse.notes(self.session, verbose=self.options.verbose))
 
     def say_failed(self, record: Mapping[str, Any]) -> None:
         """Print why a row failed; with --strict `status` does."""

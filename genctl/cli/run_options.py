@@ -22,6 +22,7 @@ from genctl.cli.options import (
     TreeFormat,
 )
 from genctl.cli.table import Command, Conflict, because, given, needless_force, same_file
+from genctl.cli.worker_options import ADDRESS, WORKERS, refused
 from genctl.config.layers import Layer, Resolved
 from genctl.errors import UsageError
 
@@ -66,6 +67,8 @@ class RunOptions(PresetOptions):
         "compare logits with transformers' on the first prompt and 16 steps; exit with 4 if far apart"
     )
     dry: bool = CHECKS.switch("print all settings as TOML, with their origins")
+    workers: str | None = WORKERS
+    address: str | None = ADDRESS
     view: Literal["run", "beam"] = "run"
     tree: bool = False
     tree_format: TreeFormat | None = None
@@ -148,6 +151,11 @@ CONFLICTS: tuple[Conflict, ...] = (
     (given("tree_format", format=RECORDS), f"{TREES}, which contradicts --format {{format}}"),
     TREE_ECHO,
     WATCH_TSV,
+    *refused(
+        (given("stream"), "decodes groups of rows elsewhere, but --stream writes text while it is decoded"),
+        (given("check_batch"), "decodes elsewhere, but --check-batch compares what is decoded here"),
+        (given("check_runtime"), "decodes elsewhere, but --check-runtime compares two runtimes here"),
+    ),
     (given("watch", "tree_format", without=["events"]), f"{TREES}, which have no place for --watch; --events has"),
 )
 
@@ -160,7 +168,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
 RUN = Command(
     "run",
     RunOptions,
-    "genctl.cli.run_job:RunJob",
+    "genctl.cli.choose_job:run",
     """Prompts are arguments, else --input, else standard input, one per line. On a terminal the text streams as it is
     written; in a pipe it is plain.""",
     (
@@ -174,7 +182,7 @@ RUN = Command(
 BEAM = Command(
     "beam",
     BeamOptions,
-    "genctl.cli.run_job:RunJob",
+    "genctl.cli.choose_job:run",
     """As genctl run, with num_beams = 5 where nothing else sets it. On a terminal the beams evolve, and a table of all
     finished hypotheses follows, with the formula of the score. In a pipe comes the best text, or with
     --num-return-sequences N and --format tsv or jsonl the N best with their scores (and, in jsonl, `parents`: the row

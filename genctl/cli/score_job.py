@@ -18,6 +18,7 @@ from genctl.cli.options import shown_top
 from genctl.cli.score_options import ScoreOptions, check_encoding
 from genctl.cli.standard_streams import is_terminal
 from genctl.errors import GenctlError, InputError
+from genctl.params import Runtime
 from genctl.plural import count
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from genctl.cli.page_file import PageFile
     from genctl.render.token_heat import Figures
-    from genctl.scoring.scorer import Scored, Scorer
+    from genctl.scoring.scorer import Options, Scored, Scorer
     from genctl.scoring.texts import TextToScore
     from genctl.session import Session
 
@@ -67,32 +68,46 @@ class ScoreJob(Job[ScoreOptions]):
         """Load the checkpoint."""
         from genctl.render.loading_bar import LoadingBar
 
-        options, runtime = self.options, self.early.runtime
-        for name, unset in (("prompt_cache", None), ("compile", False)):
-            if getattr(runtime, name) != unset:  # a settings file says so
-                place = self.early.origins[name]
-                self.note(f"{name} ({place}) is not used: genctl score reads every text as a whole")
-                runtime = replace(runtime, **{name: unset})  # type: ignore[arg-type]  # each has its own type
+        options, runtime = self.options, self.used_runtime()
         bar = LoadingBar(self.err, time.monotonic)
         with closing(bar):
             on_event = None if options.quiet else bar.show
             session = self.load_session(runtime, on_event=on_event, need_tokenizer=False)
         self.detail(*session.loaded.notes)
+        self.name = session.loaded.name
         self.scorer = self._scorer(session)
+
+    def used_runtime(self) -> Runtime:
+        """The settings of the checkpoint without those that are of no use here; a note says which."""
+        runtime = self.early.runtime
+        for name, unset in (("prompt_cache", None), ("compile", False)):
+            if getattr(runtime, name) != unset:  # a settings file says so
+                place = self.early.origins[name]
+                self.note(f"{name} ({place}) is not used: genctl score reads every text as a whole")
+                runtime = replace(runtime, **{name: unset})  # type: ignore[arg-type]  # each has its own type
+        return runtime
 
     def deliver(self, stack: ExitStack) -> None:
         """Score the texts and write their records."""
         self.interrupt.gentle = True
-        for row, outcome in self.scorer.score(self._wanted(), self.interrupt):
+        for row, outcome in self.outcomes():
             if isinstance(outcome, GenctlError):
                 self.fail(row, outcome.code, outcome.message)
                 continue
             self._show(row, outcome)
             if self.page is not None:
                 self._put_on_page(self.page, row, outcome)
-            self.output.put(row.index, [self._record(row, one, self.scorer.loaded.name) for one in outcome])
-        self.detail(*self.scorer.findings)
+            self.output.put(row.index, [self._record(row, one, self.name) for one in outcome])
+        self.detail(*self.findings())
         self.output.close(cut_short=bool(self.interrupt.status))
+
+    def outcomes(self) -> Iterator[tuple[InputRow, list[Scored] | GenctlError]]:
+        """The outcome of each text, in input order."""
+        return self.scorer.score(self._wanted(), self.interrupt)
+
+    def findings(self) -> list[str]:
+        """Facts found about the model."""
+        return self.scorer.findings
 
     def status(self) -> int:
         """The exit status. Prints the summary."""
@@ -100,24 +115,29 @@ class ScoreJob(Job[ScoreOptions]):
         return super().status()
 
     def _scorer(self, session: Session) -> Scorer:
-        from genctl.scoring.passes import Detail
-        from genctl.scoring.scorer import Options, Scorer
+        from genctl.scoring.scorer import Scorer
 
         options = self.options
         width = session.width(self.early, 1 if self.shown else WIDTH)
-        scoring = Options(
+        scoring = replace(self.scoring(), batch_size=width, chunk=width if self.shown else SORTED * width)
+        scorer = Scorer(session, scoring)
+        scorer.check(context=options.context, target=options.target, rank=options.rank)
+        return scorer
+
+    def scoring(self) -> Options:
+        """How texts are scored, without the size of a batch."""
+        from genctl.scoring.passes import Detail
+        from genctl.scoring.scorer import Options
+
+        options = self.options
+        return Options(
             add_eos=options.add_eos,
             stride=options.stride,
             window=options.window,
             by=options.by or "mean",
-            batch_size=width,
-            chunk=width if self.shown else SORTED * width,
             detail=Detail(self.details or self.page is not None, self.top),
             captions=self.shown or self.details or self.page is not None or self.screen is not None,
         )
-        scorer = Scorer(session, scoring)
-        scorer.check(context=options.context, target=options.target, rank=options.rank)
-        return scorer
 
     # -- before scoring ------------------------------------------------------------------------------------------------
 
@@ -189,7 +209,7 @@ class ScoreJob(Job[ScoreOptions]):
             lane = row.id if one.rank is None else f"{row.id} rank {one.rank}"
             before = row.extra.get("context", self.options.context) or (row.prompt if one.text != row.prompt else "")
             page.data.figures[lane] = {"": figures(_figures(one))}
-            for event in scored_events(lane, f"{before or ''}{one.lead}", self.scorer.loaded.name, one):
+            for event in scored_events(lane, f"{before or ''}{one.lead}", self.name, one):
                 page.feed(event)
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
