@@ -25,13 +25,13 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GENCTL_API_KEY", "OPENAI_API_KEY")
 _TOKEN = re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}")
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
 def without_secrets(text: str) -> str:
-    """`text` without Hub tokens and without the credentials in URLs, since messages end up in logs."""
+    """`text` without Hub tokens, keys of servers and the credentials in URLs, since messages end up in logs."""
     for name in SECRETS:
         if len(token := os.environ.get(name, "").strip()) >= 4:
             text = text.replace(token, "(token)")

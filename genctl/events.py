@@ -19,6 +19,7 @@ from genctl.errors import InputError, nearest
 
 S = TypeVar("S")
 Alternative: TypeAlias = tuple[int, str, float]  # id, text, log-probability
+UNKNOWN_ID = -1  # of a token whose id a server does not tell; its alternatives go down from there
 Watched: TypeAlias = tuple[int, str, float, int]  # id, text, log-probability, rank
 
 
@@ -74,9 +75,15 @@ class Hypothesis:
     slot: int | None = None
     stop: str = ""  # the stop string, pattern or token, where `reason` is "stop"
     text: str = ""
-    kind: str = ""  # the criterion, where `reason` is "stop": string, regex, token, floor, repetition, plugin
+    kind: str = ""  # the criterion, where `reason` is "stop": string, regex, token, floor, repetition, plugin, server
     unmet: tuple[str, ...] = ()  # forced phrases that are not in it
     incomplete: str = ""  # the grammar (json_schema, regex, grammar) whose text was cut before it could end
+    counted: int = 0  # new tokens, where a server does not tell their ids, so that `tokens` is empty
+
+    @property
+    def length(self) -> int:
+        """The number of new tokens."""
+        return self.counted or len(self.tokens)
 
     @property
     def cause(self) -> str:

@@ -352,6 +352,9 @@ class Runtime:
     model: str = knob("builtin:stories", "builtin:NAME, a local folder, or a Hub id", MODEL)
     revision: str | None = knob(None, "branch, tag or commit of a Hub checkpoint", MODEL)
     offline: bool = knob(False, "never use the network", MODEL)
+    backend: str | Words | None = knob(
+        None, "openai:URL: a server that already runs generates; several share the prompts", MODEL
+    )
     device: str = knob("auto", "auto, cpu, cuda, cuda:1, mps, …", MODEL)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
         "auto", "auto keeps the checkpoint's dtype, but loads float32 as bfloat16 on a CUDA device", MODEL

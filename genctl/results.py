@@ -97,6 +97,7 @@ class Result:
     reused: int = 0  # tokens of the prompt that a prompt cache held
     truncated: int = 0  # tokens dropped from the prompt
     num_return_sequences: int = 1
+    backend: str = ""  # the server that generated it
 
     @property
     def fewer(self) -> bool:
@@ -112,16 +113,17 @@ class Result:
         for number, sequence in enumerate(self.sequences, 1):
             which = f"sequence {number}: " if len(self.sequences) > 1 else ""
             if sequence.hypothesis.incomplete:
-                cut = f"cut by {sequence.finish_reason} after {count(len(sequence.token_ids), 'token')}"
+                cut = f"cut by {sequence.finish_reason} after {count(sequence.hypothesis.length, 'token')}"
                 warnings.append(f"{what}{which}{sequence.hypothesis.incomplete}: the text is incomplete, {cut}")
             if sequence.unmet:
                 warnings.append(f"{what}{which}the text {sequence.lack} (force_words)")
         return warnings
 
     @property
-    def remarks(self) -> dict[str, int]:
+    def remarks(self) -> dict[str, Any]:
         """Additional fields of its records."""
-        remarks = {"truncated": self.truncated} if self.truncated else {}
+        remarks: dict[str, Any] = {"backend": self.backend, "exact": False} if self.backend else {}
+        remarks |= {"truncated": self.truncated} if self.truncated else {}
         if self.fewer:
             remarks |= {"returned": len(self.sequences), "num_return_sequences": self.num_return_sequences}
         return remarks
@@ -142,7 +144,7 @@ class _Lane:
     drafted: int = 0
     accepted: int = 0
 
-    def setting(self, name: str, default: float) -> Any:
+    def setting(self, name: str, default: float | str) -> Any:
         return self.began.settings.get(name, default)
 
     def result(self, sequences: list[Sequence], **more: Any) -> Result:
@@ -159,6 +161,7 @@ class _Lane:
             drafted=self.drafted,
             accepted=self.accepted,
             truncated=int(self.setting("truncated", 0)),
+            backend=str(self.setting("backend", "")),
             **more,
         )
 

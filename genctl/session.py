@@ -9,9 +9,10 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from genctl import events, rerank
+from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.params import Generation, Runtime
@@ -30,6 +31,8 @@ TYPICAL = 2048  # assumed length of a row when a batch is sized by memory
 
 class Session:
     """A loaded checkpoint, ready to decode."""
+
+    is_remote: Literal[False] = False
 
     def __init__(
         self, loaded: LoadedModel, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None
@@ -64,6 +67,8 @@ class Session:
         """
         from genctl.models import hub
 
+        if runtime.backend is not None:
+            raise UsageError(f"backend = {shown(runtime.backend)}: what is asked for needs a checkpoint here")
         if runtime.prompt_cache is not None and not Path(runtime.prompt_cache).is_file():
             raise InputError(f"--prompt-cache {runtime.prompt_cache}: there is no such file")
         flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
@@ -99,6 +104,36 @@ class Session:
         layout = model.cache_layout if isinstance(model, NativeModel) else ""
         dtype = str(model.dtype).removeprefix("torch.")
         return PromptIdentity(self.loaded.fingerprint(), self.loaded.name, dtype, version("transformers"), layout)
+
+    @property
+    def name(self) -> str:
+        """The checkpoint, as the user named it."""
+        return self.loaded.name
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes for --verbose."""
+        return self.loaded.verbose_notes
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether there is a tokenizer, so that results have texts."""
+        return self.loaded.tokenizer is not None
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether texts answer their prompts; else they continue them."""
+        return bool(self.forward.is_encoder_decoder)
+
+    @property
+    def passes(self) -> int:
+        """Forward passes so far."""
+        return int(self.forward.forwards)
+
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprints of the checkpoint and of all auxiliary models, by name."""
+        loaded = [self.loaded, *(one for one, _ in self.planner.auxiliary_models.values())]
+        return {one.name: one.fingerprint() for one in loaded}
 
     def _saved(self, path: str | None) -> Prefix | None:
         if path is None:

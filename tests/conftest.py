@@ -90,7 +90,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> It
 @pytest.fixture(autouse=True)
 def program_environment(request: pytest.FixtureRequest) -> None:
     """Tests of the whole program run in the clean environment without asking for it."""
-    if request.path.parent.name in ("cli", "compare", "hostile", "inspect", "score", "workers"):
+    if request.path.parent.name in ("cli", "compare", "hostile", "inspect", "score", "workers", "backend"):
         request.getfixturevalue("clean_environment")
 
 

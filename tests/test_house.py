@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
 # room -> rooms it may import, besides itself, `errors` and `plural`
 ALLOWED: dict[str, set[str]] = {
     "cli": {
+        "backend",
         "config",
         "session",
         "requests",
@@ -35,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
         "workers",
     },
     "workers": {"config", "events", "identity", "inspecting", "params", "requests", "scoring", "session"},
+    "backend": {"config", "params", "events", "requests", "batch", "scoring.scored_text"},
     "api": {"config", "session", "requests", "batch", "params", "events", "results"},
     "session": {
         "config",
@@ -143,6 +145,7 @@ HEAVY = {
     "pydantic": {"config"},
     "ray": {"workers"},
     "typer": {"cli"},
+    "httpx2": {"backend"},
 }
 
 

@@ -53,7 +53,7 @@ def record(
         "strategy": strategy,
         "seed": seed,
         "model": model,
-        "usage": {"prompt_tokens": prompt_tokens, "new_tokens": len(hypothesis.tokens)},
+        "usage": {"prompt_tokens": prompt_tokens, "new_tokens": hypothesis.length},
     }
     if reused_tokens is not None:
         fields["usage"]["reused_tokens"] = reused_tokens
@@ -114,15 +114,17 @@ def error_record(id: str, code: str, message: str) -> dict[str, Any]:
 def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
     """One entry of `tokens`; `top` as [id, text, logprob], `watched` and `trace` only if there are any.
 
+    An id that a server does not tell is null.
+
     An entry of `watched` is [id, text, logprob, rank]. A trace has its seconds with `timing`.
     """
     entry: dict[str, Any] = {
-        "id": token.id,
+        "id": _id(token.id),
         "text": token.text,
         "logprob": token.logprob,
         "rank": token.rank,
         "entropy": token.entropy,
-        "top": [list(alternative) for alternative in token.top],
+        "top": [[_id(id), text, logprob] for id, text, logprob in token.top],
     }
     if token.watched:
         entry["watched"] = [list(one) for one in token.watched]
@@ -133,6 +135,10 @@ def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
                 del item["seconds"]
     plain: dict[str, Any] = finite(entry)
     return plain
+
+
+def _id(id: int) -> int | None:
+    return None if id <= events.UNKNOWN_ID else id
 
 
 def finite(value: Any) -> Any:

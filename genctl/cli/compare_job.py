@@ -13,7 +13,7 @@ from urllib.parse import quote
 from genctl import events
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import row_seed
-from genctl.cli.compare_options import CompareOptions, runs_of, settled
+from genctl.cli.compare_options import CompareOptions, check_servers, runs_of, settled
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import Job, request_of, start_seed
 from genctl.cli.options import SHOWN_TOP
@@ -29,8 +29,8 @@ from genctl.results import Collector, Result
 
 if TYPE_CHECKING:
     from genctl.cli.compare_output import ComparisonOutput
+    from genctl.cli.job import AnySession
     from genctl.requests import Request
-    from genctl.session import Session
 
 LANES = 16  # decoded at once where nothing is live and no batch size is set
 TOP = 20  # alternatives kept with --expect, to report how probable an old token is now
@@ -58,6 +58,7 @@ class CompareJob(Job[CompareOptions]):
             raise UsageError(f"--baseline {options.baseline}: no run has this name; there are: {', '.join(names)}")
         self.base = options.baseline or names[0]
         self.early_runs = each(self.runs, RunSpec.early)
+        check_servers(options, self.runs, self.early_runs)
         if not options.dry:
             return None
         resolved = zip(names, settled(options, self.runs, self.early_runs), strict=True)
@@ -140,7 +141,7 @@ class CompareJob(Job[CompareOptions]):
         for number, members in enumerate(groups.values()):
             last = number + 1 == len(groups)
             session = self._load(members)
-            before = session.forward.forwards
+            before = session.passes
             usual = max(LANES // (len(members) * self.seeds), 1)
             step = 1 if self.live else min(session.width(self.resolved[place], usual) for place in members)
             self.interrupt.gentle = True
@@ -151,30 +152,21 @@ class CompareJob(Job[CompareOptions]):
                     self._settle(chunk)
                 if self.interrupt.status:
                     break
-            self.saved.forwards += session.forward.forwards - before
-            self.note(*self.reuse.notes(session, verbose=self.options.verbose))
+            self.saved.forwards += session.passes - before
+            if session.is_remote is False:
+                self.note(*self.reuse.notes(session, verbose=self.options.verbose))
             self.interrupt.gentle = False
             if self.interrupt.status:  # what earlier checkpoints wrote is not lost
                 self._settle([prompt for prompt in self.prompts if prompt.begun])
                 return
             del session  # the next checkpoint needs its memory
 
-    def _load(self, members: Sequence[int]) -> Session:
-        """The checkpoint of these runs, each of which is checked on it."""
-        options = self.options
+    def _load(self, members: Sequence[int]) -> AnySession:
+        """The checkpoint (or the servers) of these runs, each of which is checked on it."""
         runs = [self.runs[place] for place in members]
-        check_prompt_caches([(self.runs[place].name, self.resolved[place].runtime) for place in members])
-        offline = any(self.resolved[place].runtime.offline for place in members)
-        session = self.load_session(
-            dataclasses.replace(self.resolved[members[0]].runtime, offline=offline),
-            runs[0].layers,
-            on_event=self.view.feed,
-            need_tokenizer=not any(isinstance(row, InputRow) and row.prompt_ids is not None for row in self.rows),
-        )
-        if options.save is not None or options.expect is not None:
-            self.checkpoints[session.loaded.name] = session.loaded.fingerprint()
-        self.detail(*session.loaded.verbose_notes)
-        session.watched(options.watch)  # what is no token of this checkpoint is refused before anything is decoded
+        session = self._opened(members, runs[0])
+        self.detail(*session.notes)
+        session.watched(self.options.watch)  # what is no token of this checkpoint is refused before decoding
         settled = each(runs, lambda run: self.settle(session, run.layers))
         for place, resolved in zip(members, settled, strict=True):
             self.resolved[place] = resolved
@@ -182,7 +174,25 @@ class CompareJob(Job[CompareOptions]):
             self.describe(session, resolved, f"run {self.runs[place].name}: ")
         return session
 
-    def _stream(self, session: Session, members: Sequence[int], chunk: Sequence[ComparedPrompt]) -> None:
+    def _opened(self, members: Sequence[int], first: RunSpec) -> AnySession:
+        options, resolved = self.options, self.resolved[members[0]]
+        if resolved.runtime.backend is not None:
+            remote = self.connect(resolved.runtime, resolved.origins)
+            remote.live = self.live
+            return remote
+        check_prompt_caches([(self.runs[place].name, self.resolved[place].runtime) for place in members])
+        offline = any(self.resolved[place].runtime.offline for place in members)
+        session = self.load_session(
+            dataclasses.replace(resolved.runtime, offline=offline),
+            first.layers,
+            on_event=self.view.feed,
+            need_tokenizer=not any(isinstance(row, InputRow) and row.prompt_ids is not None for row in self.rows),
+        )
+        if options.save is not None or options.expect is not None:
+            self.checkpoints[session.name] = session.loaded.fingerprint()
+        return session
+
+    def _stream(self, session: AnySession, members: Sequence[int], chunk: Sequence[ComparedPrompt]) -> None:
         """Decode these prompts with these runs, all lanes at once, so that each prompt is read once."""
         from genctl.requests import Report
 
@@ -194,6 +204,8 @@ class CompareJob(Job[CompareOptions]):
         report = Report(top, True, watch=watched)
         began = time.perf_counter()
         width = max(len(requests), 1)
+        if session.is_remote is True:
+            width = min(session.width(self.resolved[place], width) for place in members)
 
         def shortage(fewer: int) -> None:
             self.say_shortage("lanes", width, fewer)
@@ -203,7 +215,8 @@ class CompareJob(Job[CompareOptions]):
                 self._take(result)
 
         stream = session.stream(requests, report, width=width, interrupted=self.interrupt, on_shortage=shortage)
-        self.listen(stream, [*self.listeners, self.saved.feed, self.reuse.feed, self.view.feed, collect])
+        shared = [] if session.is_remote else [self.saved.feed, self.reuse.feed]
+        self.listen(stream, [*self.listeners, *shared, self.view.feed, collect])
         self.saved.decode_s += time.perf_counter() - began
         self.lanes.clear()
         self.saved.forget()
@@ -215,7 +228,7 @@ class CompareJob(Job[CompareOptions]):
         failure = result.error
         prompt.cells[run][repetition] = result if failure is None else Failure(failure.code, failure.message)
 
-    def _requests(self, session: Session, members: Sequence[int], prompt: ComparedPrompt) -> list[Request]:
+    def _requests(self, session: AnySession, members: Sequence[int], prompt: ComparedPrompt) -> list[Request]:
         """The lanes of one prompt. Those that look at hidden states come first: their prefill serves all others."""
         row = prompt.row
         if isinstance(row, BadRow):

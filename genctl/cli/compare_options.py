@@ -116,21 +116,33 @@ def runs_of(options: CompareOptions, recording: expectations.Recording | None) -
     return runs
 
 
+def check_servers(options: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> None:
+    """Raises UsageError where the outputs of a server are to be repeated: nobody knows what it runs tomorrow."""
+    remote = [run.name for run, one in zip(runs, early, strict=True) if one.runtime.backend is not None]
+    for name in ("save", "expect"):
+        if remote and getattr(options, name) is not None:
+            raise UsageError(f"--{name} compares token by token, which is not exact on a server (run {remote[0]})")
+
+
 def settled(options: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> list[Resolved]:
     """The settings of all runs, with those of their checkpoints beneath them. Reads no weights."""
-    from genctl.models.hub import generation_config
-    from genctl.session import check_settings
-
     beneath: dict[tuple[Any, ...], Layer] = {}
     for one in early:
-        if checkpoint_of(one) not in beneath:
+        if one.runtime.backend is not None:  # a server keeps its settings to itself
+            beneath[checkpoint_of(one)] = Layer("backend", {}, said="user")
+        elif checkpoint_of(one) not in beneath:
+            from genctl.models.hub import generation_config
+
             settings = generation_config(one.runtime, **options.trust)
             beneath[checkpoint_of(one)] = model_layer(settings, one.runtime.model)
     keys = {run.name: checkpoint_of(one) for run, one in zip(runs, early, strict=True)}
 
     def ask(run: RunSpec) -> Resolved:
         resolved = run.resolve([beneath[keys[run.name]]])
-        check_settings(resolved.generation)
+        if resolved.runtime.backend is None:
+            from genctl.session import check_settings
+
+            check_settings(resolved.generation)
         return resolved
 
     return each(runs, ask)

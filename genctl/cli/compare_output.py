@@ -175,7 +175,7 @@ class ComparisonOutput:
             text = Text(formats.markdown_text(note) if self.markdown else note, style="dim")
             self._put([shown.wrapped(text, self.out, self.width or shown.UNBROKEN)])
         quiet = self.options.quiet or not (self.err.is_terminal or self.out.is_terminal or self.options.verbose)
-        if not quiet and saved.lanes:
+        if not quiet and saved.decode_s:
             put(self.err, Text(DOT.join(self._summary(saved, done)), style="dim"))
 
     def _penalties(self) -> str:
@@ -193,9 +193,10 @@ class ComparisonOutput:
         words = [count(len(self.names), "run"), count(done, "prompt")]
         words += [count(self.job.seeds, "seed")] if self.job.seeds > 1 else []
         words += [f"{count(tokens, 'token')} in {saved.decode_s:.2f} s"]
-        passes = count(saved.forwards, "forward pass", "forward passes")
-        words.append(f"{passes} instead of {saved.alone:,}" if saved.alone != saved.forwards else passes)
-        words.append(count(saved.prefills, "prefill"))
+        if saved.lanes:
+            passes = count(saved.forwards, "forward pass", "forward passes")
+            words.append(f"{passes} instead of {saved.alone:,}" if saved.alone != saved.forwards else passes)
+            words.append(count(saved.prefills, "prefill"))
         if saved.lanes > saved.prefills:
             words[-1] += f" instead of {saved.lanes:,} ({saved.prefill_s:.2f} s, {saved.spared_s:.2f} s saved)"
         words += [f"{self.job.failed} failed"] if self.job.failed else []

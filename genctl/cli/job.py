@@ -9,7 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from genctl.batch import writers
 from genctl.batch.record_output import RecordOutput
@@ -29,10 +29,13 @@ from genctl.params import Runtime
 from genctl.plural import count
 
 if TYPE_CHECKING:
+    from genctl.backend.session import RemoteSession
     from genctl.cli.page_file import PageFile
     from genctl.cli.screen_file import ScreenFile
     from genctl.requests import Request
     from genctl.session import Session
+
+    AnySession: TypeAlias = Session | RemoteSession
 
 WIDTH = 16  # prompts decoded at once where nobody watches
 SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
@@ -62,6 +65,7 @@ class Job(ABC, Generic[SomeOptions]):
         self.page: PageFile | None = None  # of --report
         self.screen: ScreenFile | None = None  # of --svg
         self.reuse = Reuse(None)
+        self._servers: list[RemoteSession] = []
         interrupt.hide = self.hide
         self._cuts: set[str] = set()  # notes of prompts that were cut
 
@@ -95,6 +99,7 @@ class Job(ABC, Generic[SomeOptions]):
             if not self.options.verbose:
                 stack.enter_context(_libraries_hushed())
             self.open_page(stack)
+            stack.callback(self._disconnect)
             self.open(stack)
             self.load()
             self.deliver(stack)
@@ -219,7 +224,27 @@ class Job(ABC, Generic[SomeOptions]):
         self.reuse = Reuse(runtime.prompt_cache)
         return session
 
-    def settle(self, session: Session, layers: Sequence[Layer], strategy_name: str | None = None) -> Resolved:
+    def connect(self, runtime: Runtime, origins: Mapping[str, str]) -> RemoteSession:
+        """The servers of `runtime`, in place of a checkpoint."""
+        from genctl.backend.session import RemoteSession
+
+        began = time.perf_counter()
+        assert runtime.backend is not None
+        named = origins.get("model", "default") != "default"
+        session = RemoteSession(runtime.backend, runtime.model if named else None)
+        self._servers.append(session)
+        if self.page is not None:
+            self.page.facts += [("server", server.name) for server in session.servers]
+        self.load_s += time.perf_counter() - began
+        first_sign.clear()
+        self.hide()
+        return session
+
+    def _disconnect(self) -> None:
+        for session in self._servers:
+            session.close()
+
+    def settle(self, session: AnySession, layers: Sequence[Layer], strategy_name: str | None = None) -> Resolved:
         """The settings with those of the checkpoint beneath them. Raises where the checkpoint cannot do the job."""
         resolved = session.resolve(layers)
         kind = session.check(resolved)
@@ -227,10 +252,11 @@ class Job(ABC, Generic[SomeOptions]):
             named_strategies.check(strategy_name, kind)
         return resolved
 
-    def describe(self, session: Session, resolved: Resolved, prefix: str = "") -> None:
+    def describe(self, session: AnySession, resolved: Resolved, prefix: str = "") -> None:
         """Notes on the settings, and on what the checkpoint makes of them."""
         self.detail(*(f"{prefix}{line}" for line in resolved.notes))
-        self.note(*(f"{prefix}{line}" for line in (*resolved.notices, *cache_notes(session, resolved))))
+        remarks = session.remarks(resolved) if session.is_remote is True else cache_notes(session, resolved)
+        self.note(*(f"{prefix}{line}" for line in (*resolved.notices, *remarks)))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 

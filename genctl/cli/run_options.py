@@ -105,6 +105,29 @@ def check_search(early: Resolved) -> None:
         )
 
 
+# what a server does not tell, or only a checkpoint here can do -> why
+NOT_REMOTE = {
+    "explain": "--explain shows each logits processor at work",
+    "watch": "--watch tells of tokens that were not chosen",
+    "check_batch": "--check-batch compares forward passes",
+    "check_runtime": "--check-runtime compares forward passes",
+    "tree": "--tree draws a search",
+    "tree_format": "--tree-format writes a search",
+}
+
+
+def check_backend(options: RunOptions, early: Resolved) -> None:
+    """Raises UsageError where a server is asked for what it cannot show."""
+    if early.runtime.backend is None:
+        return
+    wanted = [NOT_REMOTE[name] for name in NOT_REMOTE if getattr(options, name)]
+    if options.view == "beam":
+        wanted.insert(0, "genctl beam shows the beams of a search")
+    if wanted:
+        place = early.origins["backend"]
+        raise UsageError("\n".join(f"{words}, which a server does not tell (backend, {place})" for words in wanted))
+
+
 RECORDS = ("json", "jsonl", "tsv")
 TREE_ECHO: Conflict = (
     lambda options: options.tree_format is not None and bool(options.echo),
@@ -199,4 +222,5 @@ BEAM = Command(
         "Settings": ("presets", "set", "dry"),
     },
     CONFLICTS,
+    without=frozenset({"backend"}),
 )

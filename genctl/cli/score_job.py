@@ -17,6 +17,7 @@ from genctl.cli.job import WIDTH, Job, Rows
 from genctl.cli.options import shown_top
 from genctl.cli.score_options import ScoreOptions, check_encoding
 from genctl.cli.standard_streams import is_terminal
+from genctl.cli.table import flag_of
 from genctl.errors import GenctlError, InputError
 from genctl.params import Runtime
 from genctl.plural import count
@@ -24,10 +25,11 @@ from genctl.plural import count
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from genctl.backend.scorer import RemoteScorer
     from genctl.cli.page_file import PageFile
     from genctl.render.token_heat import Figures
-    from genctl.scoring.scorer import Options, Scored, Scorer
-    from genctl.scoring.texts import TextToScore
+    from genctl.scoring.scored_text import Scored, TextToScore
+    from genctl.scoring.scorer import Options, Scorer
     from genctl.session import Session
 
 SORTED = 4  # batches that are sorted by length together
@@ -69,6 +71,11 @@ class ScoreJob(Job[ScoreOptions]):
         from genctl.render.loading_bar import LoadingBar
 
         options, runtime = self.options, self.used_runtime()
+        self.scorer: Scorer | RemoteScorer
+        if runtime.backend is not None:
+            self.scorer = self._remote_scorer(runtime)
+            self.name = self.scorer.name
+            return
         bar = LoadingBar(self.err, time.monotonic)
         with closing(bar):
             on_event = None if options.quiet else bar.show
@@ -105,7 +112,7 @@ class ScoreJob(Job[ScoreOptions]):
         """The outcome of each text, in input order."""
         return self.scorer.score(self._wanted(), self.interrupt)
 
-    def findings(self) -> list[str]:
+    def findings(self) -> Sequence[str]:
         """Facts found about the model."""
         return self.scorer.findings
 
@@ -139,6 +146,16 @@ class ScoreJob(Job[ScoreOptions]):
             captions=self.shown or self.details or self.page is not None or self.screen is not None,
         )
 
+    def _remote_scorer(self, runtime: Runtime) -> RemoteScorer:
+        from genctl.backend.scorer import RemoteScorer
+
+        options, session = self.options, self.connect(runtime, self.early.origins)
+        self.settle(session, self.layers)
+        self.detail(*session.notes)
+        unable = [flag_of(name) for name in ("add_eos", "stride", "window", "target") if getattr(options, name)]
+        width = session.width(self.early, 1 if self.shown else WIDTH)
+        return RemoteScorer(session, by=options.by or "mean", top=self.top, width=width, unable=unable)
+
     # -- before scoring ------------------------------------------------------------------------------------------------
 
     def _wanted(self) -> Iterator[tuple[InputRow, TextToScore]]:
@@ -162,7 +179,7 @@ class ScoreJob(Job[ScoreOptions]):
 
     def _texts_of(self, row: InputRow) -> TextToScore:
         """What is scored of a row: its own fields, else the flags. Raises InputError where they contradict."""
-        from genctl.scoring.texts import TextToScore
+        from genctl.scoring.scored_text import TextToScore
 
         candidates = row.extra.get("candidates", ())
         context = row.extra.get("context", self.options.context)
@@ -190,6 +207,8 @@ class ScoreJob(Job[ScoreOptions]):
         given: dict[str, Any] = {name: text for name, text in named.items() if text is not None}
         if one.rank is not None:
             given |= {"rank": one.rank, "candidate": one.candidate}
+        if one.backend:
+            given |= {"backend": one.backend, "exact": False}
         return scored.score_record(
             row.id,
             row.prompt or "" if "target" in given else one.text,
@@ -277,7 +296,7 @@ class ScoreJob(Job[ScoreOptions]):
             return
         words = [count(self.texts, "text")]
         if self.tokens:
-            from genctl.scoring.scorer import Scored
+            from genctl.scoring.scored_text import Scored
 
             words.append(token_heat.figures(_figures(Scored("", (), self.nll, self.tokens, self.bytes, ()))))
         if self.failed:

@@ -17,7 +17,7 @@ from genctl.workers.pool import WorkGroup
 from genctl.workers.score_task import ScoredGroup, ScoreFacts, ScoreTask
 
 if TYPE_CHECKING:
-    from genctl.scoring.scorer import Scored
+    from genctl.scoring.scored_text import Scored
 
 
 class ScoreWorkersJob(ScoreJob):

@@ -35,7 +35,7 @@ def measure(written: Written) -> Values:
     twice, overlaps allowed.
     """
     hypothesis = written.hypothesis
-    count = len(hypothesis.tokens)
+    count = hypothesis.length
     mean = hypothesis.logprob / count if count else None
     entropies = [token.entropy for token in written.tokens if token.entropy is not None]
     spoken = words(hypothesis.text)

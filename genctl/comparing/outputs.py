@@ -104,7 +104,7 @@ def measured(
                 if prompt.references:
                     values |= references.against(sequence.text, prompt.references)
                 if timing:
-                    tokens = sum(len(one.token_ids) for one in cell.sequences)
+                    tokens = sum(one.hypothesis.length for one in cell.sequences)
                     values["tokens_per_s"] = tokens / cell.decode_s if cell.decode_s > 0 else None
                 leaves = None if place == home else _from_base(prompt, home, repetition, cell, sequence, base)
                 sequences_of[run].append(Measured(cell, number, sequence, values, leaves))
@@ -118,7 +118,12 @@ def _from_base(
     other = prompt.cells[home][repetition]
     if not isinstance(other, Result) or not other.sequences:
         return None
-    return divergence(sequence, other.sequences[0], base, same_tokens=result.model == other.model)
+    return divergence(
+        sequence,
+        other.sequences[0],
+        base,
+        same_tokens=result.model == other.model and not (result.backend or other.backend),
+    )
 
 
 def records(

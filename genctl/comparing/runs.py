@@ -58,7 +58,8 @@ def each(runs: Iterable[RunSpec], ask: Callable[[RunSpec], T], errors: Sequence[
 
 def checkpoint_of(resolved: Resolved) -> tuple[Any, ...]:
     """The identity of a run's checkpoint: runs with equal ones share one load and one prefill."""
-    return tuple(getattr(resolved.runtime, name) for name in LOADING)
+    values = (getattr(resolved.runtime, name) for name in LOADING)
+    return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 
 def check_prompt_caches(runs: Sequence[tuple[str, Runtime]]) -> None:

@@ -83,7 +83,7 @@ class RunStatistics:
         self.add({run: [text.values for text in by_run[run]] for run in self.runs})
         for place, run in enumerate(self.runs):
             for text in by_run[run]:
-                self.count(run, text.sequence.finish_reason, len(text.sequence.token_ids))
+                self.count(run, text.sequence.finish_reason, text.sequence.hypothesis.length)
                 if prompt.references:
                     self.corpus[run].append((text.sequence.text, prompt.references))
             self.seconds[run] += sum(result.decode_s for result in prompt.results(place))

@@ -361,7 +361,7 @@ def _finish(totals: Totals, lane: LaneHistory, event: Finished) -> Totals:
         totals,
         finished=totals.finished + 1,
         sequences=totals.sequences + len(event.hypotheses),
-        tokens=totals.tokens + sum(len(hypothesis.tokens) for hypothesis in event.hypotheses),
+        tokens=totals.tokens + sum(hypothesis.length for hypothesis in event.hypotheses),
         prompt_tokens=totals.prompt_tokens + (event.prompt_tokens or read),
         forwards=totals.forwards + event.forwards,
         seconds=totals.seconds + event.seconds,

@@ -51,7 +51,7 @@ def summary(
         words.append(f"seed {totals.seed}" + (" (first prompt)" if totals.lanes > 1 else ""))
     if verbose:
         words.append(count(totals.prompt_tokens, "prompt token"))
-        words.append(count(totals.forwards, "forward pass", "forward passes"))
+        words += [count(totals.forwards, "forward pass", "forward passes")] if totals.forwards else []
     return Text(DOT.join(words), style=theme.DIM)
 
 
@@ -90,9 +90,10 @@ def lane_summary(lane: LaneHistory) -> Text:
         read = " (shared)" if lane.prefilled.shared else f" read in {lane.prefilled.seconds:.2f} s"
         words.append(count(lane.prefilled.prompt_tokens, "prompt token") + read)
     if lane.finished:
-        tokens = sum(len(hypothesis.tokens) for hypothesis in lane.finished.hypotheses)
+        tokens = sum(hypothesis.length for hypothesis in lane.finished.hypotheses)
         words.append(f"{count(tokens, 'token')} in {lane.finished.seconds:.2f} s")
-        words.append(count(lane.finished.forwards, "forward pass", "forward passes"))
+        passes = lane.finished.forwards
+        words += [count(passes, "forward pass", "forward passes")] if passes else []
     else:
         words.append(f"{count(lane.written, 'token')}, not finished")
     return Text(DOT.join(words), style=theme.DIM)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Stepped
 
 if TYPE_CHECKING:
-    from genctl.scoring.scorer import Scored
+    from genctl.scoring.scored_text import Scored
 
 
 def scored_events(lane: str, before: str, model: str, one: Scored) -> Iterator[Event]:

@@ -7,20 +7,20 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.events import Token
 from genctl.plural import count
 from genctl.request_planner import source_context_of
 from genctl.scoring.passes import Detail, Passes, Piece
-from genctl.scoring.texts import EncodedText, TextReader, TextToScore
+from genctl.scoring.scored_text import By, Scored, TextToScore, goodness
+from genctl.scoring.texts import EncodedText, TextReader
 from genctl.scoring.windows import windows
 
 if TYPE_CHECKING:
     from genctl.session import Session
 
-By: TypeAlias = Literal["mean", "total", "bits-per-byte"]
 Key = TypeVar("Key")
 
 
@@ -36,50 +36,6 @@ class Options:
     chunk: int = 64  # texts sorted by length together
     detail: Detail = dataclasses.field(default_factory=Detail)
     captions: bool = True  # whether tokens carry their text
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A text and its likelihood. Sums are over the scored tokens; logarithms are in nats unless noted."""
-
-    text: str
-    token_ids: tuple[int, ...]  # the text's own; the last `count` of them are scored
-    nll: float  # negative log-likelihood
-    count: int  # scored tokens
-    bytes: int  # of UTF-8, in the characters of the scored tokens
-    tokens: tuple[Token, ...]  # the scored ones
-    lead: str = ""  # the text of the tokens that are not scored
-    windows: int = 1
-    candidate: int | None = None  # its index among the candidates
-    rank: int | None = None  # its rank, from 1
-
-    @property
-    def mean(self) -> float:
-        """Mean log-probability of a token."""
-        return -self.nll / self.count
-
-    @property
-    def ppl(self) -> float:
-        """Perplexity: exp of the mean negative log-likelihood."""
-        return perplexity(self.nll, self.count)
-
-    @property
-    def bits(self) -> float:
-        """Negative log-likelihood in bits."""
-        return self.nll / math.log(2)
-
-    @property
-    def bpb(self) -> float:
-        """Bits per byte of UTF-8; NaN where nothing but special tokens was scored."""
-        return self.bits / self.bytes if self.bytes else math.nan
-
-
-def perplexity(nll: float, count: int) -> float:
-    """exp(nll / count); infinite where that is more than a float holds."""
-    try:
-        return math.exp(nll / count)
-    except OverflowError:
-        return math.inf
 
 
 Outcome: TypeAlias = "list[Scored] | GenctlError"
@@ -115,6 +71,11 @@ class Scorer:
         )
         self.passes = Passes(session.forward, batch_size=options.batch_size, detail=options.detail)
         self.window = self._window()
+
+    @property
+    def name(self) -> str:
+        """The checkpoint, as the user named it."""
+        return self.loaded.name
 
     @property
     def findings(self) -> list[str]:
@@ -292,13 +253,8 @@ class Scorer:
             dataclasses.replace(self._scored(one, tokens), candidate=place)
             for place, (one, tokens) in enumerate(zip(encoded, found, strict=True))
         ]
-        scored.sort(key=self._goodness, reverse=True)
+        scored.sort(key=lambda one: goodness(one, self.options.by), reverse=True)
         return [dataclasses.replace(one, rank=rank) for rank, one in enumerate(scored, 1)]
-
-    def _goodness(self, scored: Scored) -> float:
-        if self.options.by == "total":
-            return -scored.nll
-        return scored.mean if self.options.by == "mean" else -scored.bpb
 
     def _scored(self, encoded: EncodedText, tokens: Sequence[Token], count: int = 1) -> Scored:
         lead, worded = self._with_text(encoded, tokens) if self.options.captions else ("", tuple(tokens))

@@ -18,19 +18,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TextToScore:
-    """A text to score: alone, after `context`, as the `target` of an encoder-decoder, or several `candidates`.
-
-    With candidates, `text` is empty; they continue `context`, the source of an encoder-decoder.
-    """
-
-    text: str
-    context: str | None = None
-    target: str | None = None
-    candidates: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class EncodedText:
     """One text as the model reads it. `ids[begin:]` are its own tokens, of which `ids[first:]` are scored."""
 

@@ -10,8 +10,8 @@ from genctl.config.layers import Layer, Resolved
 from genctl.errors import GenctlError
 
 if TYPE_CHECKING:
-    from genctl.scoring.scorer import Options, Scored, Scorer
-    from genctl.scoring.texts import TextToScore
+    from genctl.scoring.scored_text import Scored, TextToScore
+    from genctl.scoring.scorer import Options, Scorer
     from genctl.session import Session
     from genctl.workers.worker import WorkerProgress
 

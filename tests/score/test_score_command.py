@@ -16,8 +16,8 @@ import pytest
 import genctl as package
 from genctl.errors import GenctlError, ModelError
 from genctl.params import Runtime
+from genctl.scoring.scored_text import TextToScore
 from genctl.scoring.scorer import Options, Scorer
-from genctl.scoring.texts import TextToScore
 from genctl.session import Session
 from tests.cli.tool import genctl
 from tests.score.oracle import loss, plain

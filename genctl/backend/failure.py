@@ -1,0 +1,41 @@
+"""What can go wrong with a server."""
+
+from __future__ import annotations
+
+from genctl.errors import GenctlError, ModelError
+
+
+class BackendError(ModelError):
+    """A server that cannot be used, or cannot do what the settings ask for: it ends the run."""
+
+    code = "backend"
+    several = True
+
+
+class RowFailure(GenctlError):
+    """A request that could not be done: the error of its row, while others go on."""
+
+    code = "backend"
+
+
+class Trouble(Exception):
+    """A request that failed. It leaves this package as the error of a row, or as a BackendError.
+
+    `again`: the same request may succeed later, after `wait_s` seconds if the server says so. `fatal`: no other request
+    can succeed either.
+    """
+
+    def __init__(self, message: str, *, again: bool = False, wait_s: float | None = None, fatal: bool = False) -> None:
+        super().__init__(message)
+        self.message = message
+        self.again = again
+        self.wait_s = wait_s
+        self.fatal = fatal
+
+
+class Late(Exception):
+    """The time that a row may take is over."""
+
+
+class Gone(Exception):
+    """Nobody waits for the answer any more."""

@@ -1,0 +1,185 @@
+"""One server: its model, and what a probe of it says that it can do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from genctl.backend import fields as known_fields
+from genctl.backend import retry
+from genctl.backend.address import Address
+from genctl.backend.answer import tokens_of
+from genctl.backend.client import Client
+from genctl.backend.echo import echoed
+from genctl.backend.failure import BackendError, Trouble
+from genctl.errors import InputError
+
+PROMPT = "Hello"
+TOLERANCE = 0.1  # nats, between a token that is read and the same one that is written: passes differ a little
+LISTED = 8  # models named in a message
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One of a server's two ways in: plain prompts, or chats."""
+
+    path: str
+    fields: frozenset[str]
+    logprobs: bool  # it answers with the log-probabilities of its tokens
+
+
+def logprob_fields(top: int, *, chat: bool) -> dict[str, Any]:
+    """The fields that ask for log-probabilities. At least one alternative: for none, some servers tell nothing."""
+    return {"logprobs": True, "top_logprobs": max(top, 1)} if chat else {"logprobs": max(top, 1)}
+
+
+class Server:
+    """A server that has answered. Raises BackendError where it cannot be used."""
+
+    def __init__(self, address: Address, model: str | None) -> None:
+        self.client = Client(address)
+        self.name = address.name
+        self._endpoints: dict[bool, Endpoint] = {}
+        self._able: dict[str, bool] = {}
+        try:
+            self.model, owner = self._model(model)
+            self._description = self._openapi()
+        except BaseException as error:
+            self.client.close()
+            if isinstance(error, Trouble):
+                raise self.error(error) from None
+            raise
+        self.kind = known_fields.kind_of(self._description, owner)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+
+    def error(self, trouble: Trouble) -> BackendError:
+        """The error that ends a run."""
+        return BackendError(f"{self.name}: {trouble.message}")
+
+    def endpoint(self, *, chat: bool) -> Endpoint:
+        """The way in for chats or for plain prompts, probed once. Raises BackendError where there is none."""
+        if chat not in self._endpoints:
+            self._endpoints[chat] = self._probed(chat)
+        return self._endpoints[chat]
+
+    @property
+    def takes_ids(self) -> bool:
+        """Whether a plain prompt may be token ids."""
+        return self._can("ids", {"prompt": [1, 2]})
+
+    @property
+    def gives_several(self) -> bool:
+        """Whether one request can ask for several sequences. Some servers accept the field and do not look at it."""
+        return self._can("n", {"n": 2, "temperature": 1.0}, lambda data: len(data.get("choices", ())) == 2)
+
+    def why_no_prompt_scores(self) -> str:
+        """Why the log-probabilities of a prompt cannot be had, in words; "" if they can.
+
+        A token is generated, and then read as the end of a prompt: it must have the same log-probability both times.
+        Some servers shift the numbers by one token where a model has no BOS.
+        """
+        asked: dict[str, Any] = {"model": self.model, "max_tokens": 1, "temperature": 0.0, "logprobs": 1}
+        path, prompt = self.endpoint(chat=False).path, f"{PROMPT}, {PROMPT}"
+        try:
+            written = tokens_of(self.client.post(path, {**asked, "prompt": prompt})["choices"][0].get("logprobs"), 0)
+            if not written:
+                return "gives no log-probabilities"
+            whole = prompt + written[0].text
+            answer = self.client.post(path, {**asked, "prompt": whole, "echo": True})
+            read = echoed(answer, whole).tokens
+        except Trouble as trouble:
+            if trouble.fatal:
+                raise self.error(trouble) from None
+            return "gives no log-probabilities of a prompt"
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, InputError):
+            return "gives no log-probabilities of a prompt"
+        start, token = read[-1]
+        if start != len(prompt):
+            return ""  # it is read as another token, so there is nothing to compare
+        near = abs(token.logprob - written[0].logprob) < TOLERANCE
+        return "" if near else "gives log-probabilities of a prompt that contradict those of its own text"
+
+    # -- the probe -----------------------------------------------------------------------------------------------------
+
+    def _model(self, wanted: str | None) -> tuple[str, str]:
+        """The model's name and its owner, who tells the kind of server."""
+        try:
+            listed = self._patiently(lambda: self.client.get("/models")).get("data")
+        except Trouble as trouble:
+            if wanted is None or not trouble.message.startswith("404"):
+                raise
+            return wanted, ""  # it lists no models
+        models = {
+            str(entry["id"]): str(entry.get("owned_by", ""))
+            for entry in (listed if isinstance(listed, list) else [])
+            if isinstance(entry, dict) and "id" in entry
+        }
+        names = ", ".join([*list(models)[:LISTED], *(["…"] if len(models) > LISTED else [])])
+        if wanted is not None:
+            if models and wanted not in models:
+                raise Trouble(f"there is no model {wanted}; there are: {names}", fatal=True)
+            return wanted, models.get(wanted, "")
+        if not models:
+            raise Trouble("the server lists no model; name one with --model", fatal=True)
+        if len(models) > 1:
+            raise Trouble(f"the server has {len(models)} models; name one with --model: {names}", fatal=True)
+        return next(iter(models.items()))
+
+    def _openapi(self) -> Any:
+        """The server's description of itself, if it has one."""
+        try:
+            return self.client.get("/openapi.json", root=True)
+        except Trouble:
+            return {}
+
+    def _probed(self, chat: bool) -> Endpoint:
+        path = "/chat/completions" if chat else "/completions"
+        fields = known_fields.described(self._description, f"/v1{path}") or known_fields.known(self.kind, chat=chat)
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
+        most = "max_tokens" if "max_tokens" in fields else "max_completion_tokens"
+        asked |= {"model": self.model, most: 1}
+        try:
+            self._patiently(lambda: self.client.post(path, asked))
+        except Trouble as trouble:
+            if trouble.message.startswith("404") and not chat:
+                raise BackendError(
+                    f"{self.name}: no plain prompts ({trouble.message})", hint="--chat sends each prompt as a chat"
+                ) from None
+            raise self.error(trouble) from None
+        try:
+            answer = self.client.post(path, {**asked, **logprob_fields(1, chat=chat)})
+            told = bool(tokens_of(answer["choices"][0].get("logprobs"), 0))
+        except (Trouble, KeyError, IndexError, TypeError, ValueError, AttributeError):
+            told = False
+        return Endpoint(path, fields, told)
+
+    def _can(self, what: str, asked: dict[str, Any], holds: Callable[[dict[str, Any]], bool] = bool) -> bool:
+        """Whether the server answers a request for one token as it should. It is sent once."""
+        if what not in self._able:
+            path = self.endpoint(chat=False).path
+            try:
+                answer = self.client.post(path, {"model": self.model, "prompt": PROMPT, "max_tokens": 1, **asked})
+                self._able[what] = holds(answer)
+            except Trouble as trouble:
+                if trouble.fatal:
+                    raise self.error(trouble) from None
+                self._able[what] = False
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+                self._able[what] = False
+        return self._able[what]
+
+    def _patiently(self, ask: Callable[[], Any]) -> Any:
+        """The answer, asked for again while the server is busy or still loads its model. Raises Trouble."""
+        for attempt in range(1, retry.ATTEMPTS):
+            try:
+                return ask()
+            except Trouble as trouble:
+                if not trouble.again or trouble.message.startswith("no connection"):
+                    raise
+                time.sleep(retry.pause_s(attempt, 0, trouble.wait_s))
+        return ask()

@@ -1,0 +1,280 @@
+"""Servers in place of a checkpoint: the part of `genctl.session.Session` that runs and comparisons use.
+
+A row becomes one request, or one for each of its sequences where the server gives a single one at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+from genctl import events
+from genctl.backend import address
+from genctl.backend.answer import AnswerPiece
+from genctl.backend.body import messages_of, samples, sampling_fields, seed_field, unused_default
+from genctl.backend.exchanges import Answered, Attempt, Exchange, Exchanges, News
+from genctl.backend.failure import BackendError, Late, RowFailure, Trouble
+from genctl.backend.lane import RemoteLane
+from genctl.backend.server import Endpoint, Server, logprob_fields
+from genctl.batch.seeds import row_seed
+from genctl.config.layers import Layer, Resolved, resolve
+from genctl.errors import GenctlError, InputError, UsageError
+from genctl.params import Generation
+from genctl.requests import Report, Request
+
+IN_FLIGHT = 8  # requests, where batch_size does not say
+TICK_S = 0.1  # between two looks at whether the run was interrupted
+
+
+class RemoteSession:
+    """One or several servers, ready to be asked. Rows are spread over them in turn."""
+
+    is_remote: Literal[True] = True
+    is_encoder_decoder = False
+    has_texts = True
+    passes = 0  # forward passes, which no server tells of
+
+    def __init__(self, backend: str | Sequence[str], model: str | None) -> None:
+        """Raises BackendError where a server cannot be used, UsageError for what names none."""
+        self.servers: list[Server] = []
+        try:
+            for one in address.read(backend):
+                self.servers.append(Server(one, model))
+            if len({server.model for server in self.servers}) > 1:
+                each = "; ".join(f"{server.name} has {server.model}" for server in self.servers)
+                raise BackendError(f"the servers have different models: {each}", hint="name one with --model")
+        except BaseException:
+            self.close()
+            raise
+        self.name = self.servers[0].model
+        self.live = False  # pieces are told of as they come
+        self._turn = itertools.cycle(self.servers)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes for --verbose."""
+        return tuple(f"{one.name}: {one.model}" + (f" ({one.kind})" if one.kind else "") for one in self.servers)
+
+    def fingerprints(self) -> dict[str, str]:
+        """No server says which weights it has: the journal knows its address and the name of its model."""
+        return {}
+
+    def resolve(self, layers: Sequence[Layer]) -> Resolved:
+        """The layers, with the server's model beneath them."""
+        return resolve([Layer(self.servers[0].name, {"model": self.name}, said="user"), *layers])
+
+    def check(self, resolved: Resolved) -> str:
+        """Check once whether the servers can do a job; the name of its strategy. Raises BackendError or UsageError."""
+        problems = []
+        for server in self.servers:
+            endpoint = server.endpoint(chat=_is_chat(resolved))
+            problems += [f"{server.name}: {words}" for words in self._fields(server, endpoint, resolved)[1]]
+        if problems:
+            raise BackendError("\n".join(problems))
+        return "sample" if samples(resolved.generation) else "greedy"
+
+    def remarks(self, resolved: Resolved) -> list[str]:
+        """What everybody should know of how the servers do a job."""
+        notes = []
+        for server in self.servers:
+            endpoint = server.endpoint(chat=_is_chat(resolved))
+            if note := unused_default(resolved, endpoint.fields):
+                notes.append(f"{server.name}: {note}")
+        return notes
+
+    def needs_logprobs(self, what: str, resolved: Resolved) -> None:
+        """Raises BackendError where a server tells no log-probabilities, which `what` shows."""
+        for server in self.servers:
+            if not server.endpoint(chat=_is_chat(resolved)).logprobs:
+                raise BackendError(f"{server.name}: {what} needs log-probabilities, which the server does not give")
+
+    def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
+        """No server tells of tokens that were not chosen. Raises UsageError."""
+        if tokens:
+            raise UsageError(f"--watch {tokens[0]}: a server tells nothing of tokens that were not chosen")
+        return ()
+
+    def reads_hidden(self, resolved: Resolved) -> bool:
+        """Whether a job reads hidden states."""
+        return False
+
+    def width(self, resolved: Resolved, default: int) -> int:
+        """The bound on requests in flight. Raises UsageError."""
+        size = resolved.runtime.batch_size
+        if size == "auto":
+            raise UsageError(
+                "batch_size = auto measures memory here, but the model is on a server", hint="give a number"
+            )
+        return min(default, IN_FLIGHT) if size is None else int(size)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for server in self.servers:
+            server.close()
+
+    def stream(
+        self,
+        requests: Iterable[Request],
+        report: Report | None = None,
+        *,
+        width: int = 1,
+        interrupted: Callable[[], str] = lambda: "",
+        on_shortage: Callable[[int], None] = lambda width: None,
+        ahead: int = 0,
+    ) -> Generator[events.Event, None, None]:
+        """As `Session.stream`: at most `width` requests are in flight. Raises BackendError where none can succeed."""
+        exchanges = Exchanges()
+        incoming = iter(requests)
+        waiting: deque[Exchange] = deque()
+        lanes: dict[str, RemoteLane] = {}
+        reading = True
+        try:
+            while True:
+                if reason := interrupted():
+                    for lane in lanes.values():
+                        if lane.has_text:
+                            yield from lane.finish(reason)
+                    return
+                while exchanges.busy < width and (waiting or reading):
+                    if not waiting:
+                        request = next(incoming, None)
+                        if request is None:
+                            reading = False
+                            break
+                        waiting += yield from self._begun(request, report or Report(), lanes)
+                    elif interrupted():
+                        break
+                    else:
+                        exchanges.send(waiting.popleft())
+                if not (exchanges.busy or waiting or reading):
+                    return
+                try:
+                    exchange, news = exchanges.news.get(timeout=TICK_S)
+                except queue.Empty:
+                    continue
+                if not isinstance(news, (Attempt, AnswerPiece)):
+                    exchanges.busy -= 1
+                if not exchange.lane.over:
+                    yield from _events_of(exchange, news)
+                if exchange.lane.over:
+                    lanes.pop(exchange.lane.name, None)
+                    waiting = deque(one for one in waiting if not one.lane.over)
+        finally:
+            exchanges.close()
+            for lane in lanes.values():
+                lane.over = True
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _begun(
+        self, request: Request, report: Report, lanes: dict[str, RemoteLane]
+    ) -> Generator[events.Event, None, list[Exchange]]:
+        """Begin a row; its requests. A row that the server cannot do fails at once."""
+        server = next(self._turn)
+        resolved = request.resolved
+        kind = "sample" if samples(resolved.generation) else "greedy"
+        settings = _settings(resolved.generation, server.name)
+        prompt = request.prompt or "\n".join(message["content"] for message in request.messages or ())
+        yield events.Began(request.id, prompt, kind, server.model, request.seed, settings, request.place)
+        try:
+            lane, exchanges = self._planned(request, report, server)
+        except GenctlError as error:
+            yield events.Failed(request.id, error.code, error.message)
+            return []
+        lanes[lane.name] = lane
+        return exchanges
+
+    def _planned(self, request: Request, report: Report, server: Server) -> tuple[RemoteLane, list[Exchange]]:
+        resolved = request.resolved
+        generation = resolved.generation
+        chat = _is_chat(resolved) or request.messages is not None
+        endpoint = server.endpoint(chat=chat)
+        chosen, problems = self._fields(server, endpoint, resolved)
+        if problems:
+            raise RowFailure(f"{server.name}: " + "; ".join(problems))
+        body: dict[str, Any] = {"model": server.model}
+        if chat:
+            if request.prompt_ids is not None:
+                raise InputError("token ids cannot be sent as a chat: the server makes the ids of its own template")
+            body["messages"] = messages_of(request.prompt, request.messages, resolved.runtime.system)
+        elif request.prompt_ids is not None:
+            if not server.takes_ids:
+                raise InputError(f"{server.name} takes no token ids as a prompt")
+            body["prompt"] = list(request.prompt_ids)
+        else:
+            body["prompt"] = request.prompt
+        body |= {**chosen, "stream": True, **self._reported(endpoint, report, chat=chat)}
+        count = generation.num_return_sequences
+        together = count == 1 or ("n" in endpoint.fields and server.gives_several)
+        lane = RemoteLane(request, count, live=self.live)
+        limits = [one for one in (generation.max_time, resolved.runtime.row_timeout) if one is not None]
+        deadline = time.monotonic() + min(limits) if limits else None
+        exchanges = []
+        for first in [0] if together else range(count):
+            seed = row_seed(request.seed, f"sequence {first}", first)
+            own = {**body, **seed_field(seed, endpoint.fields, generation)}
+            if together and count > 1:
+                own["n"] = count
+            slots = tuple(range(count)) if together else (first,)
+            exchanges.append(Exchange(lane, server, endpoint.path, own, slots, seed, report.top, deadline))
+        return lane, exchanges
+
+    @staticmethod
+    def _fields(server: Server, endpoint: Endpoint, resolved: Resolved) -> tuple[dict[str, Any], list[str]]:
+        chat = endpoint.path.startswith("/chat")
+        chosen, problems = sampling_fields(resolved, endpoint.fields, chat=chat, kind=server.kind)
+        seed = resolved.runtime.seed
+        if seed is not None and samples(resolved.generation) and "seed" not in endpoint.fields:
+            problems.append(
+                f"seed = {seed} ({resolved.origins.get('seed', 'default')}): the server has no field for it"
+            )
+        return chosen, problems
+
+    @staticmethod
+    def _reported(endpoint: Endpoint, report: Report, *, chat: bool) -> dict[str, Any]:
+        """The fields that say what the answer tells of its tokens."""
+        asked: dict[str, Any] = {}
+        if "stream_options" in endpoint.fields:
+            asked["stream_options"] = {"include_usage": True}
+        if "return_token_ids" in endpoint.fields:
+            asked["return_token_ids"] = True
+        return asked | (logprob_fields(report.top, chat=chat) if endpoint.logprobs else {})
+
+
+def _events_of(exchange: Exchange, news: News) -> Iterator[events.Event]:
+    """The events of what happened to a request. Raises BackendError for trouble that ends the run."""
+    lane = exchange.lane
+    try:
+        if isinstance(news, Attempt):
+            lane.again(exchange.slots)
+        elif isinstance(news, AnswerPiece):
+            yield from lane.take(exchange.slots[news.choice], news)
+        elif isinstance(news, Answered):
+            lane.count(exchange.slots, news.usage)
+            if lane.is_complete:
+                yield from lane.finish()
+        elif isinstance(news, Late):
+            yield from lane.finish("time")
+        else:
+            raise news
+    except Trouble as trouble:
+        if trouble.fatal:
+            raise exchange.server.error(trouble) from None
+        lane.over = True
+        yield events.Failed(lane.name, RowFailure.code, f"{exchange.server.name}: {trouble.message}")
+
+
+def _is_chat(resolved: Resolved) -> bool:
+    return resolved.runtime.chat or resolved.runtime.system is not None
+
+
+def _settings(generation: Generation, backend: str) -> dict[str, Any]:
+    return {
+        "num_return_sequences": generation.num_return_sequences,
+        "length_penalty": generation.length_penalty,
+        "backend": backend,
+    }
