@@ -135,6 +135,13 @@ class Stepped:
         """All rows of the step: those that live on, then those that ended."""
         return (*self.rows, *self.ended)
 
+    @property
+    def new_tokens(self) -> int:
+        """Tokens written in this step. Rows that compete count once."""
+        written = [child.written for child in self.children]
+        competing = bool(self.rows) and self.rows[0].slot is None
+        return sum(map(len, written[:1] if competing else written))
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:

@@ -1,7 +1,7 @@
 """What every test has: one thread, hypothesis without the clock, a clean environment, tiny checkpoints; and the tiers.
 
 Everyday (`--everyday`): what tests/tiers.py names. All (the default): everything but the zoo. Everything
-(`--everything`): the zoo too, which `-m zoo` runs alone.
+(`--everything`): the zoo and the torture too, which `-m zoo` and `-m torture` run alone.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ hypothesis.settings.register_profile("genctl", deadline=None, derandomize=True, 
 hypothesis.settings.load_profile("genctl")
 
 ROOT = Path(__file__).resolve().parent
+RARE = ("zoo", "torture")  # markers of tests that run only when asked for
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--everyday", action="store_true", help="run the everyday tier alone: under three minutes")
-    parser.addoption("--everything", action="store_true", help="run the zoo too: every text architecture")
+    parser.addoption("--everything", action="store_true", help="run the zoo and the torture too")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -39,13 +40,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    zoo = config.getoption("--everything") or "zoo" in config.getoption("-m")
+    rare = [] if config.getoption("--everything") else [name for name in RARE if name not in config.getoption("-m")]
     kept, left_out = [], []
     for item in items:
         everyday = tiers.is_everyday(item.path.relative_to(ROOT), item.name)
         if everyday:
             item.add_marker("everyday")
-        wanted = everyday if config.getoption("--everyday") else zoo or item.get_closest_marker("zoo") is None
+        wanted = everyday if config.getoption("--everyday") else not any(map(item.get_closest_marker, rare))
         (kept if wanted else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -89,7 +90,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> It
 @pytest.fixture(autouse=True)
 def program_environment(request: pytest.FixtureRequest) -> None:
     """Tests of the whole program run in the clean environment without asking for it."""
-    if request.path.parent.name in ("cli", "compare", "hostile", "inspect", "score", "backend"):
+    if request.path.parent.name in ("cli", "compare", "hostile", "inspect", "score", "workers", "backend"):
         request.getfixturevalue("clean_environment")
 
 

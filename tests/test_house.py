@@ -33,7 +33,9 @@ ALLOWED: dict[str, set[str]] = {
         "models.listing",
         "identity",
         "collection",
+        "workers",
     },
+    "workers": {"config", "events", "identity", "inspecting", "params", "requests", "scoring", "session"},
     "backend": {"config", "params", "events", "requests", "batch", "scoring.scored_text"},
     "api": {"config", "session", "requests", "batch", "params", "events", "results"},
     "session": {
@@ -135,11 +137,13 @@ HEAVY = {
         "request_planner",
         "scoring",
         "inspecting",
+        "workers",
     },
     "transformers": {"models", "decode", "inspecting"},
     "rich": {"render", "cli"},
     "tomli": {"config"},
     "pydantic": {"config"},
+    "ray": {"workers"},
     "typer": {"cli"},
     "httpx2": {"backend"},
 }

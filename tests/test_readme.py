@@ -63,7 +63,7 @@ def test_every_command_runs(
         assert run(arguments) == 0
     printed = capfd.readouterr()
     assert "error" not in printed.err
-    assert printed.out or " -o " in command
+    assert printed.out or " -o " in command or command.startswith("genctl report ")
 
 
 def check_in_bash(command: str, folder: Path) -> None:

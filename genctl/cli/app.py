@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Show what is in the KV cache, pass by pass; save a prompt's cache.",
     ),
     "replay": ("genctl.cli.replay:REPLAY", "Show a recorded run again, as it was seen, or step by step."),
+    "report": ("genctl.cli.report:REPORT", "Make a page of a recorded run, to open in a browser."),
     "batch": ("genctl.cli.batch_files:app", "Write and read the batch files of OpenAI's interface."),
     "models": ("genctl.cli.models:MODELS", "List the built-in and the cached checkpoints."),
     "presets": ("genctl.cli.presets:app", "List, show and check presets: TOML files that hold any knob."),

@@ -16,6 +16,7 @@ from genctl.batch.seeds import row_seed
 from genctl.cli.compare_options import CompareOptions, check_servers, runs_of, settled
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import Job, request_of, start_seed
+from genctl.cli.options import SHOWN_TOP
 from genctl.comparing import expectations
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
 from genctl.comparing.runs import RunSpec, check_prompt_caches, checkpoint_of, each
@@ -27,6 +28,7 @@ from genctl.params import Runtime
 from genctl.results import Collector, Result
 
 if TYPE_CHECKING:
+    from genctl.cli.compare_output import ComparisonOutput
     from genctl.cli.job import AnySession
     from genctl.requests import Request
 
@@ -102,6 +104,10 @@ class CompareJob(Job[CompareOptions]):
             sink = self.sink(stack, options.output, force=force, stdout=sys.stdout)
         if options.save is not None:
             saved = self.sink(stack, options.save, force=options.force)
+        self.drawn: ComparisonOutput | None = None  # what --svg shows
+        if self.screen is not None:
+            as_text = dataclasses.replace(options, format="text")
+            self.drawn = ComparisonOutput(self, as_text, self.screen.console, self.screen.console, None)
         self.report, self.saved_to = ComparisonOutput(self, options, self.out, self.err, sink), saved
         self.listeners.append(self.note_cut)
         self.open_event_log(stack, options.events, force=options.force)
@@ -112,7 +118,13 @@ class CompareJob(Job[CompareOptions]):
         """Decode on each checkpoint in turn; write prompts, tables and the recording."""
         self._decode()
         self.hide()
+        if self.page is not None:
+            each = zip(self.runs, self.resolved, strict=True)
+            self.page.data.job = "\n".join(f"# run {run.name}\n\n{to_toml(one, defaults=False)}" for run, one in each)
+            self.page.baseline, self.page.seed = self.base, self.seed
         self.report.end(self.saved)
+        if self.drawn is not None:
+            self.drawn.end(self.saved)
         if self.saved_to is not None and not self.interrupt.status:
             self.saved_to.write(self._recording().encode())
             self.saved_to.close()
@@ -188,7 +200,8 @@ class CompareJob(Job[CompareOptions]):
         self._show(chunk)
         collector = Collector()
         watched = session.watched(self.options.watch)
-        report = Report(TOP if self.recording is not None else 0, True, watch=watched)
+        top = TOP if self.recording is not None else SHOWN_TOP if self.page is not None else 0
+        report = Report(top, True, watch=watched)
         began = time.perf_counter()
         width = max(len(requests), 1)
         if session.is_remote is True:
@@ -261,8 +274,12 @@ class CompareJob(Job[CompareOptions]):
     def _settle(self, chunk: Sequence[ComparedPrompt]) -> None:
         self.hide()
         for prompt in chunk:
+            if self.page is not None and isinstance(prompt.row, BadRow):
+                self.page.failed(prompt.row.id, prompt.row.code, prompt.row.message)
             if isinstance(prompt.row, BadRow) or prompt.begun:
                 self.failed += self.report.prompt(prompt)
+                if self.drawn is not None:
+                    self.drawn.prompt(prompt)
                 if self.options.save is not None or self.recording is not None:
                     self.records += self.report.full(prompt)
                 prompt.forget()

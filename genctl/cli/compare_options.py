@@ -6,7 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genctl.cli.options import CHECKS, EVENTS, IN_OUT, PLUGINS, SHOWN, TIMING, WATCH, WATCH_TSV, ModelOptions
+from genctl.cli.options import (
+    CHECKS,
+    EVENTS,
+    IN_OUT,
+    PAGE,
+    PICTURES,
+    PLUGINS,
+    SHOWN,
+    TIMING,
+    WATCH,
+    WATCH_TSV,
+    ModelOptions,
+)
 from genctl.cli.table import Command, OptionGroup, given, needless_force, same_file
 from genctl.comparing import expectations
 from genctl.comparing.runs import RunSpec, check_names, checkpoint_of, each, read_runs, recorded_layer, split_models
@@ -29,7 +41,7 @@ class CompareOptions(ModelOptions):
     baseline: str | None = RUNS.option("show differences against this run", "RUN")
     set: tuple[str, ...] = RUNS.repeated("any preset key, as a TOML value, for every run", "KEY=VALUE")
     references: str | None = IN_OUT.option("expected texts, a line for each prompt", "FILE")
-    force: bool = IN_OUT.switch("replace existing --output, --save and --events files")
+    force: bool = IN_OUT.switch("replace existing files of --output, --save, --events, --report and --svg")
     format: Literal["text", "json", "jsonl", "tsv", "md"] = IN_OUT.option(
         "how results are written (default: text)", default="text"
     )
@@ -69,9 +81,14 @@ COMPARE = Command(
             given("tolerance", without=["expect"]),
             "--tolerance says how far scores may be from --expect FILE, but there is none",
         ),
-        needless_force("output", "save", "events"),
+        needless_force("output", "save", "events", also=PICTURES),
         same_file("events", "output"),
         TIMING,
+        *PAGE,
+        same_file("events", "report"),
+        same_file("save", "report"),
+        same_file("events", "svg"),
+        same_file("save", "svg"),
         same_file("save", "events"),
         same_file("save", "output"),
         same_file("save", "expect"),

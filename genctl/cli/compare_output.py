@@ -83,7 +83,10 @@ class ComparisonOutput:
         if isinstance(row, BadRow):
             sentences = [f"{self.job.of(row)}{row.message}"]
         for sentence in sentences if self.writer is None and not self.silent else ():
-            self.job.say(f"error: {sentence}")
+            if self is self.job.drawn:
+                put(self.out, Text(f"error: {widgets.visible(sentence)}"))
+            else:
+                self.job.say(f"error: {sentence}")
         return len(sentences)
 
     def _parts(self, prompt: ComparedPrompt, by_run: ByRun, tally: RunStatistics) -> Iterator[list[Text]]:

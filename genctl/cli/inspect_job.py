@@ -15,12 +15,14 @@ from genctl.cli import cache_plan
 from genctl.cli.inspect_options import STEPS, InspectOptions, check_length, check_rows
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import Job, Listener, request_of, seed_of, start_seed
+from genctl.config.dry import to_toml
 from genctl.config.layers import Layer, Resolved, resolve
-from genctl.errors import InputError, UsageError
+from genctl.errors import GenctlError, InputError, UsageError
 from genctl.params import Runtime
 from genctl.plural import count
 
 if TYPE_CHECKING:
+    from genctl.cli.page_file import PageFile
     from genctl.inspecting.measurement import Measurement
     from genctl.requests import Request
 
@@ -97,6 +99,11 @@ class InspectJob(Job[InspectOptions]):
                 self.say(f"saved {count(tokens, 'token')}, {len(content):,} bytes, to {self.options.save_cache}")
         if report is not None:
             self._write(report)
+            if self.screen is not None:
+                for line in self._lines(report, self.screen.console.width):
+                    self.screen.console.print(line)
+            if self.page is not None:
+                self._complete(self.page, report)
 
     def remark(self, line: str) -> None:
         """Keep a note for the end."""
@@ -151,7 +158,7 @@ class InspectJob(Job[InspectOptions]):
 
                 self.heat = current_norms(session)
 
-        self._decode(requests, [look, self.note_cut, self.reuse.feed, self.view.feed])
+        self._decode(requests, [*self.listeners, look, self.note_cut, self.reuse.feed, self.view.feed])
         self.note(*self.reuse.notes(session, verbose=options.verbose))
         for prompt in measured.failures:
             if prompt.failed is not None:
@@ -196,7 +203,8 @@ class InspectJob(Job[InspectOptions]):
         if self.options.format != "text":
             content = writers.report_text(report, self.options.format, COLUMNS, tsv_rows(report))
         else:
-            lines = self._lines(report)
+            on_terminal = self.out.is_terminal and self.options.output is None
+            lines = self._lines(report, self.out.width if on_terminal else None)
             if self.results is None or (self.options.output is None and self.out.is_terminal):
                 for line in lines:
                     self.out.print(line)
@@ -206,13 +214,25 @@ class InspectJob(Job[InspectOptions]):
         self.results.write(content.encode("utf-8", "backslashreplace"))
         self.results.close()
 
-    def _lines(self, report: dict[str, Any]) -> list[Any]:
+    def _complete(self, page: PageFile, report: dict[str, Any]) -> None:
+        """Give the page of --report what was measured, and what a plan of the same size says."""
+        from genctl.inspecting.cache_estimate import planned_like
+        from genctl.render.html.cache_part import cache_part
+
+        try:
+            planned = planned_like(self.base.runtime, self.base.generation, report, **self.options.trust)
+        except GenctlError as error:
+            planned = None
+            self.detail(f"the page has no plan beside the measurement: {error.message}")
+        page.data.cache = cache_part(report, planned)
+        page.data.job = to_toml(self.base, defaults=False)
+
+    def _lines(self, report: dict[str, Any], width: int | None) -> list[Any]:
         from genctl.render.cache_diff import diff_lines
         from genctl.render.cache_inputs import given_lines
         from genctl.render.cache_norms import heatmap_lines
         from genctl.render.cache_report import report_lines
 
-        width = self.out.width if self.out.is_terminal and self.options.output is None else None
         lines = report_lines(report, width)
         if self.options.inputs:
             lines += given_lines(report, width)

@@ -30,6 +30,8 @@ from genctl.plural import count
 
 if TYPE_CHECKING:
     from genctl.backend.session import RemoteSession
+    from genctl.cli.page_file import PageFile
+    from genctl.cli.screen_file import ScreenFile
     from genctl.requests import Request
     from genctl.session import Session
 
@@ -60,6 +62,8 @@ class Job(ABC, Generic[SomeOptions]):
         self.lone = False  # there is one prompt, so messages do not say which
         self.subjects: dict[str, str] = {}  # what messages call the rows that failed, by id
         self.load_s = 0.0
+        self.page: PageFile | None = None  # of --report
+        self.screen: ScreenFile | None = None  # of --svg
         self.reuse = Reuse(None)
         self._servers: list[RemoteSession] = []
         interrupt.hide = self.hide
@@ -94,6 +98,7 @@ class Job(ABC, Generic[SomeOptions]):
         with ExitStack() as stack:
             if not self.options.verbose:
                 stack.enter_context(_libraries_hushed())
+            self.open_page(stack)
             stack.callback(self._disconnect)
             self.open(stack)
             self.load()
@@ -169,6 +174,18 @@ class Job(ABC, Generic[SomeOptions]):
         if path is not None:
             self.listeners.append(event_writer(stack, path, force=force))
 
+    def open_page(self, stack: ExitStack) -> None:
+        """Begin the page of --report, which listens to all events, and the picture of --svg. `stack` writes both."""
+        if self.options.svg is not None:
+            from genctl.cli.screen_file import ScreenFile
+
+            self.screen = stack.enter_context(ScreenFile(self.options.svg, force=self.options.force))
+        if self.options.report is not None:
+            from genctl.cli.page_file import PageFile
+
+            self.page = stack.enter_context(PageFile(self.options.report, force=self.options.force))
+            self.listeners.append(self.page.feed)
+
     def sink(self, stack: ExitStack, path: str | None, *, force: bool, stdout: Any = None) -> writers.Sink:
         """Where results go; an error gives it up, so that no old file is lost to it."""
         sink = writers.open_output(path, stdout, force=force)
@@ -198,6 +215,8 @@ class Job(ABC, Generic[SomeOptions]):
             need_tokenizer=options.are_texts if need_tokenizer is None else need_tokenizer,
         )
         self.load_s += time.perf_counter() - began
+        if self.page is not None:
+            self.page.loaded(session.loaded, str(session.forward.device))
         first_sign.clear()
         self.hide()
         if session.forward.compiled is not None:
@@ -214,6 +233,8 @@ class Job(ABC, Generic[SomeOptions]):
         named = origins.get("model", "default") != "default"
         session = RemoteSession(runtime.backend, runtime.model if named else None)
         self._servers.append(session)
+        if self.page is not None:
+            self.page.facts += [("server", server.name) for server in session.servers]
         self.load_s += time.perf_counter() - began
         first_sign.clear()
         self.hide()
@@ -260,6 +281,8 @@ class Job(ABC, Generic[SomeOptions]):
     def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False) -> None:
         """Count a row that failed, and write its record; where there is none to read, say why, unless it is `said`."""
         self.failed += 1
+        if self.page is not None:
+            self.page.failed(row.id, code, message)
         record = error_record(row.id, code, message)
         self.subjects[row.id] = self.of(row)
         with self.interrupt.busy():

@@ -22,6 +22,7 @@ from genctl.cli.table import (
     given,
     knob_layers,
     option,
+    same_file,
     switch,
 )
 from genctl.config import settings
@@ -46,6 +47,14 @@ TIMING: Conflict = (
     given("timing", format=("text", "md", "tsv")),
     "--timing adds seconds to records, but --format {format} has no place for them",
 )
+PICTURES = ("report", "svg")
+PAGE: tuple[Conflict, ...] = (
+    (given(svg=["-"]), "--svg -: a picture is a file; give it a name"),
+    same_file("svg", "output"),
+    same_file("svg", "report"),
+    (given(report=["-"]), "--report -: a page is a file that a browser opens; give it a name"),
+    same_file("report", "output"),
+)
 WATCH_TSV: Conflict = (
     given("watch", without=["events"], format=["tsv"]),
     "--watch tells of each step, which --format tsv has no place for; --format jsonl and --events have",
@@ -53,9 +62,16 @@ WATCH_TSV: Conflict = (
 
 
 def shown_top(options: Any) -> int:
-    """How many alternatives are asked for: --top-logprobs, else what --scores shows."""
+    """How many alternatives are asked for: --top-logprobs, else what --scores shows, else what a page shows.
+
+    A page changes no record: where records have tokens, it has the alternatives that they have.
+    """
     given: int | None = options.top_logprobs
-    return given if given is not None else SHOWN_TOP if options.scores and options.format == "text" else 0
+    if given is not None:
+        return given
+    if options.report is not None and (options.format == "text" or not getattr(options, "with_tokens", options.scores)):
+        return SHOWN_TOP
+    return SHOWN_TOP if options.scores and options.format == "text" else 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +85,9 @@ class ModelOptions(CommandOptions):
         "make each prompt of a text with {prompt}, or the {fields} of JSONL rows", "TEXT|@FILE"
     )
     output: str | None = IN_OUT.option("write results to a file", "FILE", "--output", "-o")
-    force: bool = IN_OUT.switch("replace an existing --output file")
+    report: str | None = SHOWN.option("also write a page with all details, to open in a browser", "FILE")
+    svg: str | None = SHOWN.option("also draw what a terminal shows in the end, as a picture", "FILE")
+    force: bool = IN_OUT.switch("replace existing --output, --report and --svg files")
     format: str = "text"
     quiet: bool = QUIET
     verbose: bool = switch("say what is loaded; show the summary even in a pipe", "--verbose", "-v")

@@ -18,7 +18,19 @@ from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import COLOR, QUIET, SHOWN_TOP, TreeFormat
 from genctl.cli.run_options import TREE_ECHO
 from genctl.cli.standard_streams import is_terminal
-from genctl.cli.table import Color, Command, CommandOptions, Conflict, argument, because, given, option, switch
+from genctl.cli.table import (
+    Color,
+    Command,
+    CommandOptions,
+    Conflict,
+    argument,
+    because,
+    given,
+    needless_force,
+    option,
+    same_file,
+    switch,
+)
 from genctl.errors import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +53,9 @@ class ReplayOptions(CommandOptions):
     echo: bool | None = option(
         "begin the text with the prompt (default: on a terminal, dimmed)", None, "--echo/--no-echo"
     )
+    report: str | None = option("also write a page with all details, to open in a browser", "FILE")
+    svg: str | None = option("also draw what a terminal shows in the end, as a picture", "FILE")
+    force: bool = switch("replace existing --report and --svg files")
     scores: bool = switch("show what was recorded of each token")
     explain: bool = switch("show what each logits processor did")
     quiet: bool = QUIET
@@ -52,6 +67,12 @@ def _live(options: ReplayOptions) -> bool:
 
 
 CONFLICTS: tuple[Conflict, ...] = (
+    needless_force("report", "svg"),
+    (given(svg=["-"]), "--svg -: a picture is a file; give it a name"),
+    same_file("svg", "file"),
+    same_file("svg", "report"),
+    (given(report=["-"]), "--report -: a page is a file that a browser opens; give it a name"),
+    same_file("report", "file"),
     (lambda options: options.speed is not None and not 0 < options.speed < inf, "--speed {speed:g}: must be above 0"),
     (given("step", "speed"), "--step waits for a key and --speed sets a pace; leave out one of them"),
     (given("tree_format", "step"), "--tree-format {tree_format} writes the tree and shows no steps"),
@@ -90,17 +111,35 @@ def perform(options: ReplayOptions) -> int:
     recorded = read_recording(options.file, torn=lambda place: torn.append(place))
     for place in torn:
         print_message(f"note: {place}: the recording was interrupted here")
+    if options.report is not None:
+        from genctl.cli.page_file import PageFile
+
+        with PageFile(options.report, force=options.force, live=False) as page:
+            for event in recorded:
+                page.feed(event)
+    searching = any(isinstance(event, events.Began) and "beam" in event.strategy for event in recorded)
+    if options.svg is not None:
+        from genctl.cli.screen_file import ScreenFile
+
+        with ScreenFile(options.svg, force=options.force) as screen:
+            consoles = screen.console, screen.console
+            show = _view(recorded, *consoles, options, searching=searching or options.tree, on_terminal=True)
+            for event in recorded:
+                show.feed(event)
+            show.close()
+            if not options.quiet:
+                _sum_up(show, screen.console)
     out, err = make_consoles(options.color)
     if not _live(options):
         return _write(recorded, err, options)
     if options.step and options.file == "-":
         raise UsageError("--step waits for keys on standard input, where the recording comes from")
-    searching = any(isinstance(event, events.Began) and "beam" in event.strategy for event in recorded)
     with Interrupt(), ExitStack() as stack:
         wait = stack.enter_context(_keys()) if options.step else None
         if options.step and not options.quiet:
             print_message("space or enter: next step; q: end")
-        view = stack.enter_context(_view(recorded, out, err, options, searching=searching or options.tree))
+        shown = _view(recorded, out, err, options, searching=searching or options.tree, on_terminal=True)
+        view = stack.enter_context(shown)
         steps = sum(isinstance(event, events.Stepped) for event in recorded)
         came, ended = 0, False
         for event in recorded:
@@ -119,7 +158,13 @@ def perform(options: ReplayOptions) -> int:
 
 
 def _view(
-    recorded: list[events.Event], out: Console, err: Console, options: ReplayOptions, *, searching: bool
+    recorded: list[events.Event],
+    out: Console,
+    err: Console,
+    options: ReplayOptions,
+    *,
+    searching: bool,
+    on_terminal: bool,
 ) -> RunView:
     from genctl.render.beam_view import BeamView
     from genctl.render.run_view import RunView
@@ -129,7 +174,7 @@ def _view(
         isinstance(event, events.Finished) and len(event.hypotheses) > 1 for event in recorded
     )
     shared: dict[str, Any] = {name: getattr(options, name) for name in ("scores", "explain")}
-    shared["echo"] = options.echo is not False if _live(options) else bool(options.echo)
+    shared["echo"] = options.echo is not False if on_terminal else bool(options.echo)
     # a clock that moves by a second each time it is read: every step is drawn
     clock = count(1.0).__next__ if options.step else time.monotonic
     shared |= {"numbered": len(lanes) > 1}
@@ -173,7 +218,7 @@ def _write(recorded: list[events.Event], err: Console, options: ReplayOptions) -
 
     shown = err if options.scores or options.explain else discard()
     search = Search(options, err, stream=options.tree_format is None, raw=False, live=False)
-    view = _view(recorded, shown, err, options, searching=False)
+    view = _view(recorded, shown, err, options, searching=False, on_terminal=_live(options))
     sink = writers.open_output(None, sys.stdout)
     trees = writers.open_writer("json" if options.tree_format == "json" else "text", sink, on_error=lambda _: None)
     with view, search:

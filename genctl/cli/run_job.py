@@ -22,6 +22,7 @@ from genctl.cli.output import open_records, records_of
 from genctl.cli.run_options import RunOptions, check_backend, check_search
 from genctl.cli.standard_streams import is_terminal
 from genctl.cli.view import make_view, shows, wants_bar
+from genctl.config.dry import to_toml
 from genctl.config.layers import Resolved, resolve
 from genctl.errors import CheckError, Exit
 from genctl.params import Runtime
@@ -32,6 +33,7 @@ from genctl.results import Collector, Result
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from genctl.cli.screen_file import ScreenFile
     from genctl.inspecting.batch_divergence import BatchDivergence
     from genctl.render.rows_bar import RowsBar
     from genctl.render.run_view import RunView
@@ -44,6 +46,8 @@ AHEAD = 2  # times as many rows are read ahead where they are at hand, so that t
 class RunJob(job.Job[RunOptions]):
     """One run of a generating command."""
 
+    apart = False  # workers decode: nothing can be watched step by step
+
     def __init__(self, options: RunOptions, interrupt: Interrupt) -> None:
         super().__init__(options, interrupt)
         self.tally = RowTally(heard=self._row_done)
@@ -53,6 +57,7 @@ class RunJob(job.Job[RunOptions]):
         self.stopper: Sequence[Mapping[str, Any]] = ()  # and its record
         self.taken = 0  # rows of the input
         self.different = 0  # sequences that --check-batch found to depend on their batch
+        self.remote = False  # servers answer, in place of a checkpoint
         self.checked = False  # --check-runtime has compared the first prompt
         self.runtime_difference = ""  # what it found, if the runtimes are far apart
         self.bar: RowsBar | None = None
@@ -67,8 +72,6 @@ class RunJob(job.Job[RunOptions]):
         check_backend(self.options, self.early)
         if not self.options.dry:
             return None
-        from genctl.config.dry import to_toml
-
         sys.stdout.write(to_toml(self._planned()))
         return int(Exit.DONE)
 
@@ -84,7 +87,7 @@ class RunJob(job.Job[RunOptions]):
         """Open the output, the event log and the view; look the input file over."""
         options = self.options
         plain = options.to_file or options.stream or options.tree_format or options.raw
-        self.live = not plain and options.format == "text" and is_terminal(sys.stdout)
+        self.live = not (plain or self.apart) and options.format == "text" and is_terminal(sys.stdout)
         view = self._make_view()
         search = Search(options, self.err_console, stream=options.stream, raw=options.raw, live=self.live)
         self.shown = self.live or options.stream
@@ -93,6 +96,8 @@ class RunJob(job.Job[RunOptions]):
         self.open_event_log(stack, options.events, force=options.force)
         self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
         self.search = stack.enter_context(search)
+        if self.screen is not None:
+            self._draw_on(self.screen)
         self.looked = self._look()
 
     def load(self) -> None:
@@ -108,9 +113,10 @@ class RunJob(job.Job[RunOptions]):
         self.session = session
         self.view.load_s = self.load_s
         self.base = self.settle(session, self.layers, options.strategy)
+        self.remote = session.is_remote
         if session.is_remote is True and options.with_tokens:
             session.needs_logprobs("--scores" if options.scores else "--top-logprobs", self.base)
-        self.texts = session.has_texts
+        self.texts, self.encoder_decoder = session.has_texts, session.is_encoder_decoder
         self.watched = session.watched(options.watch)
         self.detail(*session.notes)
         self.describe(session, self.base)
@@ -134,7 +140,7 @@ class RunJob(job.Job[RunOptions]):
             stack.callback(self.bar.close)
         self.collector = Collector()
         self.listeners += [self._show, self.note_cut, self.search.feed, self.reuse.feed]
-        self.listeners += [] if self.bar is None else [self.bar.feed]
+        self.listeners += [] if self.bar is None or self.apart else [self.bar.feed]
         self.listeners += [self._collect]
         with self.interrupt.rescued_by(lambda: self._rescue(stack)):
             self._decode()
@@ -153,6 +159,18 @@ class RunJob(job.Job[RunOptions]):
         several = self.early.generation.num_return_sequences > 1
         return make_view(options, out, self.err_console, live=self.live, lone=self.lone, several=several)
 
+    def _draw_on(self, screen: ScreenFile) -> None:
+        """A second view shows the run as a terminal would, for --svg."""
+        several = self.early.generation.num_return_sequences > 1
+        view = make_view(self.options, screen.console, screen.console, live=True, lone=self.lone, several=several)
+
+        def close() -> None:
+            view.load_s = self.load_s
+            view.close()
+
+        self.listeners.append(view.feed)
+        screen.close = close
+
     def _look(self) -> InputScan | None:
         """Look the input file over, where the number of its rows or its content is needed."""
         options = self.options
@@ -169,16 +187,18 @@ class RunJob(job.Job[RunOptions]):
 
     def _begin(self) -> None:
         """Choose the seed, and with --resume compare the job with the one that began the output."""
-        looked, session = self.looked, self.session
+        looked = self.looked
         self.seed = job.start_seed(self.base)
+        if self.page is not None:
+            self.page.seed, self.page.data.job = self.seed, to_toml(self.base, defaults=False)
         if not self.options.resume:
             return
         identity = resume.identity(
             self.options,
             self.base,
             seed=self.seed,
-            checkpoints=session.fingerprints(),
-            batch={} if session.is_remote else {"width": self.width},
+            checkpoints=self.fingerprints(),
+            batch={} if self.remote else {"width": self.width},
             input=None if looked is None else {**looked.identity(), "format": self.options.input_kind},
             top=self._report().top,
             watch=self.watched,
@@ -186,6 +206,10 @@ class RunJob(job.Job[RunOptions]):
         self.seed = self.output.begin(
             identity, self.span, self.base.origins, seed_given=self.base.runtime.seed is not None
         )
+
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprints of all checkpoints of the run, by name."""
+        return self.session.fingerprints()
 
     def _skip(self) -> None:
         """Pass over the rows that need not be decoded, comparing them with what was read before."""
@@ -206,7 +230,7 @@ class RunJob(job.Job[RunOptions]):
     def _decode(self) -> None:
         """Decode group by group, each to its end, so that a row's neighbours do not depend on where a run began."""
         for first in self.input:
-            rest = None if self.session.is_remote else self.span - 1 - first.index % self.span
+            rest = None if self.remote else self.span - 1 - first.index % self.span
             group = itertools.chain([first], itertools.islice(self.input, rest))
             self.listen(self._stream(group), self.listeners)
             if self.interrupt.status:
@@ -222,20 +246,25 @@ class RunJob(job.Job[RunOptions]):
         if self.options.check_runtime and session.is_remote is False:
             requests = self._compared(session, requests)
         if session.is_remote is True or not self.options.check_batch:
-            # Read ahead only with --unordered, so that an interrupt leaves the beginning of the input; and never from a
-            # pipe or a keyboard, which would keep other rows waiting.
-            at_hand = self.options.unordered and (self.options.arguments or self.options.input not in (None, "-"))
             return session.stream(
                 requests,
                 report,
                 width=self.width,
                 interrupted=self.interrupt,
                 on_shortage=self._shortage,
-                ahead=AHEAD * self.width if at_hand and self.width > 1 else 0,
+                ahead=self.ahead,
             )
         from genctl.inspecting.batch_divergence import checked
 
         return checked(session, requests, report, width=self.width, told=self._differs, interrupted=self.interrupt)
+
+    @property
+    def ahead(self) -> int:
+        """How many rows are read ahead: only with --unordered, so that an interrupt leaves the beginning of the input;
+        and never from a pipe or a keyboard, which would keep other rows waiting.
+        """
+        at_hand = self.options.unordered and (self.options.arguments or self.options.input not in (None, "-"))
+        return AHEAD * self.width if at_hand and self.width > 1 else 0
 
     def _compared(self, session: Session, requests: Iterator[Request]) -> Iterator[Request]:
         """The same requests; the first prompt goes through both runtimes before it is decoded."""
@@ -308,7 +337,7 @@ class RunJob(job.Job[RunOptions]):
             row,
             result,
             load_s=self.load_s,
-            encoder_decoder=self.session.is_encoder_decoder,
+            encoder_decoder=self.encoder_decoder,
             saved=self.reuse.path is not None,
             texts=self.texts,
         )
@@ -342,8 +371,7 @@ class RunJob(job.Job[RunOptions]):
 
     def status(self) -> int:
         """The exit status. Raises CheckError where a requested check failed."""
-        if self.session.is_remote is False:
-            self.note(*self.reuse.notes(self.session, verbose=self.options.verbose))
+        self.closing_notes()
         if self._cut_short and self.options.resume:
             done, them = count(self.tally.rows, "row is", "rows are"), "it" if self.tally.rows == 1 else "them"
             self.say(f"{done} in {self.options.output}; the same command goes on after {them}")
@@ -369,6 +397,11 @@ class RunJob(job.Job[RunOptions]):
             differ = count(self.different, "sequence differs", "sequences differ")
             raise CheckError(f"--check-batch: {differ} from what is decoded alone")
         return status
+
+    def closing_notes(self) -> None:
+        """Print notes on what was found while decoding."""
+        if self.session.is_remote is False:
+            self.note(*self.reuse.notes(self.session, verbose=self.options.verbose))
 
     def say_failed(self, record: Mapping[str, Any]) -> None:
         """Print why a row failed; with --strict `status` does."""

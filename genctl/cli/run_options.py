@@ -8,8 +8,21 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
-from genctl.cli.options import CHECKS, EVENTS, IN_OUT, SHOWN, TIMING, WATCH, WATCH_TSV, PresetOptions, TreeFormat
+from genctl.cli.options import (
+    CHECKS,
+    EVENTS,
+    IN_OUT,
+    PAGE,
+    PICTURES,
+    SHOWN,
+    TIMING,
+    WATCH,
+    WATCH_TSV,
+    PresetOptions,
+    TreeFormat,
+)
 from genctl.cli.table import Command, Conflict, because, given, needless_force, same_file
+from genctl.cli.worker_options import ADDRESS, WORKERS, refused
 from genctl.config.layers import Layer, Resolved
 from genctl.errors import UsageError
 
@@ -33,7 +46,7 @@ class RunOptions(PresetOptions):
     strict: bool = IN_OUT.switch("stop at the first row that fails")
     format: Format = IN_OUT.option("default: by the name of --output, else text")
     raw: bool = IN_OUT.switch("write texts to a terminal as they are, control characters too")
-    force: bool = IN_OUT.switch("replace existing --output and --events files")
+    force: bool = IN_OUT.switch("replace existing --output, --events, --report and --svg files")
     unordered: bool = IN_OUT.switch("write results as they finish, not in input order")
     stream: bool = IN_OUT.switch("write text as soon as it is final")
     echo: bool | None = SHOWN.option(
@@ -54,6 +67,8 @@ class RunOptions(PresetOptions):
         "compare logits with transformers' on the first prompt and 16 steps; exit with 4 if far apart"
     )
     dry: bool = CHECKS.switch("print all settings as TOML, with their origins")
+    workers: str | None = WORKERS
+    address: str | None = ADDRESS
     view: Literal["run", "beam"] = "run"
     tree: bool = False
     tree_format: TreeFormat | None = None
@@ -120,8 +135,11 @@ TREE_ECHO: Conflict = (
 )
 TREES = "--tree-format {tree_format} writes trees instead of texts"
 CONFLICTS: tuple[Conflict, ...] = (
-    needless_force("output", "events"),
+    needless_force("output", "events", also=PICTURES),
     same_file("events", "output"),
+    same_file("events", "report"),
+    same_file("events", "svg"),
+    *PAGE,
     TIMING,
     (
         given("raw", format=RECORDS),
@@ -138,6 +156,8 @@ CONFLICTS: tuple[Conflict, ...] = (
         (given(format=["json"]), "--format json is an array, which is whole only at its end: use jsonl"),
         (given("unordered"), "--unordered writes rows as they finish, so that none of them marks how far it has come"),
         (given("events"), "--events records one run from its beginning"),
+        (given("report"), "--report shows one run from its beginning"),
+        (given("svg"), "--svg shows one run from its beginning"),
         (given("timing"), "--timing writes seconds, which are others each time"),
         (given("check_batch"), "--check-batch compares the batches of one run"),
         (given("tree"), "--tree draws the searches of one run"),
@@ -154,6 +174,11 @@ CONFLICTS: tuple[Conflict, ...] = (
     (given("tree_format", format=RECORDS), f"{TREES}, which contradicts --format {{format}}"),
     TREE_ECHO,
     WATCH_TSV,
+    *refused(
+        (given("stream"), "decodes groups of rows elsewhere, but --stream writes text while it is decoded"),
+        (given("check_batch"), "decodes elsewhere, but --check-batch compares what is decoded here"),
+        (given("check_runtime"), "decodes elsewhere, but --check-runtime compares two runtimes here"),
+    ),
     (given("watch", "tree_format", without=["events"]), f"{TREES}, which have no place for --watch; --events has"),
 )
 
@@ -166,7 +191,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
 RUN = Command(
     "run",
     RunOptions,
-    "genctl.cli.run_job:RunJob",
+    "genctl.cli.choose_job:run",
     """Prompts are arguments, else --input, else standard input, one per line. On a terminal the text streams as it is
     written; in a pipe it is plain.""",
     (
@@ -180,7 +205,7 @@ RUN = Command(
 BEAM = Command(
     "beam",
     BeamOptions,
-    "genctl.cli.run_job:RunJob",
+    "genctl.cli.choose_job:run",
     """As genctl run, with num_beams = 5 where nothing else sets it. On a terminal the beams evolve, and a table of all
     finished hypotheses follows, with the formula of the score. In a pipe comes the best text, or with
     --num-return-sequences N and --format tsv or jsonl the N best with their scores (and, in jsonl, `parents`: the row

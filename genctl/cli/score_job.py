@@ -23,10 +23,13 @@ from genctl.params import Runtime
 from genctl.plural import count
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from genctl.backend.scorer import RemoteScorer
+    from genctl.cli.page_file import PageFile
     from genctl.render.token_heat import Figures
     from genctl.scoring.scored_text import Scored, TextToScore
-    from genctl.scoring.scorer import Scorer
+    from genctl.scoring.scorer import Options, Scorer
     from genctl.session import Session
 
 SORTED = 4  # batches that are sorted by length together
@@ -67,34 +70,51 @@ class ScoreJob(Job[ScoreOptions]):
         """Load the checkpoint."""
         from genctl.render.loading_bar import LoadingBar
 
-        options, runtime = self.options, self.early.runtime
-        for name, unset in (("prompt_cache", None), ("compile", False)):
-            if getattr(runtime, name) != unset:  # a settings file says so
-                place = self.early.origins[name]
-                self.note(f"{name} ({place}) is not used: genctl score reads every text as a whole")
-                runtime = replace(runtime, **{name: unset})  # type: ignore[arg-type]  # each has its own type
+        options, runtime = self.options, self.used_runtime()
         self.scorer: Scorer | RemoteScorer
         if runtime.backend is not None:
             self.scorer = self._remote_scorer(runtime)
+            self.name = self.scorer.name
             return
         bar = LoadingBar(self.err, time.monotonic)
         with closing(bar):
             on_event = None if options.quiet else bar.show
             session = self.load_session(runtime, on_event=on_event, need_tokenizer=False)
         self.detail(*session.loaded.notes)
+        self.name = session.loaded.name
         self.scorer = self._scorer(session)
+
+    def used_runtime(self) -> Runtime:
+        """The settings of the checkpoint without those that are of no use here; a note says which."""
+        runtime = self.early.runtime
+        for name, unset in (("prompt_cache", None), ("compile", False)):
+            if getattr(runtime, name) != unset:  # a settings file says so
+                place = self.early.origins[name]
+                self.note(f"{name} ({place}) is not used: genctl score reads every text as a whole")
+                runtime = replace(runtime, **{name: unset})  # type: ignore[arg-type]  # each has its own type
+        return runtime
 
     def deliver(self, stack: ExitStack) -> None:
         """Score the texts and write their records."""
         self.interrupt.gentle = True
-        for row, outcome in self.scorer.score(self._wanted(), self.interrupt):
+        for row, outcome in self.outcomes():
             if isinstance(outcome, GenctlError):
                 self.fail(row, outcome.code, outcome.message)
                 continue
             self._show(row, outcome)
-            self.output.put(row.index, [self._record(row, one, self.scorer.name) for one in outcome])
-        self.detail(*self.scorer.findings)
+            if self.page is not None:
+                self._put_on_page(self.page, row, outcome)
+            self.output.put(row.index, [self._record(row, one, self.name) for one in outcome])
+        self.detail(*self.findings())
         self.output.close(cut_short=bool(self.interrupt.status))
+
+    def outcomes(self) -> Iterator[tuple[InputRow, list[Scored] | GenctlError]]:
+        """The outcome of each text, in input order."""
+        return self.scorer.score(self._wanted(), self.interrupt)
+
+    def findings(self) -> Sequence[str]:
+        """Facts found about the model."""
+        return self.scorer.findings
 
     def status(self) -> int:
         """The exit status. Prints the summary."""
@@ -102,24 +122,29 @@ class ScoreJob(Job[ScoreOptions]):
         return super().status()
 
     def _scorer(self, session: Session) -> Scorer:
-        from genctl.scoring.passes import Detail
-        from genctl.scoring.scorer import Options, Scorer
+        from genctl.scoring.scorer import Scorer
 
         options = self.options
         width = session.width(self.early, 1 if self.shown else WIDTH)
-        scoring = Options(
+        scoring = replace(self.scoring(), batch_size=width, chunk=width if self.shown else SORTED * width)
+        scorer = Scorer(session, scoring)
+        scorer.check(context=options.context, target=options.target, rank=options.rank)
+        return scorer
+
+    def scoring(self) -> Options:
+        """How texts are scored, without the size of a batch."""
+        from genctl.scoring.passes import Detail
+        from genctl.scoring.scorer import Options
+
+        options = self.options
+        return Options(
             add_eos=options.add_eos,
             stride=options.stride,
             window=options.window,
             by=options.by or "mean",
-            batch_size=width,
-            chunk=width if self.shown else SORTED * width,
-            detail=Detail(self.details, self.top),
-            captions=self.shown or self.details,
+            detail=Detail(self.details or self.page is not None, self.top),
+            captions=self.shown or self.details or self.page is not None or self.screen is not None,
         )
-        scorer = Scorer(session, scoring)
-        scorer.check(context=options.context, target=options.target, rank=options.rank)
-        return scorer
 
     def _remote_scorer(self, runtime: Runtime) -> RemoteScorer:
         from genctl.backend.scorer import RemoteScorer
@@ -195,41 +220,61 @@ class ScoreJob(Job[ScoreOptions]):
             **{name: getattr(one, name) for name in ("nll", "ppl", "bpb", "bits", "bytes")},
         )
 
+    def _put_on_page(self, page: PageFile, row: InputRow, outcome: Sequence[Scored]) -> None:
+        from genctl.render.token_heat import figures
+        from genctl.scoring.scored_events import scored_events
+
+        for one in outcome:
+            lane = row.id if one.rank is None else f"{row.id} rank {one.rank}"
+            before = row.extra.get("context", self.options.context) or (row.prompt if one.text != row.prompt else "")
+            page.data.figures[lane] = {"": figures(_figures(one))}
+            for event in scored_events(lane, f"{before or ''}{one.lead}", self.name, one):
+                page.feed(event)
+
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
         """Count a row. Show it on a terminal, and with --scores on standard error beside results in a pipe."""
-        from rich.text import Text
-
-        from genctl.render import token_heat, widgets
-        from genctl.render.summary import put
+        from genctl.render import token_heat
+        from genctl.render.summary import put_words
 
         for one in outcome:
             self.texts += 1
             self.nll += one.nll
             self.tokens += one.count
             self.bytes += one.bytes
-        console = self.out if self.shown else self.err
-        if not self.shown and not (self.details and self.options.format == "text"):
-            return
+        if self.screen is not None:
+            self._print(row, outcome, self.screen.console, shown=True)
+            if outcome[0].rank is None and not self.options.quiet:
+                put_words(self.screen.console, token_heat.legend())
+        if self.shown or (self.details and self.options.format == "text"):
+            self._print(row, outcome, self.out if self.shown else self.err, shown=self.shown)
+
+    def _print(self, row: InputRow, outcome: Sequence[Scored], console: Console, *, shown: bool) -> None:
+        """Print a row: `shown` with its heat map, else its tokens alone."""
+        from rich.text import Text
+
+        from genctl.render import token_heat, widgets
+        from genctl.render.summary import put
+
         width = console.width
         lines = []
         if not (self.lone or self.options.rank):
             lines.append(widgets.header(width, f"text {row.name}", row.prompt or ""))
         ranked = outcome[0].rank is not None
-        if ranked and self.shown:
+        if ranked and shown:
             entries = [token_heat.RankedToken(one.text, _figures(one)) for one in outcome]
             lines += token_heat.ranking(entries, BY[self.options.by or "mean"], width)
         for one in outcome:
             if ranked and self.details:
                 lines.append(widgets.header(width, f"rank {one.rank}", one.text))
-            if not ranked and self.shown:
+            if not ranked and shown:
                 context = row.prompt if one.text != row.prompt else row.extra.get("context", self.options.context)
                 lines += token_heat.heat(context or "", one.lead, one.tokens, width)
-                self.mapped = True
+                self.mapped = self.mapped or console is self.out
             if self.details:
                 lines += token_heat.token_table(one.tokens, width, self.top)
         for line in lines:
             console.print(line)
-        if self.shown and not ranked:
+        if shown and not ranked:
             put(console, Text(token_heat.figures(_figures(outcome[0]))))
 
     def _sum_up(self) -> None:

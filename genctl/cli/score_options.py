@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from genctl import params
-from genctl.cli.options import IN_OUT, SHOWN, ModelOptions
+from genctl.cli.options import IN_OUT, PAGE, PICTURES, SHOWN, ModelOptions
 from genctl.cli.table import Command, Conflict, OptionGroup, argument, flag_of, given, needless_force
+from genctl.cli.worker_options import ADDRESS, WORKERS, refused
 from genctl.errors import UsageError
 
 SCORED = OptionGroup("What is scored")
@@ -32,12 +33,15 @@ class ScoreOptions(ModelOptions):
         "read long texts in windows N tokens apart; a token has at least window - N tokens before it", "N", least=1
     )
     window: int | None = SCORED.option("with --stride: tokens in a window (default: the context)", "N", least=1)
+    workers: str | None = WORKERS
+    address: str | None = ADDRESS
     scores: bool = SHOWN.switch("show each token's probability, rank and entropy")
     top_logprobs: int | None = SHOWN.option("number of alternatives for each token", "K", least=0)
 
 
 CONFLICTS: tuple[Conflict, ...] = (
-    needless_force("output"),
+    needless_force("output", also=PICTURES),
+    *PAGE,
     (
         given("window", without=["stride"]),
         "--window {window} is for long texts read with --stride, but there is no --stride",
@@ -54,6 +58,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     (given("by", without=["rank"]), "--by {by} says how --rank sorts, but there is no --rank"),
     (given(context=[""]), "--context is empty"),
     (given(target=[""]), "--target is empty"),
+    *refused(),
 )
 
 
@@ -69,7 +74,7 @@ def check_encoding(options: ScoreOptions) -> None:
 SCORE = Command(
     "score",
     ScoreOptions,
-    "genctl.cli.score_job:ScoreJob",
+    "genctl.cli.choose_job:score",
     """On a terminal a heat map: each token in the colour of its probability, its tenths as a digit beneath. In a pipe
     one line for each text: perplexity, negative log-likelihood in nats, scored tokens and the text (the target, where
     there is one; tabs, newlines and other controls as escapes), between tabs. --format jsonl has everything; its

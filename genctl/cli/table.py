@@ -151,12 +151,13 @@ def because(when: Callable[[Any], object], start: str, *rows: Conflict) -> tuple
     return tuple((both(other), f"{start}{sentence}") for other, sentence in rows)
 
 
-def needless_force(*names: str) -> Conflict:
-    """--force without any of the files that it replaces."""
+def needless_force(*names: str, also: Sequence[str] = ()) -> Conflict:
+    """--force without any of the files that it replaces: results, and `also` what is written beside them."""
     flags = [flag_of(name) for name in names]
     absent = "there is neither" if flags[1:] else f"there is no {flags[0]}"
     listed = " or ".join([", ".join(flags[:-1]), flags[-1]] if flags[1:] else flags)
-    return given("force", without=names), f"--force replaces an existing {listed} file, but {absent}"
+    beside = f" (nor {' or '.join(map(flag_of, also))})" if also else ""
+    return given("force", without=(*names, *also)), f"--force replaces an existing {listed} file, but {absent}{beside}"
 
 
 def same_file(name: str, other: str) -> Conflict:

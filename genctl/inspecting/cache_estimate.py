@@ -199,6 +199,21 @@ def plan(
     return report
 
 
+def planned_like(
+    runtime: Runtime, generation: Generation, report: dict[str, Any], **trust: bool
+) -> dict[str, Any] | None:
+    """The estimate for as many prompts and columns as a measured report has after its last pass; None without one.
+
+    Raises UsageError or ModelError as `plan` does.
+    """
+    if not report["steps"] or not report["layers"]:
+        return None
+    last = report["steps"][-1]
+    source = next((layer["shape"][2] for layer in last["layers"] if layer["kind"] == CROSS), None)
+    length = last["past_length"] + len(last["input_ids"][0])
+    return plan(runtime, generation, batch=len(set(last["rows"])), length=length, source_length=source, **trust)
+
+
 def rows_of(generation: Generation) -> int:
     """Rows that the strategy keeps for each prompt. Raises UsageError for conflicting knobs."""
     beams, returned = generation.num_beams, generation.num_return_sequences

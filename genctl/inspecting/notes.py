@@ -94,10 +94,14 @@ class Reuse:
 
         `verbose` adds what was found out about the model.
         """
-        lines = list(session.forward.findings) if verbose else []
+        return [*(session.forward.findings if verbose else ()), *self.lines(reuse_limit(session), verbose=verbose)]
+
+    def lines(self, limit: str, *, verbose: bool) -> list[str]:
+        """The same without what was found out about the model. `limit` is its `reuse_limit`."""
+        lines = []
         if self.useless:
             what = "nothing" if self.prompts == 1 else f"for {self.useless} of {self.prompts} prompts nothing"
-            lines.append(f"{what} of the prompt cache {self.path} could be reused: {reuse_limit(session)}")
+            lines.append(f"{what} of the prompt cache {self.path} could be reused: {limit}")
         if verbose and self.prompts:
             lines.append(f"reused {self.reused} of {self.tokens} prompt token{'' if self.tokens == 1 else 's'}")
         return lines

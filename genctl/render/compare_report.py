@@ -191,12 +191,7 @@ def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: i
     room = 10**9 if width is None else width
     cells[0] = min(cells[0], max(room // 3, 8))
     lines: list[Text] = []
-    place = 1
-    while place < len(columns) or (place == 1 and len(columns) == 1):
-        end, used = place, cells[0]
-        while end < len(columns) and (end == place or used + 2 + cells[end] <= room):
-            used += 2 + cells[end]
-            end += 1
+    for start, end in _shares(cells, room):
         if lines:
             lines.append(Text(""))
         for row in range(len(rows) + 1):
@@ -204,12 +199,31 @@ def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: i
             line.append(
                 widgets.cells(widgets.visible(columns[0][row]), cells[0]), style=theme.HEADING if row else theme.DIM
             )
-            for column in range(place, end):
+            for column in range(start, end):
                 shown = widgets.visible(columns[column][row])
                 line.append("  " + " " * (cells[column] - cell_len(shown)) + shown)
             line.rstrip()
             lines.append(line)
-        place = end
-        if len(columns) == 1:
-            break
     return lines
+
+
+def _shares(cells: Sequence[int], room: int) -> list[tuple[int, int]]:
+    """The columns of each table, from `start` to `end`, where all tables have the first one: as few as fit, as even as
+    they can be.
+    """
+
+    def split(room: int) -> list[tuple[int, int]]:
+        shares, start = [], 1
+        while start < len(cells):
+            end, used = start, cells[0]
+            while end < len(cells) and (end == start or used + 2 + cells[end] <= room):
+                used += 2 + cells[end]
+                end += 1
+            shares.append((start, end))
+            start = end
+        return shares or [(1, 1)]
+
+    fewest, least = len(split(room)), room
+    while fewest > 1 and least > 1 and len(split(least - 1)) == fewest:
+        least -= 1
+    return split(least)

@@ -59,7 +59,7 @@ def explain_summary(history: RunHistory, width: int | None = None) -> Renderable
         ],
         "time": [Text(_time(tally.seconds)) for tally in tallies],
     }
-    least = max((name.cell_len for name in names), default=0)
+    least = max(len("processor"), *(name.cell_len for name in names))
     left_out = []
     for column in _LEAST_FIRST:
         if width is None or min(least, _LONGEST) + sum(map(_cells, columns, columns.values())) <= width:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task
@@ -33,6 +33,8 @@ class RowsBar:
         self._total = total
         self._done = self._before = done
         self._failed = 0
+        self._ahead = 0  # rows that are finished and not written yet
+        self._speeds: tuple[float, ...] = ()
         self._tokens = 0
         self._clock = clock
         self._began = clock()
@@ -45,10 +47,13 @@ class RowsBar:
     def feed(self, event: Event) -> None:
         """Count the tokens of a step."""
         if isinstance(event, Stepped):
-            written = [row.written for row in event.rows] + [row.written for row in event.ended]
-            competing = bool(event.rows) and event.rows[0].slot is None
-            self._tokens += sum(map(len, written[:1] if competing else written))
+            self._tokens += event.new_tokens
             self._draw()
+
+    def work(self, rows: int, tokens: int, speeds: Sequence[float] = ()) -> None:
+        """What workers have done: rows that are finished and not written yet, all tokens; tokens a second of each."""
+        self._ahead, self._tokens, self._speeds = rows, tokens, tuple(speeds)
+        self._draw()
 
     def row(self, *, failed: bool = False) -> None:
         """Count one more row."""
@@ -72,7 +77,8 @@ class RowsBar:
     def line(self) -> str:
         """The words beside the bar."""
         total = f"/{self._total:,}" if self._total is not None else ""
-        words = [f"{self._done:,}{total} rows"]
+        finished = self._done + self._ahead
+        words = [f"{finished:,}{total} rows"]
         if self._failed:
             words.append(f"{self._failed:,} failed")
         since, tokens = self._window[0]
@@ -80,10 +86,12 @@ class RowsBar:
         if now > since and self._tokens > tokens:
             rate = (self._tokens - tokens) / (now - since)
             words.append(f"{rate:,.0f} tok/s" if rate >= 10 else f"{rate:.1f} tok/s")
-        done = self._done - self._before
+        done = finished - self._before
         if self._total is not None and done:
-            left = max(self._total - self._done, 0) * (now - self._began) / done
+            left = max(self._total - finished, 0) * (now - self._began) / done
             words.append(f"{_duration(left)} left")
+        if self._speeds:
+            words.append(f"by worker: {', '.join(f'{speed:,.0f}' for speed in self._speeds)}")
         return " · ".join(words)
 
     def _draw(self) -> None:
@@ -99,7 +107,7 @@ class RowsBar:
             self._progress = transient_progress(self._console, BarColumn(bar_width=BAR), _Line(self.line))
             self._progress.add_task("", total=self._total)
             self._progress.start()
-        self._progress.update(self._progress.task_ids[0], completed=self._done)
+        self._progress.update(self._progress.task_ids[0], completed=self._done + self._ahead)
         self._progress.refresh()
         self._row.note([min(BAR + 1 + len(self.line()), self._console.width)])
         self._drawn = self._clock()

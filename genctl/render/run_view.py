@@ -103,6 +103,10 @@ class RunView:
             self._last = self._clock()
             self._settle()
 
+    def begin(self) -> None:
+        """Decoding begins now, elsewhere: events will come later than what they tell of."""
+        self._started = self._read = self._clock()
+
     def pause(self) -> None:
         """Erase the live region and the bar; the next event draws them again."""
         self._bar.close()

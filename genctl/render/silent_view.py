@@ -16,6 +16,9 @@ class SilentView:
     def feed(self, event: Event) -> None:
         """Ignore the event."""
 
+    def begin(self) -> None:
+        """Do nothing."""
+
     def pause(self) -> None:
         """Do nothing."""
 

@@ -173,3 +173,14 @@ def test_the_whole_program_on_a_terminal(columns: int, monkeypatch: pytest.Monke
     assert "over 2 prompts" in done.out
     assert "forward passes instead of" in done.err
     assert "2 prefills instead of 4" in done.err
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+def test_columns_are_shared_evenly_among_as_few_tables_as_fit(width: int) -> None:
+    headings = ["run", *(f"column {number}" for number in range(11))]
+    lines = [line.plain for line in shown.table_lines(headings, [["a", *("0.125" for _ in range(11))]], width)]
+    tables = "\n".join(lines).split("\n\n")
+    counts = [len(table.splitlines()[1].split()) - 1 for table in tables]
+    assert sum(counts) == 11
+    assert max(counts) - min(counts) <= 1 or len(tables) == 1
+    assert all(len(line) <= width for line in lines)

@@ -183,3 +183,10 @@ def test_a_narrow_summary_of_processors_breaks_no_name(width: int, missing: str)
     assert any(line.startswith("repetition_penalty ") for line in lines)
     assert all(cell_len(line) <= width for line in lines[:-2])
     assert (f"no room for {missing}" in " ".join(lines)) == bool(missing)
+
+
+@pytest.mark.parametrize("width", range(56, 72))
+def test_a_narrow_summary_of_a_short_name_cuts_no_number(width: int) -> None:
+    trace = Trace("top_p", 151669, 0.021, False, 0.5, 0.75, 0.0014)
+    step = Stepped("0", 0, (Row("0", 0, (Token(1, -1.0, " a", trace=(trace,)),), -1.0, -1.0),))
+    assert "…" not in drawn(width, explain_summary(fold(RunHistory(), step), width))

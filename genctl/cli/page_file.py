@@ -1,0 +1,91 @@
+"""`--report`: the page of a run, written when the run ends."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from genctl import events
+from genctl.batch import writers
+from genctl.comparing.side_by_side import SideBySide
+from genctl.errors import without_secrets
+from genctl.identity import versions
+from genctl.render.html.page import page
+from genctl.render.html.page_data import PageData, facts_of
+from genctl.render.run_history import WITHOUT_SEED
+
+if TYPE_CHECKING:
+    from genctl.models.hub import LoadedModel
+
+
+class PageFile:
+    """A page in the making. As a context it is opened as --output is, and written at the end unless an error comes.
+
+    What a command knows beyond the events is in `data`; `facts` are more lines of the summary.
+    """
+
+    def __init__(self, path: str, *, force: bool, live: bool = True) -> None:
+        self.sink = writers.open_output(path, None, force=force)
+        self.data = PageData()
+        self.runs = SideBySide()
+        self.baseline: str | None = None  # a run of `compare`
+        self.live = live  # the events come as they happen, so that time can be measured
+        self.facts: list[tuple[str, str]] = []
+        self.seed: int | None = None  # that the run chose, where the command line has none
+        self._checkpoints: set[str] = set()
+        self._clock: list[float] = []  # when events came that begin or end a lane
+
+    def feed(self, event: events.Event) -> None:
+        """A listener: take one event."""
+        if isinstance(event, (events.Began, events.Finished)):
+            self._clock[1:] = [time.perf_counter()]
+        self.runs.feed(event)
+        self.data.feed(event)
+
+    def failed(self, id: str, code: str, message: str) -> None:
+        """Take a row that failed, if no event says so."""
+        lane = self.data.lanes.get(id)
+        if lane is None or (lane.failed is None and lane.finished is None):
+            self.data.feed(events.Failed(id, code, message))
+
+    def loaded(self, loaded: LoadedModel, device: str) -> None:
+        """Take a checkpoint that was loaded: its digest, and how it runs. Raises ModelError as `fingerprint` does."""
+        if loaded.name not in self._checkpoints:
+            self._checkpoints.add(loaded.name)
+            label = "digest" if len(self._checkpoints) == 1 else f"digest of {loaded.name}"
+            self.facts += [(label, loaded.fingerprint()), ("runtime", loaded.runtime), ("device", device)]
+
+    def __enter__(self) -> PageFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.sink.abandon()
+            return
+        self._complete()
+        self.sink.write(page(self.data))
+        self.sink.close()
+
+    def _complete(self) -> None:
+        data = self.data
+        data.comparison = self.runs.part(self.baseline)
+        command = shlex.join(["genctl", *sys.argv[1:]])
+        begun = [lane.began for lane in data.lanes.values() if lane.began is not None]
+        draws = any(began.strategy not in WITHOUT_SEED for began in begun)
+        if self.seed is not None and draws and not any(word.split("=")[0] == "--seed" for word in sys.argv):
+            command += f" --seed {self.seed}"
+        data.command = without_secrets(command)
+        facts = dict(facts_of(data)) | dict(self.facts)
+        if self.live and len(self._clock) == 2:
+            done = [lane.finished for lane in data.lanes.values() if lane.finished is not None]
+            tokens = sum(len(hypothesis.tokens) for finished in done for hypothesis in finished.hypotheses)
+            facts["speed"] = f"{tokens / (self._clock[1] - self._clock[0]):,.1f} tokens/s, prompts included"
+        facts["versions"] = ", ".join(
+            f"{name} {version}" for name, version in versions("torch", "transformers").items()
+        )
+        data.facts = list(facts.items())

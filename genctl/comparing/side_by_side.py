@@ -1,0 +1,112 @@
+"""The runs of a comparison side by side, from their events: who continues which prompt, where texts part, metrics."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from urllib.parse import unquote
+
+from genctl.comparing.metrics import divergence, measure
+from genctl.comparing.statistics import RunStatistics
+from genctl.comparing.tables import COLUMNS
+from genctl.events import Began, Event, Token
+from genctl.results import Collector, Result
+
+
+class SideBySide:
+    """Listens to a run. If all of its lanes are those of `compare`, `part` is what a page shows of them."""
+
+    def __init__(self) -> None:
+        self._collector = Collector()
+        self._lanes: dict[str, tuple[str, str]] = {}  # run and row of each
+        self._results: dict[str, Result] = {}
+        self._others = False  # there are other lanes, too
+
+    def feed(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, Began):
+            place = run_and_row(event)
+            if place is None:
+                self._others = True
+            else:
+                self._lanes[event.lane] = place
+        if not self._others and (result := self._collector.feed(event)) is not None:
+            self._results[event.lane] = result  # type: ignore[union-attr]  # an event with a result has a lane
+
+    def part(self, baseline: str | None = None) -> dict[str, Any] | None:
+        """The runs, the lanes of each prompt by run, partings and metrics; None if this is no comparison.
+
+        A parting is where the first text of a run leaves that of the base run with the same seed, or else the first
+        one: `position` counts the tokens before it, `token` and `other` are [id, text, log-probability], null where a
+        text had ended. A metric has by run its mean, both ends of its interval, and the number of prompts.
+        """
+        if self._others or not self._lanes:
+            return None
+        names = list(dict.fromkeys(run for run, _ in self._lanes.values()))
+        base = baseline if baseline in names else names[0]
+        prompts: dict[str, dict[str, list[str]]] = {}
+        for lane, (run, row) in self._lanes.items():
+            prompts.setdefault(row, {}).setdefault(run, []).append(lane)
+        statistics = RunStatistics(names)
+        for by_run in prompts.values():
+            results = {run: self._of(by_run.get(run, [])) for run in names}
+            statistics.add(
+                {run: [measure(one) for result in results[run] for one in result.sequences] for run in names}
+            )
+        return {
+            "runs": names,
+            "base": base,
+            "lanes": {lane: list(place) for lane, place in self._lanes.items()},
+            "prompts": [
+                {"id": row, "lanes": by_run, "partings": self._partings(by_run, base)}
+                for row, by_run in prompts.items()
+            ],
+            "metrics": _metrics(statistics),
+        }
+
+    def _of(self, lanes: list[str]) -> list[Result]:
+        return [self._results[lane] for lane in lanes if lane in self._results and self._results[lane].sequences]
+
+    def _partings(self, by_run: dict[str, list[str]], base: str) -> dict[str, dict[str, Any]]:
+        homes = self._of(by_run.get(base, []))
+        found: dict[str, dict[str, Any]] = {}
+        for run, lanes in by_run.items():
+            ours = self._of(lanes[:1])
+            if run == base or not ours or not homes:
+                continue
+            home = next((one for one in homes if one.seed == ours[0].seed), homes[0])
+            same = home.model == ours[0].model
+            point = divergence(ours[0].sequences[0], home.sequences[0], base, same_tokens=same)
+            if point is None:
+                found[run] = {"equal": True}
+            else:
+                found[run] = {"position": point.position, "token": _entry(point.token), "other": _entry(point.other)}
+        return found
+
+
+def run_and_row(began: Began) -> tuple[str, str] | None:
+    """The run and the row's id, where a lane is one of `compare`: its name is run/id/seed."""
+    parts = began.lane.rsplit("/", 2)
+    if len(parts) != 3 or parts[2] != str(began.seed):
+        return None
+    return parts[0], unquote(parts[1])
+
+
+def _entry(token: Token | None) -> list[Any] | None:
+    if token is None:
+        return None
+    return [token.id, token.text, round(token.logprob, 4) if math.isfinite(token.logprob) else None]
+
+
+def _metrics(statistics: RunStatistics) -> list[dict[str, Any]]:
+    metrics = []
+    for key, (label, digits, _) in COLUMNS.items():
+        runs = {}
+        for run in statistics.runs:
+            interval = statistics.interval(run, key)
+            if interval is not None and all(map(math.isfinite, (interval.mean, interval.low, interval.high))):
+                ends = (interval.mean, interval.low, interval.high)
+                runs[run] = [*(float(f"{value:.6g}") for value in ends), interval.count]
+        if runs:
+            metrics.append({"label": label, "digits": digits, "runs": runs})
+    return metrics

@@ -1,0 +1,1 @@
+"""`--report`: one HTML page that opens from disk, made of the events of a run."""

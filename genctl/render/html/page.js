@@ -1,0 +1,610 @@
+"use strict";
+// Draws a report from the JSON beside it. Texts become text nodes, never markup; styles are classes, never attributes.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const SCALE = data.scale;
+  const spoken = document.getElementById("spoken");
+
+  // -- elements ------------------------------------------------------------------------------------------------------
+
+  const filled = (made, attributes, children) => {
+    for (const [name, value] of Object.entries(attributes)) {
+      if (value === undefined || value === null || value === false) continue;
+      if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+      else made.setAttribute(name, value === true ? "" : value);
+    }
+    made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+    return made;
+  };
+  const el = (name, attributes = {}, ...children) => filled(document.createElement(name), attributes, children);
+  const draw = (name, attributes = {}, ...children) =>
+    filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
+
+  function section(id, title, ...children) {
+    const made = el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), ...children);
+    document.getElementById("views").append(made);
+    document.getElementById("contents").append(el("a", { href: `#${id}` }, title));
+    return made;
+  }
+
+  function table(caption, heads, rows, { numbers = [] } = {}) {
+    const align = (place) => (numbers.includes(place) ? "number" : null);
+    return el("table", {},
+      caption && el("caption", {}, caption),
+      el("thead", {}, el("tr", {}, heads.map((head, place) => el("th", { scope: "col", class: align(place) }, head)))),
+      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, place) =>
+        place === 0 ? el("th", { scope: "row", class: align(0) }, cell) : el("td", { class: align(place) }, cell))))));
+  }
+
+  function choice(label, options, change, chosen = 0) {
+    const select = el("select", { onchange: () => change(Number(select.value)) },
+      options.map((text, place) => el("option", { value: place, selected: place === chosen }, text)));
+    return el("label", {}, `${label} `, select);
+  }
+
+  let groups = 0;
+  function radios(legend, options, change) {
+    const name = `group-${(groups += 1)}`;
+    return el("fieldset", {}, el("legend", {}, legend), options.map(([value, text], place) =>
+      el("label", {}, el("input", { type: "radio", name, checked: place === 0, onchange: () => change(value) }), ` ${text}`)));
+  }
+
+  const checkbox = (label, change, checked = false) =>
+    el("label", {}, el("input", { type: "checkbox", checked, onchange: (event) => change(event.target.checked) }), ` ${label}`);
+
+  // -- words and numbers ---------------------------------------------------------------------------------------------
+
+  const code = (letter) => `‹U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`;
+  const visible = (text) => text
+    .replace(/\r\n|\r|\n/g, "↵\n")
+    .replace(/[\u0000-\u0008\u000b-\u001f]/g, (letter) => String.fromCharCode(0x2400 + letter.charCodeAt(0)))
+    .replace(/[\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, code);
+  const quoted = (id, text) => (text === "" ? `‹id ${id}›` : `“${visible(text).replaceAll("\n", "")}”`);
+  const brief = (text, most) => {
+    const letters = [...visible(text).replaceAll("\n", "")];
+    return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : letters.join("");
+  };
+  const number = (value, digits = 3) =>
+    value === null || value === undefined || !Number.isFinite(value) ? "–"
+      : (Math.abs(value) < 0.5 * 10 ** -digits ? 0 : value).toFixed(digits);
+  const percent = (logprob) => {
+    const share = 100 * Math.exp(Math.min(logprob, 0));
+    return share >= 99.95 ? "100%" : share >= 9.95 ? `${share.toFixed(1)}%` : share >= 0.01 ? `${share.toFixed(2)}%` : "< 0.01%";
+  };
+  const nats = (value) => (value === null || value === undefined ? null : value / SCALE);
+  const counted = (many, one, more) => `${many.toLocaleString("en")} ${many === 1 ? one : more || `${one}s`}`;
+  const ending = (end) => ({ eos: "ended by itself", length: "cut at max_new_tokens", stop: `stopped by ${end.cause || "a criterion"}`,
+    time: "cut by the time limit", interrupted: "interrupted", unfinished: "unfinished", scored: "scored" })[end.reason] || end.reason;
+  const nameOf = (lane) => (lane.run !== undefined ? `${lane.run} · ${lane.id} · seed ${lane.seed}`
+    : lane.place ? `prompt ${lane.place}` : lane.lane);
+
+  // -- trees ---------------------------------------------------------------------------------------------------------
+
+  const named = new Map(data.lanes.map((lane) => [lane.lane, lane]));
+  const laneOf = (name) => named.get(name) || { sequences: [] }; // beyond the list there is nothing of it
+  const opened = new Map();
+  function treeOf(place) {
+    if (opened.has(place)) return opened.get(place);
+    const packed = data.lanes[place].tree;
+    if (!packed) return null;
+    const nodes = [{ number: 0, parent: null, children: [], depth: 0, total: 0, state: "root", text: "", id: null }];
+    packed.up.forEach((up, at) => {
+      const parent = nodes[at + 1 - up];
+      const known = packed.token[at] < 0 ? null : data.vocabulary[packed.token[at]];
+      const logprob = packed.logprob[at] === null ? -Infinity : packed.logprob[at] / SCALE;
+      const rank = packed.rank ? packed.rank[at] || null : null;
+      const node = {
+        number: at + 1, parent, children: [], depth: parent.depth + (known ? 1 : 0), logprob, rank,
+        id: known && known[0], text: known ? known[1] : "", state: packed.state[at],
+        total: parent.total + logprob + (packed.extra ? packed.extra[at] / SCALE : 0),
+        entropy: packed.entropy && (rank || packed.entropy[at]) ? packed.entropy[at] / SCALE : null,
+        note: packed.note && packed.note[at + 1], trace: packed.trace && packed.trace[at + 1],
+        top: pairs(packed.top && packed.top[at + 1], 2), watched: pairs(packed.watched && packed.watched[at + 1], 3),
+      };
+      parent.children.push(node);
+      nodes.push(node);
+    });
+    const ends = packed.ends.map((end) => ({ ...end, at: nodes[end.node] }));
+    if (!ends.length) {
+      for (const node of nodes) if (node.state === "v" || node.state === "l") ends.push({ at: node, reason: "unfinished", tokens: node.depth });
+    }
+    ends.sort((one, other) => (one.place || 1e9) - (other.place || 1e9) || (other.score || 0) - (one.score || 0));
+    for (const end of ends) end.at.end = end;
+    for (const node of nodes) Object.assign(node, { last: node.depth, first: node.end ? node.depth : Infinity, best: (node.end && node.end.place) || 1e9 });
+    for (const node of nodes.slice(1).reverse()) {
+      const parent = node.parent;
+      parent.last = Math.max(parent.last, node.last);
+      parent.first = Math.min(parent.first, node.first);
+      parent.best = Math.min(parent.best, node.best);
+    }
+    const tree = { nodes, ends, lane: data.lanes[place] };
+    opened.set(place, tree);
+    return tree;
+  }
+
+  function pairs(flat, width) {
+    if (!flat) return [];
+    const made = [];
+    for (let at = 0; at < flat.length; at += width) {
+      const [id, text] = data.vocabulary[flat[at]];
+      made.push({ id, text, logprob: flat[at + 1] === null ? -Infinity : flat[at + 1] / SCALE, rank: flat[at + 2] });
+    }
+    return made;
+  }
+
+  function pathTo(node) {
+    const path = [];
+    for (let at = node; at.parent; at = at.parent) if (at.id !== null) path.push(at);
+    return path.reverse();
+  }
+
+  function formula(lane, node, end) {
+    const tokens = end ? end.tokens : node.depth;
+    const total = end && end.total !== undefined ? nats(end.total) : node.total;
+    const penalty = lane.length_penalty === undefined ? 1 : lane.length_penalty;
+    const score = end && end.score !== undefined ? nats(end.score) : total / Math.max(tokens, 1) ** penalty;
+    return `score = total / tokens ** length_penalty = ${number(total)} / ${tokens} ** ${penalty} = ${number(score)}`;
+  }
+
+  // -- one token -----------------------------------------------------------------------------------------------------
+
+  const gap = (token) => {
+    const other = token.top.find((one) => one.id !== token.id);
+    return other ? token.logprob - other.logprob : null;
+  };
+  const level = (value, bounds) => bounds.filter((bound) => value >= bound).length;
+  const MEASURES = {
+    probability: (token) => Math.min(9, Math.floor(10 * (1 - Math.exp(Math.min(token.logprob, 0))) * 0.999)),
+    "log-probability": (token) => level(-token.logprob, [0.1, 0.35, 0.7, 1.2, 1.8, 2.5, 3.5, 5, 7]),
+    rank: (token) => (token.rank ? level(token.rank, [2, 3, 4, 6, 11, 21, 51, 201, 1001]) : 0),
+    entropy: (token) => level(token.entropy || 0, [0.1, 0.35, 0.7, 1.2, 1.8, 2.5, 3.5, 4.5, 6]),
+    gap: (token) => (gap(token) === null ? 0 : level(-gap(token), [-3, -1.5, -0.7, -0.3, 0, 0.5, 1, 2, 4])),
+  };
+  const DIGITS = { probability: (token) => Math.min(9, Math.floor(10 * Math.exp(Math.min(token.logprob, 0)))) };
+  const sentence = (token, place) => `token ${place + 1}: ${quoted(token.id, token.text)}, probability ${percent(token.logprob)}`
+    + (token.rank ? `, rank ${token.rank}` : "");
+
+  function details(token, place) {
+    const facts = [["probability", percent(token.logprob)], ["log-probability", `${number(token.logprob)} nats`]];
+    if (token.rank) facts.push(["rank", token.rank.toLocaleString("en")]);
+    if (token.entropy !== null) facts.push(["entropy", `${number(token.entropy)} nats`]);
+    if (gap(token) !== null) facts.push(["gap to the runner-up", `${number(gap(token))} nats`]);
+    const parts = [
+      el("h3", {}, `Token ${place + 1}: `, el("span", { class: "mono" }, quoted(token.id, token.text)), token.text === "" ? "" : ` (id ${token.id})`),
+      el("dl", {}, facts.map(([label, value]) => el("div", {}, el("dt", {}, label), el("dd", {}, value)))),
+    ];
+    const words = (one) => [el("span", { class: "mono" }, quoted(one.id, one.text)), percent(one.logprob), number(one.logprob)];
+    if (token.top.length) parts.push(table("Most probable tokens", ["token", "probability", "nats"], token.top.map(words), { numbers: [1, 2] }));
+    if (token.watched.length) {
+      parts.push(table("Watched tokens", ["token", "probability", "nats", "rank"],
+        token.watched.map((one) => [...words(one), String(one.rank)]), { numbers: [1, 2, 3] }));
+    }
+    if (token.trace) {
+      const rows = token.trace.map(([name, removed, moved, changed, before, after]) => [name, `${(100 * before).toFixed(2)}%`,
+        `${(100 * after).toFixed(2)}%`, removed.toLocaleString("en"), number(moved), changed ? "yes" : "no"]);
+      parts.push(el("div", { class: "wide" }, table("What each processor did", ["processor", "before", "after", "removed", "moved", "new first"], rows,
+        { numbers: [1, 2, 3, 4] })), el("p", { class: "note" }, "Before and after: the probability of this token. Moved: total variation."));
+    }
+    if (token.note) parts.push(el("p", { class: "note" }, token.note));
+    return parts;
+  }
+
+  // Tokens in a row. One of them takes part in the tab order; the arrow keys, Home and End go on from there.
+  function strip(path, label, { open = () => {}, parting = -1 } = {}) {
+    const places = path.map((token, place) => el("span", {
+      class: `token${place === parting ? " parts" : ""}`, role: "button", tabindex: place === 0 ? 0 : -1, "data-place": place,
+    }, token.text === "" ? `‹id ${token.id}›` : visible(token.text), el("sub", { class: "digit", "aria-hidden": "true" })));
+    let chosen = 0;
+    const show = (place, focus) => {
+      if (!places.length) return;
+      places[chosen].classList.remove("is-open");
+      places[chosen].tabIndex = -1;
+      chosen = Math.max(0, Math.min(place, places.length - 1));
+      places[chosen].classList.add("is-open");
+      places[chosen].tabIndex = 0;
+      if (focus) places[chosen].focus();
+      open(path[chosen], chosen);
+    };
+    const placeOf = (event) => {
+      const token = event.target.closest(".token");
+      return token ? Number(token.dataset.place) : null;
+    };
+    const pointed = (event) => { if (placeOf(event) !== null) show(placeOf(event), event.type === "click"); };
+    const keys = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
+    const element = el("div", { class: "strip", role: "group", "aria-label": label, onclick: pointed, onmouseover: pointed, onfocusin: (event) => {
+      if (placeOf(event) !== null && placeOf(event) !== chosen) show(placeOf(event), false);
+    }, onkeydown: (event) => {
+      if (!(event.key in keys)) return;
+      event.preventDefault();
+      show(chosen + keys[event.key], true);
+    } }, places.length ? places : el("span", { class: "note" }, "(no tokens)"));
+    const colour = (measure) => places.forEach((place, at) => {
+      const found = MEASURES[measure](path[at]);
+      place.className = place.className.replace(/ ?\bh\d\b/, "") + ` h${found}`;
+      place.lastChild.textContent = (DIGITS[measure] || MEASURES[measure])(path[at]);
+      place.setAttribute("aria-label", sentence(path[at], at));
+    });
+    colour("probability");
+    return { element, show, colour, places };
+  }
+
+  // Lines over the tokens. `series`: [class, label, values]; null leaves a hole.
+  function curves(title, path, series, pick) {
+    const wide = Math.max(420, Math.min(path.length * 8, 6000)), high = 150, left = 44, bottom = 22;
+    const values = series.flatMap(([, , list]) => list).filter((value) => value !== null && Number.isFinite(value));
+    if (!values.length || path.length < 2) return null;
+    const low = Math.min(0, ...values.slice(0, 1), values.reduce((a, b) => Math.min(a, b))), top = values.reduce((a, b) => Math.max(a, b), 0);
+    const x = (at) => left + (at / (path.length - 1)) * (wide - left - 10);
+    const y = (value) => 8 + (1 - (value - low) / (top - low || 1)) * (high - bottom - 8);
+    const line = (list) => {
+      let pen = "M", made = "";
+      list.forEach((value, at) => {
+        if (value === null || !Number.isFinite(value)) { pen = "M"; return; }
+        made += `${pen}${x(at).toFixed(1)} ${y(value).toFixed(1)}`;
+        pen = "L";
+      });
+      return made;
+    };
+    const marks = [low, (low + top) / 2, top].map((value) => [
+      draw("line", { class: "axis", x1: left, x2: wide - 10, y1: y(value), y2: y(value) }),
+      draw("text", { class: "soft", x: left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 1)),
+    ]);
+    const picture = draw("svg", { width: wide, height: high, role: "img", "aria-label": title,
+      onclick: (event) => pick(Math.round(((event.offsetX - left) / (wide - left - 10)) * (path.length - 1))) }, marks,
+      series.map(([kind, , list]) => draw("path", { class: kind, d: line(list) })),
+      [0, path.length - 1].map((at) => draw("text", { class: "soft", x: x(at), y: high - 6, "text-anchor": at ? "end" : "start" }, `token ${at + 1}`)));
+    const key = el("span", { class: "key note" }, series.map(([kind, label]) => [el("i", { class: kind === "two" ? "dashed" : null }), label]));
+    return el("figure", { class: "wide" }, el("figcaption", {}, `${title} `, key), picture);
+  }
+
+  // -- sections ------------------------------------------------------------------------------------------------------
+
+  let showLane = () => {};
+
+  function tokensSection() {
+    const lanes = data.lanes.map((lane, place) => place).filter((place) => data.lanes[place].prompt !== undefined || data.lanes[place].error);
+    if (!lanes.length) return;
+    const body = el("div"), picker = el("div", { class: "controls" });
+    const made = section("tokens", "Tokens", picker, body);
+    let current = -1;
+    const show = (place, sequence = 0) => {
+      current = place;
+      const lane = data.lanes[place], tree = treeOf(place);
+      const pickers = [];
+      if (lanes.length > 1) {
+        pickers.push(choice("Prompt", lanes.map((at) => `${nameOf(data.lanes[at])}: ${brief(data.lanes[at].prompt || "", 40)}`),
+          (at) => show(lanes[at]), lanes.indexOf(place)));
+      }
+      if (tree && tree.ends.length > 1) {
+        pickers.push(choice("Sequence", tree.ends.map((end, at) => (end.place ? `${end.place}` : `${at + 1}, not returned`)
+          + (end.score === undefined ? "" : ` · score ${number(nats(end.score))}`) + ` · ${ending(end)}`), (at) => show(place, at), sequence));
+      }
+      picker.replaceChildren(...pickers);
+      body.replaceChildren(...oneLane(lane, tree, tree && tree.ends[sequence]));
+      if (drawTree) drawTree(place);
+    };
+    const drawTree = treeSection();
+    showLane = (place) => { show(place); made.scrollIntoView(); picker.querySelector("select")?.focus(); };
+    show(lanes[0]);
+    return () => current;
+  }
+
+  function oneLane(lane, tree, end) {
+    const parts = [];
+    if (lane.prompt) parts.push(el("p", { class: "prompt", "aria-label": "Prompt" }, visible(lane.prompt)));
+    if (lane.error) parts.push(el("p", { class: "failed" }, `${lane.error.code}: ${lane.error.message}`));
+    if (!end) {
+      for (const one of lane.sequences || []) parts.push(el("p", { class: "text" }, visible(one.text)));
+      if (!lane.error && (lane.sequences || []).length) parts.push(el("p", { class: "note" }, "The tokens of this prompt are not on this page."));
+      return parts;
+    }
+    const path = pathTo(end.at);
+    const panel = el("aside", { class: "panel", "aria-label": "The chosen token" });
+    const row = strip(path, "Tokens, coloured; arrow keys move", { open: (token, place) => {
+      panel.replaceChildren(...details(token, place));
+      spoken.textContent = sentence(token, place);
+    } });
+    const has = { probability: true, "log-probability": true, rank: path.some((one) => one.rank),
+      entropy: path.some((one) => one.entropy !== null), gap: path.some((one) => gap(one) !== null) };
+    const measures = Object.keys(has).filter((name) => has[name]).map((name) => [name, name === "gap" ? "gap to the runner-up" : name]);
+    const legend = el("span", { class: "legend" }, "likely", [0, 3, 6, 9].map((at) => el("span", { class: `h${at}` }, "abc")), "surprising");
+    parts.push(el("div", { class: "controls" }, radios("Colour by", measures, row.colour),
+      checkbox("digits", (on) => row.element.classList.toggle("digits", on)), legend));
+    const least = path.map((token, place) => ({ token, place })).sort((one, other) => one.token.logprob - other.token.logprob).slice(0, 12);
+    const runner = path.map((token) => { const other = token.top.find((one) => one.id !== token.id); return other ? other.logprob : null; });
+    parts.push(el("div", { class: "beside" }, el("div", {}, row.element,
+      el("p", { class: "note" }, [counted(end.tokens, "token"), end.logprob === undefined ? null : `log-probability ${number(nats(end.logprob))} nats`, ending(end),
+        ...(end.unmet || []).map((word) => `lacks ${word}`), end.incomplete && `${end.incomplete}: incomplete`,
+        ...Object.entries(lane.figures || {}).map(([name, value]) => `${name} ${value}`.trim())].filter(Boolean).join(" · ")),
+      el("h3", {}, "Least certain"),
+      el("ol", { class: "least" }, least.map(({ token, place }) => el("li", {}, el("button", { type: "button", onclick: () => row.show(place, true) },
+        el("span", { class: "mono" }, quoted(token.id, brief(token.text, 18))), ` ${percent(token.logprob)}`)))),
+      has.entropy && curves("Entropy of each step, in nats", path, [["one", "entropy", path.map((one) => one.entropy)]], (at) => row.show(at, true)),
+      curves("Log-probability of each step, in nats", path, [["one", "chosen token", path.map((one) => one.logprob)],
+        ...(has.gap ? [["two", "runner-up", runner]] : [])], (at) => row.show(at, true))), panel));
+    if (path.length) row.show(0, false);
+    return parts;
+  }
+
+  const WIDE = 92, HIGH = 34; // of a node's place in the search tree
+  const STATES = { i: "continued", r: "returned", f: "finished, not returned", d: "died", l: "left when the search ended", v: "live" };
+
+  function treeSection() {
+    const searching = data.lanes.some((lane) => lane.tree && (/beam/.test(lane.strategy || "") || /d/.test(lane.tree.state)));
+    if (!searching) return null;
+    const canvas = el("div", { class: "wide" }), facts = el("div", { class: "panel", role: "status" });
+    const slider = el("input", { type: "range", min: 1, value: 1, "aria-label": "Step", oninput: () => redraw() });
+    const said = el("output");
+    let tree = null, dead = false, unfolded = new Set(), chosen = null;
+    const made = section("search", "Search tree", el("div", { class: "controls" }, el("label", {}, "Step ", slider, " ", said),
+      checkbox("dead branches", (on) => { dead = on; unfolded = new Set(); redraw(); })), canvas, facts);
+    const alive = (node, step) => node.last >= step || node.first <= step;
+    const order = (one, other) => one.best - other.best || other.total - one.total || one.number - other.number;
+
+    function redraw(focus) {
+      const fitting = Math.max(3, Math.floor((canvas.clientWidth - 10) / WIDE));
+      const step = Number(slider.value), from = Math.max(0, step - fitting);
+      said.textContent = `${step} of ${slider.max}`;
+      const onPath = new Set();
+      for (let at = chosen; at; at = at.parent) onPath.add(at);
+      const drawn = new Map(), edges = [], shapes = [], folded = [];
+      let rows = 0;
+      const put = (node) => {
+        const children = node.children.filter((child) => child.id !== null && child.depth <= step).sort(order);
+        const kept = children.filter((child) => dead || alive(child, step) || unfolded.has(node.number));
+        const places = kept.map(put);
+        const y = places.length ? places[0] : rows++;
+        if (kept.length < children.length) folded.push([node, y, children.length - kept.length]);
+        drawn.set(node, { x: (node.depth - from - 1) * WIDE + 8, y: y * HIGH + 8 });
+        return y;
+      };
+      let roots = tree.nodes.filter((node) => node.depth === Math.max(from, 0) && (node.id !== null || node.depth === 0));
+      roots = roots.filter((node) => dead || alive(node, step)).sort(order);
+      for (const root of roots) {
+        if (root.depth === 0 && root.id === null) for (const child of root.children.filter((one) => one.id !== null && (dead || alive(one, step) || unfolded.has(0))).sort(order)) put(child);
+        else for (const child of root.children.filter((one) => one.id !== null && one.depth <= step && (dead || alive(one, step))).sort(order)) put(child);
+      }
+      for (const [node, { x, y }] of drawn) {
+        const gone = node.state === "d" || !alive(node, step);
+        const kinds = `${onPath.has(node) ? " on-path" : ""}${gone ? " dead" : ""}`;
+        const before = drawn.get(node.parent);
+        if (before) edges.push(draw("path", { class: `edge${kinds}`, d: `M${before.x + WIDE - 14} ${before.y + 11}C${x - 4} ${before.y + 11} ${x - 10} ${y + 11} ${x} ${y + 11}` }));
+        const mark = node.end ? (node.end.place ? "★ " : "○ ") : "";
+        shapes.push(draw("g", { class: `node${kinds}${node === chosen ? " is-open" : ""}`, role: "button", tabindex: node === chosen || (!chosen && !shapes.length) ? 0 : -1,
+          "data-node": node.number, "aria-label": `step ${node.depth}: ${quoted(node.id, node.text)}, total ${number(node.total)}, ${STATES[node.state] || ""}` },
+          draw("rect", { class: `h${Math.min(5, MEASURES.probability(node))}`, x, y, width: WIDE - 14, height: 22 }),
+          draw("text", { x: x + 5, y: y + 15 }, mark + brief(node.text === "" ? `‹id ${node.id}›` : node.text.replace(/^ /, "·"), mark ? 8 : 10))));
+      }
+      for (const [node, y, many] of folded) {
+        const at = drawn.get(node);
+        shapes.push(draw("g", { class: "node dead", role: "button", tabindex: -1, "data-unfold": node.number, "aria-label": `show ${counted(many, "dead branch", "dead branches")}` },
+          draw("text", { x: at.x + WIDE - 30, y: at.y + 32 }, `+${many}`)));
+      }
+      const picture = draw("svg", { width: fitting * WIDE + 10, height: Math.max(rows, 1) * HIGH + 24, role: "group",
+        "aria-label": "Search tree; arrow keys move between tokens" }, edges, shapes);
+      canvas.replaceChildren(from > 0 ? el("p", { class: "note" }, `Steps ${from + 1} to ${step}; earlier ones with the slider.`) : "", picture);
+      const target = focus && picture.querySelector(`[data-node="${focus.number}"]`);
+      if (target) target.focus();
+      describe();
+    }
+
+    function describe() {
+      if (!chosen) { facts.replaceChildren("Choose a token to see its path."); return; }
+      const path = pathTo(chosen);
+      facts.replaceChildren(el("p", { class: "text" }, visible(path.map((one) => one.text).join(""))),
+        el("p", {}, `${chosen.end ? ending(chosen.end) : STATES[chosen.state] || ""} · ${counted(path.length, "token")} · log-probability ${number(path.reduce((sum, one) => sum + one.logprob, 0))} nats`
+          + (chosen.note ? ` · ${chosen.note}` : "")), el("p", { class: "mono" }, formula(tree.lane, chosen, chosen.end)));
+    }
+
+    const select = (node, focus) => { chosen = node; redraw(focus ? node : null); };
+    canvas.addEventListener("click", (event) => {
+      const shape = event.target.closest("[data-node], [data-unfold]");
+      if (!shape) return;
+      if (shape.dataset.unfold !== undefined) { unfolded.add(Number(shape.dataset.unfold)); redraw(); }
+      else select(tree.nodes[Number(shape.dataset.node)], true);
+    });
+    canvas.addEventListener("keydown", (event) => {
+      const shape = event.target.closest("[data-node], [data-unfold]");
+      if (!shape) return;
+      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); shape.dispatchEvent(new MouseEvent("click", { bubbles: true })); return; }
+      if (shape.dataset.node === undefined) return;
+      const node = tree.nodes[Number(shape.dataset.node)];
+      const drawn = [...canvas.querySelectorAll("[data-node]")].map((one) => tree.nodes[Number(one.dataset.node)]);
+      const row = drawn.filter((one) => one.depth === node.depth).sort((one, other) => yOf(one) - yOf(other));
+      const next = { ArrowLeft: drawn.find((one) => one === node.parent), ArrowRight: drawn.filter((one) => one.parent === node).sort(order)[0],
+        ArrowUp: row[row.indexOf(node) - 1], ArrowDown: row[row.indexOf(node) + 1] }[event.key];
+      if (event.key.startsWith("Arrow")) event.preventDefault();
+      if (next) select(next, true);
+    });
+    let wide = window.innerWidth;
+    window.addEventListener("resize", () => { if (tree && window.innerWidth !== wide) { wide = window.innerWidth; redraw(); } });
+    const yOf = (node) => Number(canvas.querySelector(`[data-node="${node.number}"] rect`).getAttribute("y"));
+
+    return (place) => {
+      tree = treeOf(place);
+      made.hidden = !tree;
+      if (!tree) return;
+      const most = tree.nodes.reduce((high, node) => Math.max(high, node.depth), 1);
+      slider.max = most;
+      slider.value = most;
+      unfolded = new Set();
+      chosen = tree.ends.length ? tree.ends[0].at : null;
+      if (chosen && chosen.id === null) chosen = chosen.parent;
+      redraw();
+    };
+  }
+
+  function rowsSection() {
+    if (data.lanes.length < 2 || data.comparison) return;
+    const rows = data.lanes.flatMap((lane, place) => {
+      const one = (lane.sequences || [])[0];
+      return [{ place, order: lane.place || place, name: nameOf(lane), prompt: lane.prompt || "", text: one ? one.text : lane.error ? lane.error.message : "", tokens: one ? one.tokens : null,
+        mean: one && one.tokens && typeof one.logprob === "number" ? nats(one.logprob) / one.tokens : null, end: lane.error ? "failed" : one ? ending(one) : "" }];
+    });
+    const heads = [["name", "prompt"], ["prompt", "begins"], ["text", "text"], ["tokens", "tokens"], ["mean", "log-probability per token"], ["end", "ended"]];
+    let sorted = ["order", 1], wanted = "", shown = 200;
+    const body = el("tbody"), status = el("p", { class: "note", role: "status" });
+    const more = el("button", { type: "button", onclick: () => { shown += 1000; refresh(); } }, "Show more");
+    const columns = heads.map(([key, label]) => el("th", { scope: "col", "data-key": key, class: key === "tokens" || key === "mean" ? "number" : null },
+      el("button", { type: "button", onclick: () => { sorted = [key, sorted[0] === key ? -sorted[1] : 1]; refresh(); } }, label)));
+    function refresh() {
+      const [key, way] = sorted;
+      const found = rows.filter((row) => `${row.name} ${row.prompt} ${row.text} ${row.end}`.toLowerCase().includes(wanted));
+      const value = (row) => (row[key] === null ? -Infinity : row[key]);
+      found.sort((one, other) => way * (typeof value(one) === "string" ? one[key].localeCompare(other[key], "en", { numeric: true }) : value(one) - value(other)) || one.order - other.order);
+      body.replaceChildren(...found.slice(0, shown).map((row) => el("tr", {},
+        el("th", { scope: "row" }, el("button", { type: "button", onclick: () => showLane(row.place) }, row.name)), el("td", {}, brief(row.prompt, 60)),
+        el("td", { class: row.end === "failed" ? "failed" : null }, brief(row.text, 90)), el("td", { class: "number" }, row.tokens === null ? "–" : String(row.tokens)),
+        el("td", { class: "number" }, number(row.mean)), el("td", {}, row.end))));
+      for (const column of columns) column.setAttribute("aria-sort", column.dataset.key === key ? (way > 0 ? "ascending" : "descending") : "none");
+      status.textContent = `${counted(found.length, "prompt")}${found.length > shown ? `, the first ${shown} shown` : ""}`;
+      more.hidden = found.length <= shown;
+    }
+    const search = el("input", { type: "search", oninput: () => { wanted = search.value.toLowerCase(); refresh(); } });
+    section("rows", "Prompts", el("div", { class: "charts" },
+      histogram("Tokens of each text", rows.map((row) => row.tokens), 0), histogram("Log-probability per token, in nats", rows.map((row) => row.mean), 2)),
+    el("div", { class: "controls" }, el("label", {}, "Filter ", search)), status,
+    el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, columns)), body)), more);
+    refresh();
+  }
+
+  function histogram(title, values, digits) {
+    const known = values.filter((value) => value !== null && Number.isFinite(value));
+    if (known.length < 2) return null;
+    const low = known.reduce((a, b) => Math.min(a, b)), high = known.reduce((a, b) => Math.max(a, b));
+    if (low === high) return el("figure", {}, el("figcaption", {}, title, el("span", { class: "note" }, ` all ${number(low, digits)}`)));
+    const bins = Math.min(24, Math.max(1, digits ? 24 : high - low + 1)), width = (high - low) / bins || 1;
+    const many = new Array(bins).fill(0);
+    for (const value of known) many[Math.min(bins - 1, Math.floor((value - low) / width))] += 1;
+    const most = Math.max(...many), size = 420 / bins;
+    const sorted = [...known].sort((a, b) => a - b), middle = sorted[Math.floor(sorted.length / 2)];
+    return el("figure", {}, el("figcaption", {}, title, el("span", { class: "note" }, ` ${number(low, digits)} to ${number(high, digits)}, median ${number(middle, digits)}`)),
+      draw("svg", { width: 430, height: 130, role: "img", "aria-label": `${title}: ${number(low, digits)} to ${number(high, digits)}, median ${number(middle, digits)}` },
+        many.map((count, at) => draw("rect", { class: "bar", x: at * size + 1, width: Math.max(size - 2, 1), y: 105 - (100 * count) / most, height: (100 * count) / most },
+          draw("title", {}, `${number(low + at * width, digits)} to ${number(low + (at + 1) * width, digits)}: ${count}`))),
+        draw("line", { class: "axis", x1: 0, x2: 425, y1: 105.5, y2: 105.5 }),
+        draw("text", { class: "soft", x: 0, y: 122 }, number(low, digits)), draw("text", { class: "soft", x: 424, y: 122, "text-anchor": "end" }, number(high, digits))));
+  }
+
+  function comparisonSection() {
+    const shown = data.comparison;
+    if (!shown) return;
+    const body = el("div"), controls = el("div", { class: "controls" });
+    let linked = true;
+    const show = (place) => {
+      const prompt = shown.prompts[place];
+      const columns = shown.runs.map((run) => column(run, prompt));
+      body.replaceChildren(el("p", { class: "prompt" }, visible(laneOf(Object.values(prompt.lanes)[0][0]).prompt || "")),
+        el("div", { class: "columns" }, columns.map((one) => one.element)));
+      for (const one of columns) if (one.row) one.row.element.addEventListener("scroll", () => linked && follow(columns, one));
+    };
+    controls.append(...(shown.prompts.length > 1 ? [choice("Prompt", shown.prompts.map((prompt) => `${prompt.id}: ${brief(laneOf(Object.values(prompt.lanes)[0][0]).prompt || "", 40)}`), show)] : []),
+      checkbox("scroll together", (on) => { linked = on; }, true));
+    section("comparison", "Comparison", controls, body, metrics(shown));
+    show(0);
+
+    function column(run, prompt) {
+      const lanes = prompt.lanes[run] || [], parting = prompt.partings[run];
+      const lane = lanes.length ? laneOf(lanes[0]) : null, tree = lane && lane.prompt !== undefined ? treeOf(data.lanes.indexOf(lane)) : null;
+      const end = tree && tree.ends[0], path = end ? pathTo(end.at) : [];
+      const row = end ? strip(path, `Tokens of ${run}`, { parting: parting && !parting.equal ? parting.position : -1, open: (token, at) => {
+        facts.textContent = `${sentence(token, at)}${token.entropy === null ? "" : `, entropy ${number(token.entropy)}`}`;
+      } }) : null;
+      const facts = el("p", { class: "note", role: "status" }, lane && lane.error ? `${lane.error.code}: ${lane.error.message}` : end ? `${counted(end.tokens, "token")} · ${ending(end)}` : "");
+      const words = (pair) => (pair ? `${quoted(pair[0], pair[1])} ${pair[2] === null ? "" : percent(pair[2])}` : "the end");
+      const note = run === shown.base ? "the others are compared with this run"
+        : !parting ? "" : parting.equal ? `equal to ${shown.base}`
+          : `after ${counted(parting.position, "token")}: ${words(parting.token)} instead of ${words(parting.other)}`;
+      const others = lanes.length > 1 ? `, first of ${lanes.length} seeds` : "";
+      return { run, row, parting, element: el("div", {}, el("h4", {}, `${run}${others}`), el("p", { class: "note" }, note),
+        row ? row.element : el("div", { class: "strip" }, lane ? visible(((lane.sequences || [])[0] || { text: "" }).text) : ""), facts) };
+    }
+
+    // Columns move so that the first differences stand beside each other.
+    function follow(columns, moved) {
+      const home = columns.find((one) => one.run === shown.base);
+      if (!home || !home.row || body.dataset.moving) return;
+      body.dataset.moving = "1";
+      const top = (one, at) => { const token = one.row.places[Math.min(at, one.row.places.length - 1)]; return token ? token.offsetTop : 0; };
+      const shift = (one) => (one.parting && !one.parting.equal ? top(one, one.parting.position) - top(home, one.parting.position) : 0);
+      const at = moved.row.element.scrollTop - (moved === home ? 0 : shift(moved));
+      for (const one of columns) if (one !== moved && one.row) one.row.element.scrollTop = at + (one === home ? 0 : shift(one));
+      requestAnimationFrame(() => { delete body.dataset.moving; });
+    }
+  }
+
+  function metrics(shown) {
+    const wide = 420, left = 130, high = 22;
+    const figures = shown.metrics.map((metric) => {
+      const entries = shown.runs.filter((run) => metric.runs[run]).map((run) => [run, ...metric.runs[run]]);
+      const low = Math.min(...entries.map(([, , one]) => one)), top = Math.max(...entries.map(([, , , one]) => one));
+      const x = (value) => left + 10 + ((value - low) / (top - low || 1)) * (wide - left - 30);
+      return el("figure", {}, el("figcaption", {}, metric.label), draw("svg", { width: wide, height: entries.length * high + 22, role: "img",
+        "aria-label": `${metric.label}: ${entries.map(([run, mean]) => `${run} ${number(mean, metric.digits)}`).join(", ")}` },
+      entries.map(([run, mean, from, to], at) => [
+        draw("text", { x: left, y: at * high + 15, "text-anchor": "end" }, brief(run, 16)),
+        draw("line", { class: "one", x1: x(from), x2: x(to), y1: at * high + 11, y2: at * high + 11 }),
+        draw("circle", { class: "dot", cx: x(mean), cy: at * high + 11, r: 4 }, draw("title", {}, `${run}: ${number(mean, metric.digits)} (${number(from, metric.digits)} to ${number(to, metric.digits)})`))]),
+      draw("text", { class: "soft", x: left + 10, y: entries.length * high + 16 }, number(low, metric.digits)),
+      draw("text", { class: "soft", x: wide - 10, y: entries.length * high + 16, "text-anchor": "end" }, number(top, metric.digits))));
+    });
+    const rows = shown.metrics.map((metric) => [metric.label, ...shown.runs.map((run) => {
+      const one = metric.runs[run];
+      return !one ? "–" : one[3] > 1 ? `${number(one[0], metric.digits)} (${number(one[1], metric.digits)} to ${number(one[2], metric.digits)})` : number(one[0], metric.digits);
+    })]);
+    return el("div", {}, el("h3", {}, "Metrics"), el("div", { class: "wide" }, table("Means over the prompts, with 95% intervals where there are several", ["metric", ...shown.runs], rows)),
+      el("div", { class: "charts" }, figures));
+  }
+
+  function cacheSection() {
+    const cache = data.cache;
+    if (!cache) return;
+    const size = (bytes) => { const units = ["bytes", "KiB", "MiB", "GiB", "TiB"]; let at = 0; while (bytes >= 1024 && at < 4) { bytes /= 1024; at += 1; } return at ? `${bytes.toFixed(1)} ${units[at]}` : counted(bytes, "byte"); };
+    const body = el("div"), said = el("output");
+    const passes = cache.steps || [], planned = cache.planned;
+    const slider = el("input", { type: "range", min: 0, max: Math.max(passes.length - 1, 0), value: Math.max(passes.length - 1, 0), "aria-label": "Pass", oninput: () => show() });
+    const facts = [["total", cache.total_bytes], ["reserved", cache.reserved_bytes], ["weights", cache.weights_bytes], ["per new token and row", cache.bytes_per_token]];
+    section("cache", "Cache", el("dl", { class: "facts" }, facts.filter(([, bytes]) => bytes !== null && bytes !== undefined).map(([label, bytes]) => el("div", {}, el("dt", {}, label), el("dd", {}, size(bytes))))),
+      passes.length > 1 && el("div", { class: "controls" }, el("label", {}, "Pass ", slider, " ", said)), body, ...heatmaps(cache.heatmap, data.cache));
+    const most = Math.max(1, ...passes.flatMap((one) => one.layers.map((layer) => layer.bytes)), ...(planned ? planned.layers.map((layer) => layer.bytes) : []));
+    function show() {
+      const pass = passes[Number(slider.value)] || { layers: cache.layers || [], step: 0 };
+      const last = Number(slider.value) === passes.length - 1;
+      said.textContent = pass.step === 0 ? "the prompt" : `step ${pass.step}`;
+      const rows = pass.layers.map((layer, at) => {
+        const plan = planned && last ? planned.layers[at] : null;
+        const bar = draw("svg", { width: 260, height: 18, role: "img", "aria-label": `${size(layer.bytes)}${plan ? `, planned ${size(plan.bytes)}` : ""}` },
+          draw("rect", { class: "bar", x: 1, y: 3, height: 12, width: (255 * layer.bytes) / most }), plan && draw("rect", { class: "planned", x: 1, y: 2, height: 14, width: (255 * plan.bytes) / most }));
+        return [String(layer.layer), layer.kind, (layer.shape || []).join(" × "), bar, size(layer.bytes), ...(planned ? [plan ? size(plan.bytes) : ""] : [])];
+      });
+      const plan = planned && last ? el("p", { class: "note" }, `Planned from the config alone: ${size(planned.total_bytes)}; measured: ${size(cache.total_bytes)}.`
+        + (planned.total_bytes === cache.total_bytes ? " They are equal." : "")) : null;
+      body.replaceChildren(...[plan, el("div", { class: "wide" }, table(`Layers after ${pass.step === 0 ? "the prompt" : `step ${pass.step}`}`,
+        ["layer", "kind", "shape", "bytes of keys and values", "measured", ...(planned ? ["planned"] : [])], rows, { numbers: [4, 5] }))].filter(Boolean));
+    }
+    show();
+  }
+
+  function heatmaps(map) {
+    if (!map) return [];
+    const part = (title, one) => ["keys", "values"].map((kind) => {
+      const cell = 16, many = one.positions.length, shownPositions = Math.min(many, 400), high = one.layers.length * cell;
+      const cells = one.layers.flatMap((layer, row) => {
+        const values = layer[kind], most = values.reduce((high, value) => Math.max(high, value || 0), 0) || 1;
+        return values.slice(0, shownPositions).map((value, at) => value === null ? null : draw("rect", { class: `h${Math.min(9, Math.floor((10 * value) / most))}`,
+          x: 40 + at * cell, y: row * cell, width: cell - 1, height: cell - 1 }, draw("title", {}, `layer ${layer.layer}, position ${one.positions[at]} ${quoted(0, one.tokens[at] || " ")}: ${number(value, 2)}`)));
+      });
+      return el("figure", { class: "wide" }, el("figcaption", {}, `${title}: norms of ${kind}, by layer and position; darkest is the largest of a layer`
+        + (shownPositions < many ? `; the first ${shownPositions} of ${many} positions` : "")),
+      draw("svg", { width: 44 + shownPositions * cell, height: high + 18, role: "img", "aria-label": `${title}: norms of ${kind}` }, cells,
+        one.layers.map((layer, row) => draw("text", { class: "soft", x: 34, y: row * cell + 12, "text-anchor": "end" }, String(layer.layer))),
+        [0, shownPositions - 1].map((at) => draw("text", { class: "soft", x: 40 + at * cell, y: high + 14 }, String(one.positions[at])))));
+    });
+    return [el("h3", {}, "Heat map"), ...part("Self-attention", map), ...(map.cross ? part("Cross-attention", map.cross) : [])];
+  }
+
+  rowsSection();
+  comparisonSection();
+  tokensSection();
+  cacheSection();
+})();

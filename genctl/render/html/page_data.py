@@ -1,0 +1,197 @@
+"""What a page shows, collected from the events of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from genctl.events import Began, CacheRead, Event, Failed, Finished, Loading, Prefilled, Stepped
+from genctl.render.html.tree_columns import TreeDetail, Vocabulary, columns, scaled, unscaled
+from genctl.render.run_history import WITHOUT_SEED
+from genctl.render.search_tree import Node, SearchTree
+
+HELD = 300_000  # nodes of search trees that are held; prompts that end later keep their texts alone
+LISTED = 20_000  # prompts on a page; of more only the number is said
+LONG = 400  # characters of a prompt or text in a page that is cut down
+
+
+@dataclass
+class PageLane:
+    """One lane, as far as it has come."""
+
+    tree: SearchTree
+    began: Began | None = None
+    prefilled: Prefilled | None = None
+    finished: Finished | None = None
+    failed: Failed | None = None
+    has_tokens: bool = True  # the tree is still held
+
+
+@dataclass
+class PageData:
+    """Listens to a run. The page is a function of the events, and of what a command adds to them:
+
+    `facts` (label and value of the summary), `job` (the settings as TOML), `cache` (the report of `inspect-cache`),
+    `comparison` (runs side by side) and `figures` (more numbers of a lane, by its name).
+    """
+
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    command: str = ""
+    job: str = ""
+    cache: Mapping[str, Any] | None = None
+    comparison: Mapping[str, Any] | None = None
+    figures: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    lanes: dict[str, PageLane] = field(default_factory=dict)
+    unlisted: int = 0
+    _nodes: int = 0
+
+    def feed(self, event: Event) -> None:
+        """Take one event. Raises InputError for one that cannot follow the ones before it."""
+        if isinstance(event, (Loading, CacheRead)):
+            return
+        if event.lane not in self.lanes:
+            if len(self.lanes) >= LISTED:
+                self.unlisted += isinstance(event, Began)
+                return
+            self.lanes[event.lane] = PageLane(SearchTree(event.lane))
+        lane = self.lanes[event.lane]
+        if isinstance(event, Began):
+            lane.began = lane.tree.began = event
+        elif isinstance(event, Prefilled):
+            lane.prefilled = event
+        elif isinstance(event, Stepped):
+            lane.tree.step(event)
+        elif isinstance(event, Finished):
+            lane.finished = event
+            lane.tree.finish(event)
+            self._let_go(lane)
+        elif isinstance(event, Failed):
+            lane.failed = event
+
+    @property
+    def title(self) -> str:
+        """What the page is about, in a few words."""
+        begun = [lane.began for lane in self.lanes.values() if lane.began is not None]
+        if not begun:
+            return "genctl"
+        strategies = list(dict.fromkeys(began.strategy for began in begun))
+        return " · ".join([begun[0].model or "genctl", *strategies[:4]])
+
+    def document(self, detail: TreeDetail, *, with_tokens: int | None = None, short: bool = False) -> dict[str, Any]:
+        """The page as plain JSON values.
+
+        Only the first `with_tokens` lanes have their tokens (None: all); with `short` prompts and texts are cut.
+        """
+        vocabulary = Vocabulary()
+        lanes = []
+        for place, lane in enumerate(self.lanes.values()):
+            whole = lane.has_tokens and (with_tokens is None or place < with_tokens)
+            lanes.append(self._entry(lane, vocabulary if whole else None, detail, LONG if short else None))
+        document: dict[str, Any] = {"lanes": lanes, "vocabulary": vocabulary.listed()}
+        if self.unlisted:
+            document["unlisted"] = self.unlisted
+        if self.comparison is not None:
+            document["comparison"] = dict(self.comparison)
+        if self.cache is not None:
+            document["cache"] = dict(self.cache)
+        return document
+
+    def _let_go(self, lane: PageLane) -> None:
+        """Keep the tokens of a lane that is done, as long as there is room."""
+        self._nodes += len(lane.tree.nodes)
+        if self._nodes > HELD and len(self.lanes) > 1:
+            lane.has_tokens = False
+            lane.tree = SearchTree(lane.tree.lane)
+
+    def _entry(
+        self, lane: PageLane, vocabulary: Vocabulary | None, detail: TreeDetail, long: int | None
+    ) -> dict[str, Any]:
+        began, finished, prefilled = lane.began, lane.finished, lane.prefilled
+        entry: dict[str, Any] = {"lane": lane.tree.lane}
+        if began is not None:
+            entry |= {"prompt": cut(began.prompt, long), "strategy": began.strategy, "model": began.model}
+            entry |= {"seed": began.seed, "place": began.place}
+            if self.comparison is not None:
+                entry["run"], entry["id"] = self.comparison["lanes"][began.lane]
+            entry["length_penalty"] = 0.0 if unscaled(began.strategy) else began.settings.get("length_penalty", 1.0)
+            entry["answers"] = began.encoder_decoder
+        if prefilled is not None:
+            entry["prompt_tokens"] = prefilled.prompt_tokens
+        if finished is not None:
+            entry |= {"seconds": round(finished.seconds, 4), "first_token_s": round(finished.first_token_s, 4)}
+            entry["sequences"] = [
+                {
+                    "text": cut(hypothesis.text, long),
+                    "tokens": len(hypothesis.tokens),
+                    "logprob": scaled(hypothesis.logprob),
+                    "score": scaled(hypothesis.score),
+                    "reason": hypothesis.reason,
+                    "cause": hypothesis.cause,
+                }
+                for hypothesis in finished.hypotheses
+            ]
+        elif lane.failed is None:
+            entry["sequences"] = [
+                {"text": cut(_text_of(node), long), "tokens": _length(node), "reason": "unfinished"}
+                for node in lane.tree.rows
+                if node is not lane.tree.root
+            ]
+        if lane.failed is not None:
+            entry["error"] = {"code": lane.failed.code, "message": lane.failed.message}
+        if lane.tree.lane in self.figures:
+            entry["figures"] = dict(self.figures[lane.tree.lane])
+        if vocabulary is not None and len(lane.tree.nodes) > 1:
+            entry["tree"] = columns(lane.tree, vocabulary, detail)
+        return entry
+
+
+def cut(text: str, most: int | None) -> str:
+    """The text, or its beginning and the number of characters that are left out."""
+    if most is None or len(text) <= most:
+        return text
+    return f"{text[:most]} … ({len(text) - most:,} more characters)"
+
+
+def facts_of(page: PageData) -> list[tuple[str, str]]:
+    """The summary that the events alone can give."""
+    lanes = list(page.lanes.values())
+    begun = [lane.began for lane in lanes if lane.began is not None]
+    facts = []
+    for label, values in (
+        ("checkpoint", [began.model for began in begun]),
+        ("strategy", [began.strategy for began in begun]),
+        ("runtime", [str(began.settings.get("runtime", "")) for began in begun]),
+    ):
+        each = [value for value in dict.fromkeys(values) if value]
+        if each:
+            facts.append((label, ", ".join(each)))
+    seeds = list(dict.fromkeys(began.seed for began in begun if began.strategy not in WITHOUT_SEED))
+    if len(seeds) == 1:
+        facts.append(("seed", str(seeds[0])))
+    done = [lane.finished for lane in lanes if lane.finished is not None]
+    tokens = sum(len(hypothesis.tokens) for finished in done for hypothesis in finished.hypotheses)
+    if page.comparison is not None:
+        facts.append(("runs", ", ".join(page.comparison["runs"])))
+    prompts = len(lanes) if page.comparison is None else len(page.comparison["prompts"])
+    facts.append(("prompts", f"{prompts + page.unlisted:,}"))
+    facts.append(("new tokens", f"{tokens:,}"))
+    failed = sum(lane.failed is not None for lane in lanes)
+    if failed:
+        facts.append(("failed", f"{failed:,}"))
+    return facts
+
+
+def _text_of(node: Node | None) -> str:
+    words = []
+    while node is not None and node.token is not None:
+        words.append(node.token.text)
+        node = node.parent
+    return "".join(reversed(words))
+
+
+def _length(node: Node | None) -> int:
+    length = 0
+    while node is not None and node.token is not None:
+        length, node = length + 1, node.parent
+    return length

@@ -1,0 +1,54 @@
+"""One Ray for all tests of this folder, and rows of every kind."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORDS = ("Once upon a time", "The little fox", "One day", "Déjà vu")
+
+
+@pytest.fixture(scope="session")
+def ray_here() -> Iterator[None]:
+    """Ray, started once; `--workers` uses one that runs in its process."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    from genctl.workers.cluster import start_cluster
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        start_cluster(None, 4, gpu=False)
+        import ray
+
+        yield
+        ray.shutdown()
+
+
+def mixed_row(number: int) -> dict[str, Any]:
+    """Greedy search, sampling and beams in turn; some rows fail when they are read, others when they are planned."""
+    row: dict[str, Any] = {"id": f"row {number}", "prompt": f"{WORDS[number % 4]} {number}"}
+    params: dict[str, Any] = {"max_new_tokens": 3 + number * 7 % 11}
+    if number % 3 == 1:
+        params |= {"do_sample": True, "num_return_sequences": 1 + number % 2}
+    if number % 6 == 2:
+        params |= {"num_beams": 3}
+    if number % 10 == 4:
+        params = {"temprature": 1}
+    if number % 10 == 7:
+        row["prompt"] = "too long " * 300
+    return {**row, "params": params}
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Forty rows: ten groups of four at `--batch-size 1`, and three of sixteen at 2."""
+    lines = [json.dumps(mixed_row(number)) for number in range(40)]
+    lines[12] = lines[12][:-4]
+    lines[33] = json.dumps({"id": "row 1", "prompt": "the same id again"})
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
