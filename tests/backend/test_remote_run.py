@@ -144,6 +144,28 @@ def test_other_commands_have_no_backend(server: StandIn, monkeypatch: pytest.Mon
     assert genctl("run", "--format", "jsonl", "Hi").records[0]["backend"] == server.url
 
 
+def test_servers_and_workers_exclude_each_other(server: StandIn) -> None:
+    for command in ("run", "score"):
+        done = genctl(command, "--backend", server.url, "--workers", "2", "Hi")
+        expected = "--workers computes in processes of this program, but flag --backend leaves that to a server"
+        assert (done.status, done.err) == (2, f"error: {expected}\n")
+
+
+def test_pages_and_screens_are_made_of_servers_too(server: StandIn, tmp_path: Path) -> None:
+    page, screen = tmp_path / "page.html", tmp_path / "screen.svg"
+    done = genctl("run", "--backend", server.url, "--report", str(page), "--svg", str(screen), "--seed", "1", "Hi")
+    assert done.status == 0, done.err
+    assert " three" in page.read_text()
+    assert "three" in screen.read_text()
+
+
+def test_dry_asks_no_server(server: StandIn) -> None:
+    done = genctl("run", "--backend", server.url, "--dry", "Hi")
+    assert done.status == 0
+    assert f'backend = ["{server.url}"]  # flag --backend' in " ".join(done.out.split()).replace("] #", "]  #")
+    assert server.asked == []
+
+
 def test_a_default_that_the_server_lacks_is_told() -> None:
     with running(owner="somebody") as server:
         done = genctl("run", "--backend", server.url, "--do-sample", "--seed", "1", "Hi")
