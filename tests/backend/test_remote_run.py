@@ -324,6 +324,13 @@ def test_an_interrupted_output_goes_on_where_it_stopped(server: StandIn, tmp_pat
         assert "backend" in changed.err
 
 
+def test_a_text_may_hold_any_character() -> None:
+    """Other line separators than LF do not end a line of the stream."""
+    words = (" a\u2028b", "\x85", "\u2029\r", "\n\n", "\x0b\x1c", "é\U0001f600")
+    with running(words=words) as server:
+        assert genctl("run", "--backend", server.url, "--format", "jsonl", "Hi").records[0]["text"] == "".join(words)
+
+
 def test_text_is_shown_as_it_comes(server: StandIn) -> None:
     done = genctl("run", "--backend", server.url, "-n", "3", "Hi", terminal=True, color="never")
     assert done.status == 0
