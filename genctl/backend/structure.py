@@ -28,7 +28,7 @@ def constrained(
     knob = given[0]
     value = schema_of(generation) if knob == "json_schema" else getattr(generation, knob)
     if knob == "grammar":
-        value = _text_of(value)
+        value = _text_of(knob, value)
     short = {"json_schema": "json"}.get(knob, knob)
     if "structured_outputs" in fields:  # vLLM since 0.11
         return {"structured_outputs": {short: value}}
@@ -55,21 +55,21 @@ def schema_of(generation: Generation) -> Any:
     value = generation.json_schema
     if not isinstance(value, str):
         return value
-    text = _text_of(value)
+    text = _text_of("json_schema", value)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"json_schema: {reason_of(error)}") from None
 
 
-def _text_of(value: str) -> str:
+def _text_of(knob: str, value: str) -> str:
     """A text, or what the file holds that it names."""
-    if value.lstrip()[:1] in ("{", "") or "\n" in value or "::=" in value:
-        return value
     try:
+        if any(mark in value for mark in "\n{:") and not Path(value).is_file():
+            return value
         return Path(value).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{value}: {reason_of(error)}") from None
+        raise UsageError(f"{knob}: {value}: {reason_of(error)}") from None
 
 
 def incomplete(generation: Generation, text: str) -> str:
