@@ -64,12 +64,19 @@ def schema_of(generation: Generation) -> Any:
 
 def _text_of(knob: str, value: str) -> str:
     """A text, or what the file holds that it names."""
+    if any(mark in value for mark in "\n{:") and not _is_file(value):
+        return value
     try:
-        if any(mark in value for mark in "\n{:") and not Path(value).is_file():
-            return value
         return Path(value).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(f"{knob}: {value}: {reason_of(error)}") from None
+
+
+def _is_file(value: str) -> bool:
+    try:
+        return Path(value).is_file()
+    except (OSError, ValueError):  # too long for a name
+        return False
 
 
 def incomplete(generation: Generation, text: str) -> str:
