@@ -355,6 +355,9 @@ class Runtime:
     backend: str | Words | None = knob(
         None, "openai:URL: a server that already runs generates; several share the prompts", MODEL
     )
+    tokenizer: str | None = knob(
+        None, "with --backend: send token ids, made here by the tokenizer of this folder or builtin:NAME", MODEL
+    )
     device: str = knob("auto", "auto, cpu, cuda, cuda:1, mps, …", MODEL)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
         "auto", "auto keeps the checkpoint's dtype, but loads float32 as bfloat16 on a CUDA device", MODEL

@@ -69,6 +69,8 @@ class Session:
 
         if runtime.backend is not None:
             raise UsageError(f"backend = {shown(runtime.backend)}: what is asked for needs a checkpoint here")
+        if runtime.tokenizer is not None:
+            raise UsageError(f"tokenizer = {shown(runtime.tokenizer)}: a checkpoint here has its own")
         if runtime.prompt_cache is not None and not Path(runtime.prompt_cache).is_file():
             raise InputError(f"--prompt-cache {runtime.prompt_cache}: there is no such file")
         flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}

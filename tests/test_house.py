@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
         "workers",
     },
     "workers": {"config", "events", "identity", "inspecting", "params", "requests", "scoring", "session"},
-    "backend": {"config", "params", "events", "requests", "batch", "scoring.scored_text"},
+    "backend": {"config", "params", "events", "requests", "batch", "scoring.scored_text", "models.tokenizer_alone"},
     "api": {"config", "session", "requests", "batch", "params", "events", "results"},
     "session": {
         "config",

@@ -148,7 +148,7 @@ def _runtime_problems(resolved: Resolved) -> Iterator[str]:
     """Settings of where and how a checkpoint runs, which the server has decided already; lists of own functions."""
     for knob, item in params.knobs(Runtime).items():
         value, origin = getattr(resolved.runtime, knob), resolved.origins.get(knob, "default")
-        local = item.metadata["group"] == params.MODEL and knob not in ("model", "backend")
+        local = item.metadata["group"] == params.MODEL and knob not in ("model", "backend", "tokenizer")
         setting = resolved.settings.get(knob)
         typed = setting is not None and (setting.typed or setting.kind == "command")
         if value != default(knob) and ((local and typed) or knob in ("prompt_cache", "truncate")):

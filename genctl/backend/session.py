@@ -10,7 +10,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from genctl import events
 from genctl.backend import address
@@ -26,6 +26,9 @@ from genctl.errors import GenctlError, InputError, UsageError
 from genctl.params import Generation
 from genctl.requests import Report, Request
 
+if TYPE_CHECKING:
+    from genctl.models.tokenizer_alone import LoneTokenizer
+
 IN_FLIGHT = 8  # requests, where batch_size does not say
 TICK_S = 0.1  # between two looks at whether the run was interrupted
 
@@ -38,8 +41,16 @@ class RemoteSession:
     has_texts = True
     passes = 0  # forward passes, which no server tells of
 
-    def __init__(self, backend: str | Sequence[str], model: str | None) -> None:
-        """Raises BackendError where a server cannot be used, UsageError for what names none."""
+    def __init__(self, backend: str | Sequence[str], model: str | None, tokenizer: str | None = None) -> None:
+        """`tokenizer`: the checkpoint whose tokenizer makes token ids of prompts; None leaves that to the server.
+
+        Raises BackendError where a server cannot be used, UsageError for what names none, ModelError for the tokenizer.
+        """
+        self._tokenizer: LoneTokenizer | None = None
+        if tokenizer is not None:
+            from genctl.models.tokenizer_alone import LoneTokenizer
+
+            self._tokenizer = LoneTokenizer(tokenizer)
         self.servers: list[Server] = []
         try:
             for one in address.read(backend):
@@ -203,12 +214,8 @@ class RemoteSession:
             if request.prompt_ids is not None:
                 raise InputError("token ids cannot be sent as a chat: the server makes the ids of its own template")
             body["messages"] = messages_of(request.prompt, request.messages, resolved.runtime.system)
-        elif request.prompt_ids is not None:
-            if not server.takes_ids:
-                raise InputError(f"{server.name} takes no token ids as a prompt")
-            body["prompt"] = list(request.prompt_ids)
         else:
-            body["prompt"] = request.prompt
+            body["prompt"] = self._prompt(request, server)
         body |= {**chosen, "stream": True, **self._reported(endpoint, report, chat=chat)}
         count = generation.num_return_sequences
         together = count == 1 or ("n" in endpoint.fields and server.gives_several)
@@ -224,6 +231,18 @@ class RemoteSession:
             slots = tuple(range(count)) if together else (first,)
             exchanges.append(Exchange(lane, server, endpoint.path, own, slots, seed, report.top, deadline))
         return lane, exchanges
+
+    def _prompt(self, request: Request, server: Server) -> str | list[int]:
+        """A plain prompt as it is sent: as ids where there are any and the server takes them, else as text."""
+        tokenizer, ids = self._tokenizer, request.prompt_ids
+        if ids is None:
+            text = request.prompt or ""
+            return tokenizer.ids(text) if tokenizer is not None and server.takes_ids else text
+        if server.takes_ids:
+            return list(ids)
+        if tokenizer is None:
+            raise InputError(f"{server.name} takes no token ids as a prompt; --tokenizer makes a text of them")
+        return tokenizer.text(ids)
 
     @staticmethod
     def _fields(server: Server, endpoint: Endpoint, resolved: Resolved) -> tuple[dict[str, Any], list[str]]:

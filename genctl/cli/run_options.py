@@ -222,5 +222,5 @@ BEAM = Command(
         "Settings": ("presets", "set", "dry"),
     },
     CONFLICTS,
-    without=frozenset({"backend"}),
+    without=frozenset({"backend", "tokenizer"}),
 )

@@ -26,6 +26,7 @@ class ScoreServersJob(ScoreJob):
         self.name = session.name
         width = session.width(self.early, 1 if self.shown else WIDTH)
         unable = [flag_of(name) for name in UNABLE if getattr(options, name)]
+        unable += ["--tokenizer"] if self.early.runtime.tokenizer is not None else []
         self.remote = RemoteScorer(session, by=options.by or "mean", top=self.top, width=width, unable=unable)
 
     def outcomes(self) -> Iterator[tuple[InputRow, list[Scored] | GenctlError]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from genctl.models.tokenizer_alone import LoneTokenizer
 from tests.backend.llama_server import serving
 from tests.cli.tool import genctl
 
@@ -70,7 +71,19 @@ def test_what_this_server_takes_is_known_from_its_own_description(address: str, 
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt_ids": [1, 5]}) + "\n")
     done = genctl("run", "--backend", address, "-i", str(rows), "--format", "jsonl")
-    assert done.records[0]["error"]["message"] == f"{address} takes no token ids as a prompt"
+    assert done.records[0]["error"]["message"].startswith(f"{address} takes no token ids as a prompt")
+
+
+def test_ids_become_the_text_that_has_them(address: str, tmp_path: Path) -> None:
+    (here,) = genctl("run", "-n", "12", "--format", "jsonl", PROMPTS[0]).records
+    rows = tmp_path / "rows.jsonl"
+    ids = LoneTokenizer("builtin:stories").ids(PROMPTS[0])
+    rows.write_text(json.dumps({"prompt_ids": ids}) + "\n" + json.dumps({"prompt_ids": ids[1:]}) + "\n")
+    words = ("run", "--backend", address, "--tokenizer", "builtin:stories", "-n", "12", "--format", "jsonl")
+    done = genctl(*words, "-i", str(rows))
+    assert done.records[0]["text"] == here["text"]
+    # without BOS, which the server would add, they are no text
+    assert done.records[1]["error"]["message"] == "the token ids are not those of any text, and the server takes no ids"
 
 
 def test_chats_and_schemas(address: str) -> None:

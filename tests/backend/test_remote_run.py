@@ -239,9 +239,36 @@ def test_token_ids_that_are_not_taken_are_the_error_of_their_row(tmp_path: Path)
         assert done.status == 1
         assert done.records[0]["error"] == {
             "code": "input",
-            "message": f"{server.url} takes no token ids as a prompt",
+            "message": f"{server.url} takes no token ids as a prompt; --tokenizer makes a text of them",
         }
         assert done.records[1]["text"].startswith(" one")
+
+
+def test_a_tokenizer_here_makes_the_ids_of_prompts(server: StandIn) -> None:
+    import tokenizers
+
+    import genctl as package
+
+    path = Path(package.__file__).parent / "models" / "builtin" / "stories" / "tokenizer.json"
+    ids = tokenizers.Tokenizer.from_file(str(path)).encode("One day").ids
+    words = ("run", "--backend", server.url, "--tokenizer", "builtin:stories", "--format", "jsonl", "One day")
+    done = genctl(*words)
+    assert (done.status, done.records[0]["prompt"]) == (0, "One day"), done.err
+    assert server.rows[0]["prompt"] == ids
+    with running(ids=False) as other:
+        assert genctl(*(other.url if word == server.url else word for word in words)).status == 0
+        assert other.rows[0]["prompt"] == "One day"
+
+
+def test_a_tokenizer_is_for_servers(server: StandIn) -> None:
+    done = genctl("run", "--tokenizer", "builtin:stories", "Hi")
+    assert (done.status, done.err.splitlines()[0]) == (
+        2,
+        'error: tokenizer = "builtin:stories": a checkpoint here has its own',
+    )
+    missing = genctl("run", "--backend", server.url, "--tokenizer", "nowhere", "Hi")
+    assert missing.status == 3
+    assert server.rows == []
 
 
 def test_chats_are_sent_as_messages(server: StandIn, tmp_path: Path) -> None:
@@ -390,6 +417,10 @@ def test_no_torch_is_imported(server: StandIn) -> None:
         "sys.exit(f'{status}, imported {heavy}' if heavy or status else 0)"
     )
     words = ["run", "--backend", server.url, "--format", "jsonl", "Hi"]
+    heavy = "'torch', 'transformers', 'numpy', 'huggingface_hub'"
+    alone = code.replace("'torch', 'transformers', 'numpy', 'tokenizers', 'huggingface_hub'", heavy)
+    ids = [sys.executable, "-c", alone, *words, "--tokenizer", "builtin:stories"]
+    assert subprocess.run(ids, capture_output=True, check=False).returncode == 0
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["model"] == "tiny"

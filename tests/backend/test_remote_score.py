@@ -76,7 +76,9 @@ def test_a_server_that_cannot_is_refused_before_the_first_text(about: Body, word
         assert not any(body.get("prompt") == "Once upon" for body in server.asked)
 
 
-@pytest.mark.parametrize("flags", [("--add-eos",), ("--stride", "4"), ("--target", "x")])
+@pytest.mark.parametrize(
+    "flags", [("--add-eos",), ("--stride", "4"), ("--target", "x"), ("--tokenizer", "builtin:stories")]
+)
 def test_what_needs_the_tokenizer_is_refused(flags: tuple[str, ...]) -> None:
     with running() as server:
         done = genctl("score", "--backend", server.url, *flags, "Once upon")
