@@ -28,7 +28,7 @@ class PageFile:
     """
 
     def __init__(self, path: str, *, force: bool, live: bool = True) -> None:
-        self.sink = writers.open_output(path, None, force=force)
+        self.sink = writers.open_output(path, None, force=force, at_once=True)
         self.data = PageData()
         self.runs = SideBySide()
         self.baseline: str | None = None  # a run of `compare`

@@ -20,7 +20,7 @@ class ScreenFile:
     """
 
     def __init__(self, path: str, *, force: bool) -> None:
-        self.sink = writers.open_output(path, None, force=force)
+        self.sink = writers.open_output(path, None, force=force, at_once=True)
         self.console = terminal(shutil.get_terminal_size((WIDTH, 24)).columns)
         self.close: Callable[[], object] = lambda: None
 
