@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -317,7 +318,10 @@ def reworded(
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """The event as a JSON object; `"event"` names its kind. Fields at their default are left out."""
+    """The event as a JSON object; `"event"` names its kind. Fields at their default are left out.
+
+    A number that is not known (NaN) is null.
+    """
     return {"event": type(event).__name__.lower(), **_plain(event)}
 
 
@@ -346,7 +350,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
-    return value
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 @cache
@@ -383,6 +387,8 @@ def _build(hint: Any, value: Any) -> Any:
         return tuple(_build(kind, item) for kind, item in zip(kinds, value, strict=True))
     if origin in (Union, types.UnionType):
         return None if value is None else _build(next(a for a in get_args(hint) if a is not type(None)), value)
+    if hint is float and value is None:
+        return math.nan  # a server told no log-probability
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(hint, type) and hint is not Any and not isinstance(value, hint):

@@ -66,6 +66,9 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
         "test_every_form_*",
     ),
     "score/test_score_command.py": ("test_a_record_*", "test_a_target_*"),
+    "backend/test_remote_run.py": ("test_a_record_*", "test_every_knob_*", "test_no_torch_*"),
+    "backend/test_failures.py": ("test_what_fails_at_first_*",),
+    "backend/test_batch_files.py": ("test_a_row_is_*", "test_results_are_*"),
     "render/test_run_view.py": (),
     "render/test_beam.py": (),
 }

@@ -104,11 +104,11 @@ def _record(
     stops = asked is None or "stop" in asked or "stop_token_ids" in asked
     reason, stop, kind = ending_of(piece, could_stop=stops)
     total = sum(token.logprob for token in piece.tokens)
-    length = len(piece.tokens) if new is None else new
+    told = any(token.logprob == token.logprob for token in piece.tokens)
+    length = new if new is not None else len(piece.tokens) if told else 0  # 0: nobody counts them
     text = "".join(token.text for token in piece.tokens)
     score = total / max(length, 1)
     hypothesis = events.Hypothesis((), total, total, reason, score, piece.choice, stop, text, kind, counted=length)
-    told = any(token.logprob == token.logprob for token in piece.tokens)
     drawn = asked is not None and bool(asked.get("temperature", 1.0))
     fields = record(
         InputRow(id, 0),
@@ -118,7 +118,7 @@ def _record(
         model=model,
         strategy="" if asked is None else "sample" if drawn else "greedy",
         seed=0,
-        prompt_tokens=prompt_tokens or 0,
+        prompt_tokens=prompt_tokens,
         tokens=piece.tokens if told else None,
         extra={"backend": BACKEND, "exact": False},
     )

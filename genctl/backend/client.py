@@ -76,7 +76,7 @@ class Client:
                     response.read()
                     yield _object(response)
                     return
-                for line in response.iter_lines():
+                for line in _lines(response):
                     if gone():
                         raise Gone
                     if deadline is not None and time.monotonic() >= deadline:
@@ -133,6 +133,18 @@ class Client:
         if status in _BUSY or status >= 500:
             return Trouble(words, again=True, wait_s=asked_s(response.headers.get("retry-after")))
         return Trouble(words)
+
+
+def _lines(response: Any) -> Iterator[str]:
+    """The lines of a stream as they come. Only LF ends one: JSON may hold other line separators of Unicode as they are.
+
+    A last line that is cut short is left out.
+    """
+    rest = b""
+    for piece in response.iter_bytes():
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line.decode("utf-8", "replace").rstrip("\r")
 
 
 def _object(response: Any) -> dict[str, Any]:

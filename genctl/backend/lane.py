@@ -46,7 +46,7 @@ class RemoteLane:
         self._live = live
         self._rows: list[RemoteSequence] | None = None  # that live on, in the order of the newest event
         self._hypotheses: dict[int, events.Hypothesis] = {}
-        self._step = 0
+        self._step = -1
         self._prompt_tokens = 0
         self._began = self._first = monotonic()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
+from functools import partial
 from typing import Any, TypeVar
 
 from genctl.backend import retry
@@ -45,26 +47,22 @@ class RemoteScorer:
         """As `Scorer.score`: one outcome for each text, in order. Raises BackendError where none can succeed."""
         incoming = iter(wanted)
         due: deque[tuple[Key, Future[list[Scored]]]] = deque()
-        pool = ThreadPoolExecutor(self._width, "score")
-        try:
-            while not interrupted():
-                for key, text in itertools.islice(incoming, self._width - len(due)):
-                    due.append((key, pool.submit(self._scored, text, next(self._turn))))
-                if not due:
-                    return
-                key, future = due[0]
-                try:
-                    outcome: list[Scored] | GenctlError = future.result(TICK_S)
-                except NotYet:
-                    continue
-                except BackendError:
-                    raise
-                except GenctlError as error:
-                    outcome = error
-                due.popleft()
-                yield key, outcome
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        while not interrupted():
+            for key, text in itertools.islice(incoming, self._width - len(due)):
+                due.append((key, _begun(partial(self._scored, text, next(self._turn)))))
+            if not due:
+                return
+            key, future = due[0]
+            try:
+                outcome: list[Scored] | GenctlError = future.result(TICK_S)
+            except NotYet:
+                continue
+            except BackendError:
+                raise
+            except GenctlError as error:
+                outcome = error
+            due.popleft()
+            yield key, outcome
 
     def _scored(self, item: TextToScore, server: Server) -> list[Scored]:
         """A text, or its candidates, best first. Raises InputError, or BackendError for trouble that ends the run."""
@@ -110,6 +108,20 @@ class RemoteScorer:
             whole[len(context) : first],
             backend=server.name,
         )
+
+
+def _begun(work: Callable[[], list[Scored]]) -> Future[list[Scored]]:
+    """The result of `work`, which a thread does that ends with the process: nobody waits for a silent server."""
+    future: Future[list[Scored]] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="score", daemon=True).start()
+    return future
 
 
 def _prompt_of(answer: Any, text: str, top: int) -> EchoedPrompt:

@@ -124,9 +124,11 @@ class RemoteSession:
         width: int = 1,
         interrupted: Callable[[], str] = lambda: "",
         on_shortage: Callable[[int], None] = lambda width: None,
-        ahead: int = 0,
     ) -> Generator[events.Event, None, None]:
-        """As `Session.stream`: at most `width` requests are in flight. Raises BackendError where none can succeed."""
+        """As `Session.stream`: at most `width` requests are in flight. Raises BackendError where none can succeed.
+
+        `on_shortage` is never called: memory is the server's own concern.
+        """
         exchanges = Exchanges()
         incoming = iter(requests)
         waiting: deque[Exchange] = deque()

@@ -27,7 +27,7 @@ def record(
     model: str,
     strategy: str,
     seed: int,
-    prompt_tokens: int,
+    prompt_tokens: int | None,
     tokens: Sequence[events.Token] | None = None,
     timing: Mapping[str, float] | None = None,
     extra: Mapping[str, Any] | None = None,
@@ -37,7 +37,7 @@ def record(
 
     `tokens` adds the per-token entries; their processors' traces carry seconds only if there is a `timing`. `extra`
     is appended at the end; ValueError if it would replace a key. `reused_tokens` of the prompt were in a prompt cache;
-    None: there is none.
+    None: there is none. `prompt_tokens` is None where a server does not count them.
     """
     fields: dict[str, Any] = {
         "schema": SCHEMA,
@@ -53,7 +53,10 @@ def record(
         "strategy": strategy,
         "seed": seed,
         "model": model,
-        "usage": {"prompt_tokens": prompt_tokens, "new_tokens": hypothesis.length},
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "new_tokens": None if hypothesis.text and not hypothesis.length else hypothesis.length,
+        },
     }
     if reused_tokens is not None:
         fields["usage"]["reused_tokens"] = reused_tokens
@@ -98,7 +101,7 @@ def result_record(
         model=result.model,
         strategy=result.strategy,
         seed=result.seed,
-        prompt_tokens=result.prompt_tokens,
+        prompt_tokens=result.prompt_tokens or (None if result.backend else 0),
         tokens=sequence.tokens if tokens else None,
         timing=timing,
         extra={**result.remarks, **extra},

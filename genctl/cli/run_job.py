@@ -19,11 +19,11 @@ from genctl.cli.beam_output import Search
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import shown_top
 from genctl.cli.output import open_records, records_of
-from genctl.cli.run_options import RunOptions, check_backend, check_search
+from genctl.cli.run_options import RunOptions, check_search
 from genctl.cli.standard_streams import is_terminal
 from genctl.cli.view import make_view, shows, wants_bar
 from genctl.config.dry import to_toml
-from genctl.config.layers import Resolved, resolve
+from genctl.config.layers import Resolved
 from genctl.errors import CheckError, Exit
 from genctl.params import Runtime
 from genctl.plural import count
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from genctl.render.rows_bar import RowsBar
     from genctl.render.run_view import RunView
     from genctl.requests import Report, Request
-    from genctl.session import Session
 
 AHEAD = 2  # times as many rows are read ahead where they are at hand, so that the longest begins first
 
@@ -57,7 +56,6 @@ class RunJob(job.Job[RunOptions]):
         self.stopper: Sequence[Mapping[str, Any]] = ()  # and its record
         self.taken = 0  # rows of the input
         self.different = 0  # sequences that --check-batch found to depend on their batch
-        self.remote = False  # servers answer, in place of a checkpoint
         self.checked = False  # --check-runtime has compared the first prompt
         self.runtime_difference = ""  # what it found, if the runtimes are far apart
         self.bar: RowsBar | None = None
@@ -69,16 +67,13 @@ class RunJob(job.Job[RunOptions]):
         super().prepare()
         if self.options.view == "beam":
             check_search(self.early)
-        check_backend(self.options, self.early)
         if not self.options.dry:
             return None
-        sys.stdout.write(to_toml(self._planned()))
+        sys.stdout.write(to_toml(self.planned()))
         return int(Exit.DONE)
 
-    def _planned(self) -> Resolved:
-        """The settings with those of the checkpoint, whose weights are not read; a server has none of its own."""
-        if self.early.runtime.backend is not None:
-            return resolve(self.layers)
+    def planned(self) -> Resolved:
+        """The settings with those of the checkpoint, whose weights are not read."""
         from genctl.session import planned
 
         return planned(self.early.runtime, self.layers, **self.options.trust)
@@ -103,26 +98,15 @@ class RunJob(job.Job[RunOptions]):
     def load(self) -> None:
         """Load the checkpoint; begin or continue the output."""
         options = self.options
-        runtime = self.early.runtime
-        session: job.AnySession
-        if runtime.backend is None:
-            session = self.load_session(runtime, self.layers, on_event=self._loading)
-        else:
-            session = self.connect(runtime, self.early.origins)
-            session.live = self.shown
-        self.session = session
+        self.session = session = self.load_session(self.early.runtime, self.layers, on_event=self._loading)
         self.view.load_s = self.load_s
         self.base = self.settle(session, self.layers, options.strategy)
-        self.remote = session.is_remote
-        if session.is_remote is True and options.with_tokens:
-            session.needs_logprobs("--scores" if options.scores else "--top-logprobs", self.base)
         self.texts, self.encoder_decoder = session.has_texts, session.is_encoder_decoder
         self.watched = session.watched(options.watch)
         self.detail(*session.notes)
         self.describe(session, self.base)
         self.width = session.width(self.base, 1 if self.live else job.WIDTH)
-        # requests to a server do not share their passes, so no row depends on those beside it
-        self.span = job.SPAN * self.width if self.width > 1 and not session.is_remote else 1
+        self.span = job.SPAN * self.width if self.width > 1 else 1
         self._begin()
 
     def deliver(self, stack: ExitStack) -> None:
@@ -198,7 +182,7 @@ class RunJob(job.Job[RunOptions]):
             self.base,
             seed=self.seed,
             checkpoints=self.fingerprints(),
-            batch={} if self.remote else {"width": self.width},
+            batch=self.decoded_together(),
             input=None if looked is None else {**looked.identity(), "format": self.options.input_kind},
             top=self._report().top,
             watch=self.watched,
@@ -206,6 +190,10 @@ class RunJob(job.Job[RunOptions]):
         self.seed = self.output.begin(
             identity, self.span, self.base.origins, seed_given=self.base.runtime.seed is not None
         )
+
+    def decoded_together(self) -> dict[str, int]:
+        """What the last digits of a row's numbers depend on, besides the row."""
+        return {"width": self.width}
 
     def fingerprints(self) -> dict[str, str]:
         """The fingerprints of all checkpoints of the run, by name."""
@@ -230,8 +218,7 @@ class RunJob(job.Job[RunOptions]):
     def _decode(self) -> None:
         """Decode group by group, each to its end, so that a row's neighbours do not depend on where a run began."""
         for first in self.input:
-            rest = None if self.remote else self.span - 1 - first.index % self.span
-            group = itertools.chain([first], itertools.islice(self.input, rest))
+            group = itertools.chain([first], itertools.islice(self.input, self.span - 1 - first.index % self.span))
             self.listen(self._stream(group), self.listeners)
             if self.interrupt.status:
                 return
@@ -242,11 +229,10 @@ class RunJob(job.Job[RunOptions]):
 
     def _stream(self, group: job.Rows) -> Generator[events.Event, None, None]:
         requests, report = self._requests(group), self._report()
-        session = self.session
-        if self.options.check_runtime and session.is_remote is False:
-            requests = self._compared(session, requests)
-        if session.is_remote is True or not self.options.check_batch:
-            return session.stream(
+        if self.options.check_runtime:
+            requests = self._compared(requests)
+        if not self.options.check_batch:
+            return self.session.stream(
                 requests,
                 report,
                 width=self.width,
@@ -256,7 +242,7 @@ class RunJob(job.Job[RunOptions]):
             )
         from genctl.inspecting.batch_divergence import checked
 
-        return checked(session, requests, report, width=self.width, told=self._differs, interrupted=self.interrupt)
+        return checked(self.session, requests, report, width=self.width, told=self._differs, interrupted=self.interrupt)
 
     @property
     def ahead(self) -> int:
@@ -266,14 +252,14 @@ class RunJob(job.Job[RunOptions]):
         at_hand = self.options.unordered and (self.options.arguments or self.options.input not in (None, "-"))
         return AHEAD * self.width if at_hand and self.width > 1 else 0
 
-    def _compared(self, session: Session, requests: Iterator[Request]) -> Iterator[Request]:
+    def _compared(self, requests: Iterator[Request]) -> Iterator[Request]:
         """The same requests; the first prompt goes through both runtimes before it is decoded."""
         from genctl.inspecting.runtime_check import compare
 
         for number, request in enumerate(requests):
             if number == 0 and not self.checked:
                 self.checked = True
-                comparison = compare(session, request)
+                comparison = compare(self.session, request)
                 self.say(f"check: {comparison}")
                 self.runtime_difference = "" if comparison.close else str(comparison)
             yield request
@@ -400,8 +386,7 @@ class RunJob(job.Job[RunOptions]):
 
     def closing_notes(self) -> None:
         """Print notes on what was found while decoding."""
-        if self.session.is_remote is False:
-            self.note(*self.reuse.notes(self.session, verbose=self.options.verbose))
+        self.note(*self.reuse.notes(self.session, verbose=self.options.verbose))
 
     def say_failed(self, record: Mapping[str, Any]) -> None:
         """Print why a row failed; with --strict `status` does."""

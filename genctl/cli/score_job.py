@@ -17,7 +17,6 @@ from genctl.cli.job import WIDTH, Job, Rows
 from genctl.cli.options import shown_top
 from genctl.cli.score_options import ScoreOptions, check_encoding
 from genctl.cli.standard_streams import is_terminal
-from genctl.cli.table import flag_of
 from genctl.errors import GenctlError, InputError
 from genctl.params import Runtime
 from genctl.plural import count
@@ -25,7 +24,6 @@ from genctl.plural import count
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.backend.scorer import RemoteScorer
     from genctl.cli.page_file import PageFile
     from genctl.render.token_heat import Figures
     from genctl.scoring.scored_text import Scored, TextToScore
@@ -71,11 +69,6 @@ class ScoreJob(Job[ScoreOptions]):
         from genctl.render.loading_bar import LoadingBar
 
         options, runtime = self.options, self.used_runtime()
-        self.scorer: Scorer | RemoteScorer
-        if runtime.backend is not None:
-            self.scorer = self._remote_scorer(runtime)
-            self.name = self.scorer.name
-            return
         bar = LoadingBar(self.err, time.monotonic)
         with closing(bar):
             on_event = None if options.quiet else bar.show
@@ -112,7 +105,7 @@ class ScoreJob(Job[ScoreOptions]):
         """The outcome of each text, in input order."""
         return self.scorer.score(self._wanted(), self.interrupt)
 
-    def findings(self) -> Sequence[str]:
+    def findings(self) -> list[str]:
         """Facts found about the model."""
         return self.scorer.findings
 
@@ -145,16 +138,6 @@ class ScoreJob(Job[ScoreOptions]):
             detail=Detail(self.details or self.page is not None, self.top),
             captions=self.shown or self.details or self.page is not None or self.screen is not None,
         )
-
-    def _remote_scorer(self, runtime: Runtime) -> RemoteScorer:
-        from genctl.backend.scorer import RemoteScorer
-
-        options, session = self.options, self.connect(runtime, self.early.origins)
-        self.settle(session, self.layers)
-        self.detail(*session.notes)
-        unable = [flag_of(name) for name in ("add_eos", "stride", "window", "target") if getattr(options, name)]
-        width = session.width(self.early, 1 if self.shown else WIDTH)
-        return RemoteScorer(session, by=options.by or "mean", top=self.top, width=width, unable=unable)
 
     # -- before scoring ------------------------------------------------------------------------------------------------
 

@@ -180,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
         return choice
 
     def _event(self, part: Body) -> None:
-        self._raw(f"data: {json.dumps(part)}\n\n".encode())
+        self._raw(f"data: {json.dumps(part, ensure_ascii=False)}\n\n".encode())
 
     def _raw(self, data: bytes) -> None:
         self.wfile.write(data)

@@ -97,9 +97,10 @@ def test_results_are_records_in_the_order_of_the_requests(tmp_path: Path) -> Non
     assert one == {
         **{"schema": "genctl/1", "id": "a", "sequence": 0, "prompt": "Hi", "text": " one", "token_ids": []},
         **{"finish_reason": "eos", "logprob": None, "score": None, "strategy": "greedy", "seed": None, "model": "gpt"},
-        **{"usage": {"prompt_tokens": 1, "new_tokens": 1}, "backend": "openai:batch", "exact": False},
+        **{"usage": {"prompt_tokens": 1, "new_tokens": None}, "backend": "openai:batch", "exact": False},
     }
     assert (two["sequence"], two["text"], two["finish_reason"]) == (1, " two", "length")
+    assert you["usage"] == {"prompt_tokens": None, "new_tokens": 1}
     assert (you["id"], you["prompt"], you["logprob"], you["tokens"][0]["text"]) == ("b", "Why?", -0.25, " you")
     assert none == {"schema": "genctl/1", "id": "c", "error": {"code": "backend", "message": "400 too long"}}
 

@@ -38,6 +38,7 @@ def test_greedy_text_is_that_of_the_same_weights_here(address: str) -> None:
         for token, other in zip(ours["tokens"], theirs["tokens"], strict=True):
             assert other["logprob"] == pytest.approx(token["logprob"], abs=1e-4)
             assert other["rank"] == 1
+        assert theirs["usage"] == {"prompt_tokens": None, "new_tokens": 24}  # it counts nothing while it streams
         assert (theirs["backend"], theirs["exact"], theirs["model"]) == (address, False, "stories")
 
 

@@ -144,6 +144,28 @@ def test_other_commands_have_no_backend(server: StandIn, monkeypatch: pytest.Mon
     assert genctl("run", "--format", "jsonl", "Hi").records[0]["backend"] == server.url
 
 
+def test_servers_and_workers_exclude_each_other(server: StandIn) -> None:
+    for command in ("run", "score"):
+        done = genctl(command, "--backend", server.url, "--workers", "2", "Hi")
+        expected = "--workers computes in processes of this program, but flag --backend leaves that to a server"
+        assert (done.status, done.err) == (2, f"error: {expected}\n")
+
+
+def test_pages_and_screens_are_made_of_servers_too(server: StandIn, tmp_path: Path) -> None:
+    page, screen = tmp_path / "page.html", tmp_path / "screen.svg"
+    done = genctl("run", "--backend", server.url, "--report", str(page), "--svg", str(screen), "--seed", "1", "Hi")
+    assert done.status == 0, done.err
+    assert " three" in page.read_text()
+    assert "three" in screen.read_text()
+
+
+def test_dry_asks_no_server(server: StandIn) -> None:
+    done = genctl("run", "--backend", server.url, "--dry", "Hi")
+    assert done.status == 0
+    assert f'backend = ["{server.url}"]  # flag --backend' in " ".join(done.out.split()).replace("] #", "]  #")
+    assert server.asked == []
+
+
 def test_a_default_that_the_server_lacks_is_told() -> None:
     with running(owner="somebody") as server:
         done = genctl("run", "--backend", server.url, "--do-sample", "--seed", "1", "Hi")
@@ -302,6 +324,13 @@ def test_an_interrupted_output_goes_on_where_it_stopped(server: StandIn, tmp_pat
         assert "backend" in changed.err
 
 
+def test_a_text_may_hold_any_character() -> None:
+    """Other line separators than LF do not end a line of the stream."""
+    words = (" a\u2028b", "\x85", "\u2029\r", "\n\n", "\x0b\x1c", "é\U0001f600")
+    with running(words=words) as server:
+        assert genctl("run", "--backend", server.url, "--format", "jsonl", "Hi").records[0]["text"] == "".join(words)
+
+
 def test_text_is_shown_as_it_comes(server: StandIn) -> None:
     done = genctl("run", "--backend", server.url, "-n", "3", "Hi", terminal=True, color="never")
     assert done.status == 0
@@ -314,6 +343,16 @@ def test_events_are_a_run_that_can_be_shown_again(server: StandIn, tmp_path: Pat
     assert genctl("run", "--backend", server.url, "--events", str(events), "-n", "3", "Hi").status == 0
     kinds = [json.loads(line)["event"] for line in events.read_text().splitlines()]
     assert kinds == ["began", "prefilled", "stepped", "stepped", "stepped", "finished"]
+    assert "one two three" in genctl("replay", str(events)).out
+
+
+def test_events_without_log_probabilities_are_json(tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    with running(logprobs=False) as server:
+        assert genctl("run", "--backend", server.url, "--events", str(events), "-n", "3", "Hi").status == 0
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in events.read_text().splitlines()]
+    assert lines[2]["step"] == 0
+    assert lines[2]["rows"][0]["written"] == [{"id": -1, "logprob": None, "text": " one"}]
     assert "one two three" in genctl("replay", str(events)).out
 
 

@@ -14,7 +14,7 @@ from genctl.cli.app import COMMANDS
 from genctl.cli.table import Command, CommandOptions, argument, because, check, given, option, repeated, switch
 from genctl.errors import UsageError
 
-TABLES = [name for name in COMMANDS if name not in ("batch", "presets")]
+TABLES = [name for name in COMMANDS if name not in ("batch", "presets")]  # those are groups
 
 
 @dataclass(frozen=True)
