@@ -125,14 +125,14 @@ class Client:
         words = f"{status} {said}".rstrip()
         if status in (401, 403):
             key = "the key is refused" if self.has_key else f"a key is needed: set {KEYS[0]}"
-            return Trouble(f"{words} ({key})", fatal=True)
+            return Trouble(f"{words} ({key})", fatal=True, status=status)
         if status == 404:
-            return Trouble(words, fatal=True)
+            return Trouble(words, fatal=True, status=status)
         if 300 <= status < 400:
             return Trouble(f"{words} (another address: {_short(response.headers.get('location', ''))})", fatal=True)
         if status in _BUSY or status >= 500:
-            return Trouble(words, again=True, wait_s=asked_s(response.headers.get("retry-after")))
-        return Trouble(words)
+            return Trouble(words, again=True, wait_s=asked_s(response.headers.get("retry-after")), status=status)
+        return Trouble(words, status=status)
 
 
 def _lines(response: Any) -> Iterator[str]:

@@ -22,15 +22,24 @@ class Trouble(Exception):
     """A request that failed. It leaves this package as the error of a row, or as a BackendError.
 
     `again`: the same request may succeed later, after `wait_s` seconds if the server says so. `fatal`: no other request
-    can succeed either.
+    can succeed either. `status` is that of HTTP; None where there was no answer.
     """
 
-    def __init__(self, message: str, *, again: bool = False, wait_s: float | None = None, fatal: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        again: bool = False,
+        wait_s: float | None = None,
+        fatal: bool = False,
+        status: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.again = again
         self.wait_s = wait_s
         self.fatal = fatal
+        self.status = status
 
 
 class Late(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from genctl.errors import InputError
 
 PROMPT = "Hello"
 TOLERANCE = 0.1  # nats, between a token that is read and the same one that is written: passes differ a little
+UNABLE = (500, 501)  # what servers answer, besides 400, to what they cannot do
 LISTED = 8  # models named in a message
 
 
@@ -86,11 +87,12 @@ class Server:
         asked: dict[str, Any] = {"model": self.model, "max_tokens": 1, "temperature": 0.0, "logprobs": 1}
         path, prompt = self.endpoint(chat=False).path, f"{PROMPT}, {PROMPT}"
         try:
-            written = tokens_of(self.client.post(path, {**asked, "prompt": prompt})["choices"][0].get("logprobs"), 0)
+            answer = self._patiently(lambda: self.client.post(path, {**asked, "prompt": prompt}), UNABLE)
+            written = tokens_of(answer["choices"][0].get("logprobs"), 0)
             if not written:
                 return "gives no log-probabilities"
             whole = prompt + written[0].text
-            answer = self.client.post(path, {**asked, "prompt": whole, "echo": True})
+            answer = self._patiently(lambda: self.client.post(path, {**asked, "prompt": whole, "echo": True}), UNABLE)
             read = echoed(answer, whole).tokens
         except Trouble as trouble:
             if trouble.fatal:
@@ -111,7 +113,7 @@ class Server:
         try:
             listed = self._patiently(lambda: self.client.get("/models")).get("data")
         except Trouble as trouble:
-            if wanted is None or not trouble.message.startswith("404"):
+            if wanted is None or trouble.status != 404:
                 raise
             return wanted, ""  # it lists no models
         models = {
@@ -146,24 +148,25 @@ class Server:
         try:
             self._patiently(lambda: self.client.post(path, asked))
         except Trouble as trouble:
-            if trouble.message.startswith("404") and not chat:
+            if trouble.status == 404 and not chat:
                 raise BackendError(
                     f"{self.name}: no plain prompts ({trouble.message})", hint="--chat sends each prompt as a chat"
                 ) from None
             raise self.error(trouble) from None
         try:
-            answer = self.client.post(path, {**asked, **logprob_fields(1, chat=chat)})
+            answer = self._patiently(lambda: self.client.post(path, {**asked, **logprob_fields(1, chat=chat)}), UNABLE)
             told = bool(tokens_of(answer["choices"][0].get("logprobs"), 0))
         except (Trouble, KeyError, IndexError, TypeError, ValueError, AttributeError):
             told = False
         return Endpoint(path, fields, told)
 
     def _can(self, what: str, asked: dict[str, Any], holds: Callable[[dict[str, Any]], bool] = bool) -> bool:
-        """Whether the server answers a request for one token as it should. It is sent once."""
+        """Whether the server answers a request for one token as it should."""
         if what not in self._able:
             path = self.endpoint(chat=False).path
             try:
-                answer = self.client.post(path, {"model": self.model, "prompt": PROMPT, "max_tokens": 1, **asked})
+                body = {"model": self.model, "prompt": PROMPT, "max_tokens": 1, **asked}
+                answer = self._patiently(lambda: self.client.post(path, body), UNABLE)
                 self._able[what] = holds(answer)
             except Trouble as trouble:
                 if trouble.fatal:
@@ -173,13 +176,16 @@ class Server:
                 self._able[what] = False
         return self._able[what]
 
-    def _patiently(self, ask: Callable[[], Any]) -> Any:
-        """The answer, asked for again while the server is busy or still loads its model. Raises Trouble."""
+    def _patiently(self, ask: Callable[[], Any], final: Sequence[int] = ()) -> Any:
+        """The answer, asked for again while the server is busy or still loads its model. Raises Trouble.
+
+        `final`: statuses by which servers also say that they cannot do what is asked.
+        """
         for attempt in range(1, retry.ATTEMPTS):
             try:
                 return ask()
             except Trouble as trouble:
-                if not trouble.again or trouble.message.startswith("no connection"):
+                if not trouble.again or trouble.status in final or trouble.message.startswith("no connection"):
                     raise
                 time.sleep(retry.pause_s(attempt, 0, trouble.wait_s))
         return ask()

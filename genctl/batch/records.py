@@ -122,12 +122,12 @@ def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
     An entry of `watched` is [id, text, logprob, rank]. A trace has its seconds with `timing`.
     """
     entry: dict[str, Any] = {
-        "id": _id(token.id),
+        "id": known_id(token.id),
         "text": token.text,
         "logprob": token.logprob,
         "rank": token.rank,
         "entropy": token.entropy,
-        "top": [[_id(id), text, logprob] for id, text, logprob in token.top],
+        "top": [[known_id(id), text, logprob] for id, text, logprob in token.top],
     }
     if token.watched:
         entry["watched"] = [list(one) for one in token.watched]
@@ -140,7 +140,8 @@ def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
     return plain
 
 
-def _id(id: int) -> int | None:
+def known_id(id: int) -> int | None:
+    """The id of a token; None for one that a server does not tell."""
     return None if id <= events.UNKNOWN_ID else id
 
 

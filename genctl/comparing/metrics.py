@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from genctl import events
+from genctl.batch.records import known_id
 from genctl.results import Sequence as Written
 from genctl.sequences import shared_length
 
@@ -27,7 +28,7 @@ def words(text: str) -> list[str]:
 
 
 def measure(written: Written) -> Values:
-    """The metrics of one sequence.
+    """The metrics of one sequence; None for what a server does not tell.
 
     `tokens` (EOS included); `mean_logprob` per token under the model, nats; `perplexity`; `score` as the search has it;
     `entropy`, the mean of the model's distributions, nats; `distinct_1` and `distinct_2`, the share of different words
@@ -36,14 +37,14 @@ def measure(written: Written) -> Values:
     """
     hypothesis = written.hypothesis
     count = hypothesis.length
-    mean = hypothesis.logprob / count if count else None
+    mean = hypothesis.logprob / count if count and not math.isnan(hypothesis.logprob) else None
     entropies = [token.entropy for token in written.tokens if token.entropy is not None]
     spoken = words(hypothesis.text)
     return {
         "tokens": count,
         "mean_logprob": mean,
         "perplexity": None if mean is None else perplexity(mean),
-        "score": hypothesis.score,
+        "score": None if math.isnan(hypothesis.score) else hypothesis.score,
         "entropy": sum(entropies) / len(entropies) if entropies else None,
         "distinct_1": distinct(spoken, 1),
         "distinct_2": distinct(spoken, 2),
@@ -160,6 +161,6 @@ def divergence_entry(point: Divergence) -> dict[str, object]:
     """A divergence as in a record: `token` and `other` as [id, text, logprob], or null after the end."""
 
     def entry(token: events.Token | None) -> list[object] | None:
-        return None if token is None else [token.id, token.text, token.logprob]
+        return None if token is None else [known_id(token.id), token.text, token.logprob]
 
     return {"run": point.against, "position": point.position, "token": entry(point.token), "other": entry(point.other)}

@@ -49,8 +49,8 @@ def ramp(probability: float) -> tuple[int, int, int]:
 
 
 def colour(probability: float) -> Style:
-    """The ramp for a terminal; Rich maps it to 256 or 16 colours where there are no more."""
-    return _step(round(min(max(probability, 0.0), 1.0) * 40))
+    """The ramp for a terminal; Rich maps it to 256 or 16 colours where there are no more. NaN is the bottom."""
+    return _step(round(min(max(0.0, probability), 1.0) * 40))
 
 
 def hex_colour(probability: float) -> str:

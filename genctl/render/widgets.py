@@ -65,7 +65,9 @@ def bar(probability: float, width: int = BAR) -> Text:
 
 
 def percent(probability: float) -> str:
-    """A probability as a percentage in six cells, such as ` 75.2%` or `<0.1%`."""
+    """A probability as a percentage in six cells, such as ` 75.2%` or `<0.1%`; – for NaN."""
+    if math.isnan(probability):
+        return f"{'–':>6}"
     if 0 < probability < 0.0005:
         return " <0.1%"
     return f"{probability * 100:5.1f}%"
@@ -108,7 +110,7 @@ def score_line(step: int, token: Token, width: int | None = None) -> Text:
     line.append("  ")
     if bar_width:
         line.append_text(bar(probability, bar_width)).append(" ")
-    line.append(percent(probability) if told else f"{'–':>6}", style=style)
+    line.append(percent(probability if told else math.nan), style=style)
     if not bar_width:
         line.append(" ")
     rank = "–" if token.rank is None else str(token.rank)

@@ -192,6 +192,46 @@ def test_a_server_that_still_loads_its_model_is_waited_for() -> None:
         assert run(server, "Hi")[0] == 0
 
 
+def test_a_server_that_is_busy_while_it_is_probed_is_not_misjudged() -> None:
+    left = [1]
+
+    def fault(server: StandIn, body: Body) -> Failure | None:
+        if "logprobs" in body and not body.get("stream") and left[0]:
+            left[0] -= 1
+            return Failure(429, b'{"error": "too many"}')
+        return None
+
+    with running(fault=fault) as server:
+        assert run(server, "--scores", "Hi")[1][0]["logprob"] == -3.0
+
+
+def test_a_run_that_was_killed_goes_on_with_the_rows_that_are_missing(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    prompts.write_text("".join(f"prompt {place}\n" for place in range(30)))
+
+    def fault(server: StandIn, body: Body) -> Failure | None:
+        return Failure(slow_s=0.02) if body.get("stream") else None
+
+    with running(fault=fault) as server:
+        shared = ["--backend", server.url, "-i", str(prompts), "--seed", "1", "--do-sample", "--batch-size", "2"]
+        words = ["run", *shared, "-o", str(output), "--resume"]
+        process = subprocess.Popen([sys.executable, "-m", "genctl", *words], stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 30
+        while len(server.rows) < 20 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.kill()
+        process.communicate(timeout=20)
+        server.fault = lambda server, body: None
+        before = len(server.rows)
+        assert genctl(*words).status == 0
+        assert 30 - 20 <= len(server.rows) - before < 30
+        whole = genctl("run", *shared, "--format", "jsonl")
+        assert output.read_bytes() == whole.raw
+
+
 def test_text_that_was_shown_is_not_shown_twice() -> None:
     with running(fault=first_times(1, Failure(cut_after=2))) as server:
         done = genctl("run", "--backend", server.url, "--stream", "Hi")

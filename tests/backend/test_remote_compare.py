@@ -55,6 +55,17 @@ def test_same_texts_do_not_diverge_and_other_texts_do() -> None:
         assert [record["metrics"].get("divergence") is None for record in done.records] == [True, True, False]
 
 
+def test_a_server_without_log_probabilities_is_compared_by_its_texts() -> None:
+    with running(logprobs=False) as server:
+        runs = ("--strategy", "a:seed=1", "--strategy", "b:seed=2", "--backend", server.url, "--do-sample", "Hi")
+        shown = genctl("compare", *runs, terminal=True, color="never")
+        assert shown.status == 0, shown.err
+        assert "b leaves a at token 1: “·three” – instead of “·two” –" in shown.out
+        first, second = genctl("compare", *runs, "--format", "jsonl").records
+        assert first["metrics"]["mean_logprob"] is first["metrics"]["score"] is None
+        assert second["metrics"]["divergence"]["token"] == [None, " three", None]
+
+
 @pytest.mark.parametrize("name", ["save", "expect"])
 def test_what_a_server_gives_is_not_recorded_to_be_repeated(
     name: str, tmp_path_factory: pytest.TempPathFactory
