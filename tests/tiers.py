@@ -66,6 +66,7 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
         "test_every_form_*",
     ),
     "score/test_score_command.py": ("test_a_record_*", "test_a_target_*"),
+    "workers/test_failures.py": ("test_what_does_not_fit_*", "test_without_ray_*", "test_cores_*"),
     "render/test_run_view.py": (),
     "render/test_beam.py": (),
 }
@@ -80,6 +81,9 @@ SLOWEST = (
     "strategies/test_beam_parity.py",
     "inspect/test_saved.py",
     "grammar/test_grammar_budget.py",
+    "workers/test_kills.py",
+    "workers/test_same_bytes.py",
+    "workers/test_failures.py",
     "cli/test_torture.py",
     "native/test_parity.py",
     "test_independence.py",

@@ -23,7 +23,7 @@ HELD = 4  # times as many groups as workers are on their way or wait for an earl
 RETRIES = 2  # of a group, by Ray, when its worker dies
 POLL_S = 0.1  # between two looks at signals
 REPORT_S = 0.5  # between two reports of a worker's progress
-SLOW_S = 30.0  # without all workers, until somebody is told
+SLOW_S = 60.0  # without all workers, until somebody is told
 
 
 @dataclass(frozen=True)
