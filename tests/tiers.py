@@ -69,6 +69,7 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
     "backend/test_remote_run.py": ("test_a_record_*", "test_every_knob_*", "test_no_torch_*"),
     "backend/test_failures.py": ("test_what_fails_at_first_*",),
     "backend/test_batch_files.py": ("test_a_row_is_*", "test_results_are_*"),
+    "workers/test_failures.py": ("test_what_does_not_fit_*", "test_without_ray_*", "test_cores_*"),
     "render/test_run_view.py": (),
     "render/test_beam.py": (),
 }
@@ -83,6 +84,9 @@ SLOWEST = (
     "strategies/test_beam_parity.py",
     "inspect/test_saved.py",
     "grammar/test_grammar_budget.py",
+    "workers/test_kills.py",
+    "workers/test_same_bytes.py",
+    "workers/test_failures.py",
     "cli/test_torture.py",
     "native/test_parity.py",
     "test_independence.py",
