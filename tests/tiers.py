@@ -70,6 +70,8 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
     "backend/test_failures.py": ("test_what_fails_at_first_*",),
     "backend/test_batch_files.py": ("test_a_row_is_*", "test_results_are_*"),
     "workers/test_failures.py": ("test_what_does_not_fit_*", "test_without_ray_*", "test_cores_*"),
+    "report/test_page.py": ("test_nothing_*", "test_the_policy_*", "test_equal_*"),
+    "report/test_report_command.py": ("test_a_run_is_*", "test_a_recording_makes_*"),
     "render/test_run_view.py": (),
     "render/test_beam.py": (),
 }
