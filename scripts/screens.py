@@ -1,8 +1,9 @@
-"""Pictures of the documents: real commands in a terminal of 100 columns, as SVG.
+"""Pictures of the documents: real commands in a terminal of 100 columns, as SVG, and a report in a browser, as PNG.
 
-    python scripts/screens.py [--folder docs/images]
+    python scripts/screens.py [--folder docs/images] [--only NAME ...]
 
-`pyte` stands in for the terminal. Of a beam search the picture is a frame in the middle of the run.
+`pyte` stands in for the terminal. Of a beam search the picture is a frame in the middle of the run. The report needs
+Chromium and Playwright.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import io
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -119,14 +121,39 @@ def _colour(name: str) -> str:
     return f"bright_{plain}" if bright else plain
 
 
+def draw_report(folder: Path, work: str) -> None:
+    """The report of a beam search in a browser, a dead branch and an uncertain token opened."""
+    from playwright.sync_api import sync_playwright
+
+    page = Path(work) / "report.html"
+    words = [sys.executable, "-m", "genctl", "beam", "One day", "-n", "24", "--num-beams", "4", "--report", page.name]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    subprocess.run(words, cwd=work, env=environment, check=True, capture_output=True)
+    with sync_playwright() as started:
+        chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        shown = browser.new_page(viewport={"width": 1100, "height": 900})
+        shown.goto(page.as_uri())
+        shown.locator("#search").get_by_label("dead branches").check()
+        shown.locator("#tokens .least button").first.click()
+        shown.screenshot(path=folder / "report.png", full_page=True)
+    print(f"{folder / 'report'}.png")
+
+
 def main() -> None:
-    """Draw all pictures."""
+    """Draw all pictures, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "images")
-    folder = parser.parse_args().folder
+    parser.add_argument("--only", nargs="+", choices=[*SCREENS, "report"], default=[*SCREENS, "report"])
+    given = parser.parse_args()
+    folder: Path = given.folder
     folder.mkdir(parents=True, exist_ok=True)
     work = tempfile.mkdtemp()
+    if "report" in given.only:
+        draw_report(folder, work)
     for name, (title, command, part) in SCREENS.items():
+        if name not in given.only:
+            continue
         shown = frames(tuple(word.format(folder=work) for word in command))
         having = [lines for lines in shown if part and any(part in line.plain for line in lines)]
         lines = having[len(having) // 2] if part else shown[-1]

@@ -214,13 +214,16 @@ class Sink:
         raise self._failure from error
 
 
-def open_output(path: str | Path | None, stdout: IO[bytes] | IO[str] | None, *, force: bool = False) -> Sink:
+def open_output(
+    path: str | Path | None, stdout: IO[bytes] | IO[str] | None, *, force: bool = False, at_once: bool = False
+) -> Sink:
     """Open `--output` (None or "-": standard output).
 
     An existing file is refused without `force`. With it, records go to a new file beside it that replaces it at
     `close`, so that neither a crash nor a full disk destroys the old one; the mode is kept. Links are never followed to
     a regular file: they are refused, or with `force` replaced. Devices and pipes are opened, and a name of standard
-    output itself (/dev/stdout) is standard output. Raises OutputError.
+    output itself (/dev/stdout) is standard output. With `at_once` a file that is not there appears when it is whole,
+    at `close`. Raises OutputError.
     """
     if path is None or str(path) == "-":
         return _standard_output(stdout)
@@ -245,6 +248,8 @@ def open_output(path: str | Path | None, stdout: IO[bytes] | IO[str] | None, *, 
                 return Sink(unbuffered(os.open(target, _STREAM)), name, path=target)
             if not stat.S_ISREG(there.st_mode):
                 raise _unwritable("it is not a regular file", name)
+        if at_once and there is None and not target.is_symlink():
+            return _replacement(target, name)
         try:
             return _owned(os.open(target, _CREATE, 0o666), name, target)
         except FileExistsError:
@@ -257,10 +262,11 @@ def open_output(path: str | Path | None, stdout: IO[bytes] | IO[str] | None, *, 
 
 def _replacement(target: Path, name: str) -> Sink:
     part = target.with_name(f"{target.name[:40]}.{secrets.token_hex(8)}.part")
-    old = target.lstat()
     descriptor = os.open(part, _CREATE, 0o666)
-    if stat.S_ISREG(old.st_mode) and hasattr(os, "fchmod"):
-        os.fchmod(descriptor, old.st_mode & 0o777)
+    with contextlib.suppress(FileNotFoundError):
+        old = target.lstat()
+        if stat.S_ISREG(old.st_mode) and hasattr(os, "fchmod"):
+            os.fchmod(descriptor, old.st_mode & 0o777)
     return _owned(descriptor, name, target, part)
 
 

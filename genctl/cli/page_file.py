@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from genctl import events
-from genctl.batch import writers
+from genctl.cli.file_at_end import FileAtEnd
 from genctl.comparing.side_by_side import SideBySide
 from genctl.errors import without_secrets
 from genctl.identity import versions
@@ -21,14 +20,11 @@ if TYPE_CHECKING:
     from genctl.models.hub import LoadedModel
 
 
-class PageFile:
-    """A page in the making. As a context it is opened as --output is, and written at the end unless an error comes.
-
-    What a command knows beyond the events is in `data`; `facts` are more lines of the summary.
-    """
+class PageFile(FileAtEnd):
+    """A page in the making: `data` has what a command knows beyond the events, `facts` more lines of the summary."""
 
     def __init__(self, path: str, *, force: bool, live: bool = True) -> None:
-        self.sink = writers.open_output(path, None, force=force)
+        super().__init__(path, force=force)
         self.data = PageData()
         self.runs = SideBySide()
         self.baseline: str | None = None  # a run of `compare`
@@ -58,18 +54,10 @@ class PageFile:
             label = "digest" if len(self._checkpoints) == 1 else f"digest of {loaded.name}"
             self.facts += [(label, loaded.fingerprint()), ("runtime", loaded.runtime), ("device", device)]
 
-    def __enter__(self) -> PageFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.sink.abandon()
-            return
+    def content(self) -> bytes:
+        """The page, with its summary."""
         self._complete()
-        self.sink.write(page(self.data))
-        self.sink.close()
+        return page(self.data)
 
     def _complete(self) -> None:
         data = self.data

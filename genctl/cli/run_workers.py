@@ -44,7 +44,7 @@ class RunWorkersJob(RunJob):
             options.strategy,
             options.watch,
             job.WIDTH,
-            steps=bool(options.events or options.with_tokens or options.tree or options.tree_format),
+            steps=self.needs_steps,
             parents=options.format in PARENTS,
         )
         opened = self.workers.start(
@@ -55,10 +55,19 @@ class RunWorkersJob(RunJob):
         self.facts, self.base, self.width = facts, facts.base, facts.width
         self.watched, self.texts, self.encoder_decoder = facts.watched, facts.texts, facts.encoder_decoder
         self.view.load_s = self.load_s
+        if self.page is not None:
+            self.page.facts.append(("digest", ", ".join(self.fingerprints().values())))
         self.detail(*facts.details)
         self.note(*facts.notes)
         self.span = job.SPAN * self.width if self.width > 1 else 1
         self._begin()
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether anybody listens to the steps; else they stay where they were made."""
+        options = self.options
+        written = options.events or options.report or options.svg
+        return bool(written or options.with_tokens or options.tree or options.tree_format)
 
     def fingerprints(self) -> dict[str, str]:
         """The fingerprints of all checkpoints of the run, as a worker reads them."""

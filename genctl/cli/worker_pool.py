@@ -66,14 +66,16 @@ class JobWorkers:
         job.hide()
         cluster = self.pool.cluster
         share = f"{count(cluster.threads, 'thread')}{' and a GPU' if cluster.gpus else ''}"
-        job.detail(f"{count(cluster.workers, 'worker')} {cluster.about}, each with {share}")
+        job.detail(
+            f"{count(cluster.workers, 'worker')} {cluster.about}, {'each ' if cluster.workers > 1 else ''}with {share}"
+        )
         return opened
 
     def say_shares(self) -> None:
         """With --verbose, say what each worker did."""
         for worker in self.pool.workers if self.started else ():
             done = f"{count(worker.groups, 'group')}, {count(worker.rows, 'row')}, {count(worker.tokens, 'token')}"
-            deaths = f", lost {count(worker.deaths, 'group')} when it died" if worker.deaths else ""
+            deaths = f", {count(worker.deaths, 'group')} tried again alone" if worker.deaths else ""
             self.job.detail(f"{worker.name}: {done}{deaths}")
 
     def _close(self) -> None:

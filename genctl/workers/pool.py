@@ -2,7 +2,8 @@
 
 Ray starts a worker that died again, and gives it the groups that it had. A worker has two groups at once, so that it
 never waits for the driver, and a group cannot be blamed for a death while another one is there too: a group that Ray
-gives up is tried once more alone. If the worker dies then, too, the group is lost, and the others go on.
+gives up is tried once more alone. If the worker dies then, too, and can be started again, the group is lost, and the
+others go on. The groups of a worker that cannot be started again go to the others.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genctl.errors import GenctlError, ModelError
@@ -23,7 +24,7 @@ HELD = 4  # times as many groups as workers are on their way or wait for an earl
 RETRIES = 2  # of a group, by Ray, when its worker dies
 POLL_S = 0.1  # between two looks at signals
 REPORT_S = 0.5  # between two reports of a worker's progress
-SLOW_S = 30.0  # without all workers, until somebody is told
+SLOW_S = 60.0  # without all workers, until somebody is told
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Assignment:
     number: int
     group: WorkGroup
     alone: bool
+    why: str = ""  # its worker died, if that is known
 
 
 @dataclass(eq=False)
@@ -61,7 +63,9 @@ class WorkerHandle:
 
     number: int  # from 1
     actor: Any
-    opened: OpenedWorker | None = None
+    node: str = ""
+    ready: bool = False  # it has loaded the checkpoint, and did not die since
+    gone: bool = False  # it died and cannot be started again
     assignments: dict[Any, Assignment] = field(default_factory=dict)  # by the reference of their result
     suspects: deque[Assignment] = field(default_factory=deque)  # it died with them
     groups: int = 0
@@ -70,7 +74,7 @@ class WorkerHandle:
     process: int = 0
     reported: int = 0  # tokens of that process
     current: tuple[int, int] = (-1, 0)  # its group, and the rows of it that are done
-    deaths: int = 0
+    deaths: int = 0  # groups that Ray gave up
     asked: float = 0.0  # when it was asked for a report
 
     def count(self, process: int, tokens: int) -> None:
@@ -83,7 +87,7 @@ class WorkerHandle:
     @property
     def name(self) -> str:
         """What messages call it."""
-        return f"worker {self.number}" + ("" if self.opened is None else f" on {self.opened.node}")
+        return f"worker {self.number}" + (f" on {self.node}" if self.node else "")
 
 
 class WorkerPool:
@@ -101,16 +105,24 @@ class WorkerPool:
         import ray
 
         self._ray = ray
-        actor = ray.remote(max_restarts=-1, num_cpus=1, num_gpus=self.cluster.gpus, concurrency_groups={"report": 1})
+        # retries are said of the actor, not of its calls: else a call fails while the actor is started again
+        actor = ray.remote(
+            max_restarts=-1,
+            max_task_retries=RETRIES,
+            num_cpus=1,
+            num_gpus=self.cluster.gpus,
+            concurrency_groups={"report": 1},
+        )
         spread = {} if self.cluster.alone else {"scheduling_strategy": "SPREAD"}
         made = setup(self.cluster)
         self.workers = [
             WorkerHandle(number, actor(Worker).options(**spread).remote(made, task))
             for number in range(1, self.cluster.workers + 1)
         ]
-        self._opening = {
-            worker.actor.open.options(max_task_retries=RETRIES).remote(): worker for worker in self.workers
-        }
+        self._opening: dict[Any, WorkerHandle] = {}
+        for worker in self.workers:
+            self._open(worker)
+        self._first: tuple[WorkerHandle, OpenedWorker] | None = None  # the first that had loaded the checkpoint
         self._reports: dict[Any, WorkerHandle] = {}
         self._finished: dict[int, GroupResult] = {}
         self._next = 0  # the first group whose result was not given out
@@ -126,29 +138,27 @@ class WorkerPool:
         `waiting` is called now and then, `slow` once if it takes long.
         """
         began = time.monotonic()
-        while (first := self._first) is None:
+        while self._first is None:
             waiting()
             self._wait()
             if time.monotonic() - began > SLOW_S:
                 slow("no worker is ready yet")
                 began = float("inf")
         self.began = time.monotonic()
-        assert first.opened is not None
-        return first.opened
+        return self._first[1]
 
     def fingerprints(self) -> dict[str, str]:
         """The fingerprints of the checkpoints, read by one worker."""
         assert self._first is not None
-        found = self._ray.get(self._first.actor.fingerprints.options(max_task_retries=RETRIES).remote())
+        found = self._ray.get(self._first[0].actor.fingerprints.remote())
         if isinstance(found, GenctlError):
             raise found
         fingerprints: dict[str, str] = found
         return fingerprints
 
-    @property
-    def _first(self) -> WorkerHandle | None:
-        """The first of the workers that have loaded the checkpoint."""
-        return next((worker for worker in self.workers if worker.opened is not None), None)
+    def _open(self, worker: WorkerHandle) -> None:
+        worker.ready = False
+        self._opening[worker.actor.open.remote()] = worker
 
     def _take_opened(self, ref: Any, worker: WorkerHandle) -> None:
         try:
@@ -156,20 +166,37 @@ class WorkerPool:
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause or error from error
         except self._ray.exceptions.RayError as error:
+            if worker.node:
+                self._give_up(worker)
+                return
             raise ModelError(
                 f"{worker.name} died {RETRIES + 1} times while it loaded the checkpoint{self._why(error)}",
                 hint="the usual reason is memory: fewer --workers need less",
             ) from error
         if isinstance(opened, GenctlError):
             raise opened
-        worker.opened = opened
-        worker.process = opened.process
-        first = next(other.opened for other in self.workers if other.opened is not None)
-        for name, value in first.identity.items():
-            if opened.identity[name] != value:
-                there = f"on {first.node} and {opened.node}" if first.node != opened.node else "for two workers"
-                shown = f": {value} and {opened.identity[name]}" if isinstance(value, str) else ""
-                raise ModelError(f"{name}: not the same {there}{shown}, so their results would differ")
+        assert isinstance(opened, OpenedWorker)
+        self._first = self._first or (worker, opened)
+        _check_same(self._first[1], opened)
+        worker.ready, worker.node, worker.process = True, opened.node, opened.process
+        worker.reported = 0
+        for suspect in [suspect for suspect in worker.suspects if suspect.alone]:
+            worker.suspects.remove(suspect)
+            lost = f"{worker.name} died {RETRIES + 1} times{suspect.why}"
+            self._finished[suspect.number] = GroupResult(suspect.group, None, worker.number, lost)
+
+    def _give_up(self, worker: WorkerHandle) -> None:
+        """Give the groups of a worker that cannot be started again to the others. Raises ModelError without others."""
+        worker.gone = True
+        others = [other for other in self.workers if not other.gone]
+        if not others:
+            raise ModelError(
+                "all workers are gone, and Ray cannot start them again", hint="--resume goes on with what is written"
+            )
+        while worker.suspects:
+            suspect = worker.suspects.popleft()
+            other = min(others, key=lambda other: len(other.suspects))
+            other.suspects.append(replace(suspect, alone=False))
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
@@ -203,9 +230,8 @@ class WorkerPool:
     def _retry(self) -> None:
         """Try groups with which a worker died alone."""
         for worker in self.workers:
-            if worker.suspects and not worker.assignments:
-                suspect = worker.suspects.popleft()
-                self._give(worker, Assignment(suspect.number, suspect.group, alone=True))
+            if worker.ready and worker.suspects and not worker.assignments:
+                self._give(worker, replace(worker.suspects.popleft(), alone=True))
 
     def _assign(self, groups: Iterator[WorkGroup]) -> bool:
         """Give groups to workers that have room. Returns whether there may be more groups."""
@@ -228,11 +254,10 @@ class WorkerPool:
         """Whether it may have another group: none beside one that is tried alone, or that is to be."""
         alone = any(assignment.alone for assignment in worker.assignments.values())
         full = len(worker.assignments) >= IN_FLIGHT
-        return worker.opened is not None and not (alone or full or worker.suspects)
+        return worker.ready and not (alone or full or worker.suspects)
 
     def _give(self, worker: WorkerHandle, assignment: Assignment) -> None:
-        work = worker.actor.work.options(max_task_retries=RETRIES)
-        worker.assignments[work.remote(assignment.number, assignment.group.work)] = assignment
+        worker.assignments[worker.actor.work.remote(assignment.number, assignment.group.work)] = assignment
 
     def _wait(self) -> None:
         """Take in what has arrived, or wait a moment for something."""
@@ -262,11 +287,11 @@ class WorkerPool:
             raise error.cause or error from error
         except self._ray.exceptions.RayError as error:
             worker.deaths += 1
-            if not assignment.alone:
-                worker.suspects.append(assignment)
-                return
-            lost = f"{worker.name} died {RETRIES + 1} times{self._why(error)}"
-            self._finished[assignment.number] = GroupResult(assignment.group, None, worker.number, lost)
+            worker.suspects.append(replace(assignment, why=self._why(error)))
+            if worker.gone:
+                self._give_up(worker)
+            elif worker.ready:
+                self._open(worker)  # whether it can be started again
             return
         if isinstance(finished, GenctlError):
             raise finished
@@ -285,7 +310,9 @@ class WorkerPool:
         for worker in self.workers if self.on_progress is not None else ():
             if worker.assignments and now - worker.asked >= REPORT_S and worker not in self._reports.values():
                 worker.asked = now
-                self._reports[worker.actor.report.options(concurrency_group="report").remote()] = worker
+                self._reports[worker.actor.report.options(concurrency_group="report", max_task_retries=0).remote()] = (
+                    worker
+                )
 
     def _take_report(self, ref: Any, worker: WorkerHandle) -> None:
         try:
@@ -327,3 +354,12 @@ class WorkerPool:
     def _why(self, error: Exception) -> str:
         """What Ray knows of the death of a worker."""
         return ": no memory is left on its machine" if isinstance(error, self._ray.exceptions.OutOfMemoryError) else ""
+
+
+def _check_same(first: OpenedWorker, other: OpenedWorker) -> None:
+    """Raises ModelError where the results of two workers would differ."""
+    for name, value in first.identity.items():
+        if other.identity[name] != value:
+            there = f"on {first.node} and {other.node}" if first.node != other.node else "for two workers"
+            shown = f": {value} and {other.identity[name]}" if isinstance(value, str) else ""
+            raise ModelError(f"{name}: not the same {there}{shown}, so their results would differ")

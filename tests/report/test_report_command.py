@@ -150,6 +150,20 @@ def test_a_run_that_fails_leaves_no_page(tmp_path: Path) -> None:
     assert not page.exists()
 
 
+def test_a_page_appears_when_it_is_whole(tmp_path: Path) -> None:
+    from genctl.cli.page_file import PageFile
+
+    page = tmp_path / "p.html"
+    given_up = PageFile(str(page), force=False)
+    assert not page.exists()
+    given_up.__exit__(KeyboardInterrupt, None, None)
+    assert list(tmp_path.iterdir()) == []
+    with PageFile(str(page), force=False):
+        assert not page.exists()
+    assert page.read_text().endswith("</html>")
+    assert list(tmp_path.iterdir()) == [page]
+
+
 def test_an_existing_page_is_kept_without_force(tmp_path: Path) -> None:
     page = tmp_path / "p.html"
     page.write_text("mine")

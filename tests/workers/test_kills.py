@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import random
@@ -21,10 +22,11 @@ from tests.cli.tool import genctl
 
 ROOT = Path(__file__).parents[2]
 MODEL = "builtin:stories"
-SETTINGS = ("-n", "30", "--do-sample", "--seed", "3", "--batch-size", "1")
+SETTINGS = ("-n", "24", "--do-sample", "--seed", "3", "--batch-size", "1")
 PATIENCE = 120  # seconds
+SLOW = b"note: no worker is ready yet\n"  # on a busy machine
 
-pytest.importorskip("ray", reason="Ray is not installed")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 
 
 class Harness:
@@ -72,7 +74,7 @@ class Harness:
         """Go on until the job is done."""
         with self.driver(workers) as process:
             out, err = process.communicate(timeout=PATIENCE)
-        return process.returncode, out, err
+        return process.returncode, out, err.replace(SLOW, b"")
 
 
 def workers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
@@ -86,7 +88,7 @@ def workers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def test_a_killed_worker_and_ctrl_c_cost_nothing(tmp_path: Path) -> None:
-    job = Harness(tmp_path, 45)
+    job = Harness(tmp_path, 40)
     with job.driver(2) as process:
         job.wait_for(4, process)
         victims = workers_of(process)
@@ -96,7 +98,7 @@ def test_a_killed_worker_and_ctrl_c_cost_nothing(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
         out, err = process.communicate(timeout=PATIENCE)
-        seconds = time.monotonic() - began
+        seconds, err = time.monotonic() - began, err.replace(SLOW, b"")
     written = job.out.read_bytes()
     assert process.returncode == 130, err
     assert seconds < 3

@@ -591,10 +591,15 @@
       const cell = 16, many = one.positions.length, shownPositions = Math.min(many, 400), high = one.layers.length * cell;
       const cells = one.layers.flatMap((layer, row) => {
         const values = layer[kind], most = values.reduce((high, value) => Math.max(high, value || 0), 0) || 1;
-        return values.slice(0, shownPositions).map((value, at) => value === null ? null : draw("rect", { class: `h${Math.min(9, Math.floor((10 * value) / most))}`,
-          x: 40 + at * cell, y: row * cell, width: cell - 1, height: cell - 1 }, draw("title", {}, `layer ${layer.layer}, position ${one.positions[at]} ${quoted(0, one.tokens[at] || " ")}: ${number(value, 2)}`)));
+        return values.slice(0, shownPositions).map((value, at) => {
+          if (value === null) return null;
+          const tenths = Math.min(9, Math.floor((10 * value) / most));
+          return draw("g", {}, draw("title", {}, `layer ${layer.layer}, position ${one.positions[at]} ${quoted(0, one.tokens[at] || " ")}: ${number(value, 2)}`),
+            draw("rect", { class: `h${tenths}`, x: 40 + at * cell, y: row * cell, width: cell - 1, height: cell - 1 }),
+            draw("text", { class: "tenths", x: 40 + at * cell + cell / 2, y: row * cell + 12, "text-anchor": "middle" }, String(tenths)));
+        });
       });
-      return el("figure", { class: "wide" }, el("figcaption", {}, `${title}: norms of ${kind}, by layer and position; darkest is the largest of a layer`
+      return el("figure", { class: "wide" }, el("figcaption", {}, `${title}: norms of ${kind}, by layer and position, in tenths of the largest of a layer`
         + (shownPositions < many ? `; the first ${shownPositions} of ${many} positions` : "")),
       draw("svg", { width: 44 + shownPositions * cell, height: high + 18, role: "img", "aria-label": `${title}: norms of ${kind}` }, cells,
         one.layers.map((layer, row) => draw("text", { class: "soft", x: 34, y: row * cell + 12, "text-anchor": "end" }, String(layer.layer))),
