@@ -58,6 +58,7 @@ class RowsBar:
     def row(self, *, failed: bool = False) -> None:
         """Count one more row."""
         self._done += 1
+        self._ahead = max(self._ahead - 1, 0)
         self._failed += int(failed)
         self._draw()
 

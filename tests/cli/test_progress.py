@@ -67,6 +67,18 @@ def test_rows_that_compete_write_one_text() -> None:
     assert made.line() == "0 rows · 1.0 tok/s"
 
 
+def test_rows_of_workers_count_when_they_are_finished_and_once() -> None:
+    made, clock = bar(100, console(terminal=True))
+    clock.now += 2
+    made.work(8, 60)
+    assert made.line() == "8/100 rows · 30 tok/s · 23 s left"
+    made.row()
+    made.row(failed=True)
+    assert made.line() == "8/100 rows · 1 failed · 30 tok/s · 23 s left"
+    made.work(6, 60, (20.4, 1234.0))
+    assert made.line() == "8/100 rows · 1 failed · 30 tok/s · 23 s left · by worker: 20, 1,234"
+
+
 def test_nothing_is_left_of_it_and_nothing_is_drawn_on_a_pipe() -> None:
     terminal, pipe = Terminal(), console()
     for to in (terminal.console, pipe):
