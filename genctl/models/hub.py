@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import collection
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, prepare, runtime_choice, rust_panics, tokenizer_files, unused_tensors
+from genctl.models import (
+    architecture,
+    check,
+    optional_packages,
+    prepare,
+    runtime_choice,
+    rust_panics,
+    tokenizer_files,
+    unused_tensors,
+)
 from genctl.models.library_errors import guarded
 from genctl.models.progress import OnEvent, quiet, weights_bar
 from genctl.models.read_ahead import read_ahead
@@ -91,6 +100,7 @@ def load(
         place, checkpoint = _find(runtime, allow_pickle, trust_remote_code, need_tokenizer, on_event)
         if before_weights is not None:
             before_weights(checkpoint.generation)
+        optional_packages.check_quantization(checkpoint.config)
         read_ahead(checkpoint.weights.files)
         native, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         device = device_of(runtime.device) if runtime.device_map is None else None

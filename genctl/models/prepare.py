@@ -124,6 +124,10 @@ def _left(report: Any) -> str:
 def _check_finite(name: str, weight: Tensor) -> None:
     import torch
 
+    if type(weight) not in (torch.Tensor, torch.nn.Parameter):  # codes and scales in one tensor, torchao's
+        if not hasattr(weight, "dequantize"):
+            return
+        weight = weight.dequantize()
     if weight.device.type == "meta" or not weight.is_floating_point() or not weight.numel():
         return
     # one pass: the extremes of a tensor are finite exactly if all its numbers are
