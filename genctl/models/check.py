@@ -135,7 +135,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a folder. Raises ModelError if the folder is no checkpoint."""
     if (folder / "adapter_config.json").is_file():
         raise ModelError(
-            f"{folder} is an adapter (adapter_config.json), not a whole checkpoint: merge it into its base first"
+            f"{folder} is an adapter (adapter_config.json), not a whole checkpoint",
+            hint=f"give its base as the model, and --adapter {folder}",
         )
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is not a checkpoint: it has no config.json, only {_holds(folder)}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from genctl import collection
 from genctl.errors import ModelError, UsageError
 from genctl.models import (
+    adapter,
     architecture,
     check,
     optional_packages,
@@ -55,6 +56,7 @@ class LoadedModel:
     notes: tuple[str, ...] = ()  # for stderr
     checkpoint: check.Checkpoint | None = None
     runtime: str = ""  # with the reason: "native (llama)", "transformers (--compile)"
+    adapter: adapter.Adapter | None = None
     tokenizer_of: str = ""  # if not genctl's own: "transformers (there is no tokenizer.json)"
 
     @property
@@ -76,7 +78,8 @@ class LoadedModel:
         checkpoint = self.checkpoint or check.inspect(
             self.path, allow_pickle=True, trust_remote_code=True, need_tokenizer=False
         )
-        return checkpoint.fingerprint()
+        own = checkpoint.fingerprint()
+        return own if self.adapter is None else self.adapter.combined(own)
 
 
 def load(
@@ -101,6 +104,7 @@ def load(
         if before_weights is not None:
             before_weights(checkpoint.generation)
         optional_packages.check_quantization(checkpoint.config)
+        added = adapter.find(runtime)
         read_ahead(checkpoint.weights.files)
         native, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         device = device_of(runtime.device) if runtime.device_map is None else None
@@ -115,11 +119,16 @@ def load(
         dtype, dtype_notes = _dtype(checkpoint, runtime, device)
         model, notes = _model(checkpoint, kind, config, runtime, dtype, placement, trust_remote_code, on_event)
         notes += dtype_notes
+        if added is not None:
+            model, note = adapter.apply(model, added, merge=runtime.merge_adapter)
+            notes.append(note)
         tokenizer = _tokenizer(checkpoint, trust_remote_code) if checkpoint.has_tokenizer else None
         notes += prepare.prepare_for_device(model, runtime, device, checkpoint.config)
         if device is not None:
             model = guarded(lambda: model.to(device), f"cannot move the model to {device}")
-    return _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"transformers ({reason})")
+    loaded = _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"transformers ({reason})")
+    loaded.adapter = added
+    return loaded
 
 
 def _native(

@@ -30,6 +30,8 @@ def check_options(runtime: Runtime) -> None:
             )
         if runtime.device_map is not None:
             raise UsageError(f"--compile and --device-map {runtime.device_map}: only a model that lies on one device")
+    if runtime.adapter is not None and runtime.device_map is not None:
+        raise UsageError(f"--adapter and --device-map {runtime.device_map}: only a model that lies on one device")
     if runtime.quantize is None:
         return
     flag = f"--quantize {runtime.quantize}"
