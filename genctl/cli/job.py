@@ -195,6 +195,7 @@ class Job(ABC, Generic[SomeOptions]):
         self.load_s += time.perf_counter() - began
         first_sign.clear()
         self.hide()
+        self.note(*filter(None, [session.loaded.bound]))
         if session.forward.compiled is not None:
             session.forward.compiled.say = self.note
         self.reuse = Reuse(runtime.prompt_cache)

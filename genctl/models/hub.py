@@ -18,6 +18,8 @@ from genctl.models import (
     adapter,
     architecture,
     check,
+    gguf,
+    offload,
     optional_packages,
     prepare,
     runtime_choice,
@@ -57,6 +59,7 @@ class LoadedModel:
     checkpoint: check.Checkpoint | None = None
     runtime: str = ""  # with the reason: "native (llama)", "transformers (--compile)"
     adapter: adapter.Adapter | None = None
+    bound: str = ""  # how long a token takes at least, where weights lie on the disk
     tokenizer_of: str = ""  # if not genctl's own: "transformers (there is no tokenizer.json)"
 
     @property
@@ -128,6 +131,8 @@ def load(
             model = guarded(lambda: model.to(device), f"cannot move the model to {device}")
     loaded = _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"transformers ({reason})")
     loaded.adapter = added
+    if runtime.device_map is not None:
+        loaded.bound = offload.bound(model, checkpoint.weights.files)
     return loaded
 
 
@@ -194,6 +199,8 @@ def _find(
     """The folder of `runtime.model`, downloaded if necessary, and checked."""
     flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
     place = resolve(runtime.model, revision=runtime.revision, offline=runtime.offline, on_event=on_event, **flags)
+    if place.gguf is not None:
+        return place, gguf.inspect(place.gguf, need_tokenizer=need_tokenizer)
     return place, check.inspect(place.folder, need_tokenizer=need_tokenizer, **flags)
 
 
@@ -281,6 +288,7 @@ def _model(
     def read() -> Any:
         return kind.from_pretrained(
             checkpoint.folder,
+            **checkpoint.place,
             config=config,
             dtype=dtype,
             use_safetensors=not checkpoint.weights.pickled,
@@ -315,7 +323,7 @@ def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrai
     with rust_panics.without_panic_reports():
         return guarded(
             lambda: AutoTokenizer.from_pretrained(
-                checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
+                checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True, **checkpoint.place
             ),
             f"the tokenizer in {checkpoint.folder} cannot be loaded",
         )

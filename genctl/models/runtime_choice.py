@@ -105,6 +105,8 @@ def _check_dtype(spec: Spec | Seq2SeqSpec, dtype: str) -> None:
 
 
 def _plan(checkpoint: Checkpoint) -> AnyPlan:
+    if checkpoint.gguf:
+        raise NotNative("it is a GGUF file")
     if checkpoint.weights.pickled:
         raise NotNative("its weights are pickled")
     for name, tensor in checkpoint.weights.tensors.items():
