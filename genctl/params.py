@@ -367,6 +367,8 @@ class Runtime:
     )
     max_memory: str | None = knob(None, "with --device-map: 0=20GiB,cpu=64GiB", MODEL)
     offload_folder: str | None = knob(None, "with --device-map: folder for weights that fit nowhere else", MODEL)
+    adapter: str | None = knob(None, "folder of a PEFT adapter for the model (needs genctl[peft])", MODEL)
+    merge_adapter: bool = knob(True, "add the adapter into the weights, rather than compute it beside them", MODEL)
     pack: bool = knob(True, "on the CPU, pack weights for speed when several rows run", MODEL)
     quantize: Literal["int8", "int4"] | None = knob(
         None, "on the CPU, store the weights of linear layers in 8 or 4 bits: faster, less exact", MODEL

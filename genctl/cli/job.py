@@ -219,6 +219,7 @@ class Job(ABC, Generic[SomeOptions]):
             self.page.loaded(session.loaded, str(session.forward.device))
         first_sign.clear()
         self.hide()
+        self.note(*filter(None, [session.loaded.bound]))
         if session.forward.compiled is not None:
             session.forward.compiled.say = self.note
         self.reuse = Reuse(runtime.prompt_cache)

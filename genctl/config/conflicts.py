@@ -34,6 +34,7 @@ REFINES = {
     "mbr_utility": "mbr_samples",
     "max_memory": "device_map",
     "offload_folder": "device_map",
+    "merge_adapter": "adapter",
 }
 
 

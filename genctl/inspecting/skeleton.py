@@ -81,6 +81,8 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
             trust_remote_code=trust_remote_code,
             configs_only=True,
         )
+        if place.gguf is not None:
+            raise ModelError(f"{place.gguf} is a GGUF file, and a plan is made of a config.json")
         checkpoint = _checkpoint(place.folder, allow_pickle, trust_remote_code)
         config = architecture.read_config(checkpoint, trust_remote_code)
         kind = architecture.auto_class(checkpoint, config, trust_remote_code)

@@ -30,7 +30,7 @@ def read_config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTra
         raise ModelError(f"transformers {transformers.__version__} knows no architecture {kind!r:.80}")
     config = guarded(
         lambda: AutoConfig.from_pretrained(
-            checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
+            checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True, **checkpoint.place
         ),
         "config.json cannot be used",
     )

@@ -73,10 +73,16 @@ class Checkpoint:
     weights: WeightFiles
     has_tokenizer: bool
     files: fingerprint.Stamps = field(default_factory=dict)  # all files that decide its output, as they were checked
+    gguf: str = ""  # the name of the GGUF file in `folder` that is the whole checkpoint
 
     @property
     def model_type(self) -> str:
         return str(self.config["model_type"])
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """What transformers' `from_pretrained` is given to find it, beside the folder."""
+        return {"gguf_file": self.gguf} if self.gguf else {}
 
     def fingerprint(self) -> str:
         """A digest of all bytes that decide its output. Raises ModelError for files that have changed since."""
@@ -135,7 +141,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a folder. Raises ModelError if the folder is no checkpoint."""
     if (folder / "adapter_config.json").is_file():
         raise ModelError(
-            f"{folder} is an adapter (adapter_config.json), not a whole checkpoint: merge it into its base first"
+            f"{folder} is an adapter (adapter_config.json), not a whole checkpoint",
+            hint=f"give its base as the model, and --adapter {folder}",
         )
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is not a checkpoint: it has no config.json, only {_holds(folder)}")

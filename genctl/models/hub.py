@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import collection
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, prepare, runtime_choice, rust_panics, tokenizer_files, unused_tensors
+from genctl.models import (
+    adapter,
+    architecture,
+    check,
+    gguf,
+    offload,
+    optional_packages,
+    prepare,
+    runtime_choice,
+    rust_panics,
+    tokenizer_files,
+    unused_tensors,
+)
 from genctl.models.library_errors import guarded
 from genctl.models.progress import OnEvent, quiet, weights_bar
 from genctl.models.read_ahead import read_ahead
@@ -46,6 +58,8 @@ class LoadedModel:
     notes: tuple[str, ...] = ()  # for stderr
     checkpoint: check.Checkpoint | None = None
     runtime: str = ""  # with the reason: "native (llama)", "transformers (--compile)"
+    adapter: adapter.Adapter | None = None
+    bound: str = ""  # how long a token takes at least, where weights lie on the disk
     tokenizer_of: str = ""  # if not genctl's own: "transformers (there is no tokenizer.json)"
 
     @property
@@ -67,7 +81,8 @@ class LoadedModel:
         checkpoint = self.checkpoint or check.inspect(
             self.path, allow_pickle=True, trust_remote_code=True, need_tokenizer=False
         )
-        return checkpoint.fingerprint()
+        own = checkpoint.fingerprint()
+        return own if self.adapter is None else self.adapter.combined(own)
 
 
 def load(
@@ -91,6 +106,8 @@ def load(
         place, checkpoint = _find(runtime, allow_pickle, trust_remote_code, need_tokenizer, on_event)
         if before_weights is not None:
             before_weights(checkpoint.generation)
+        optional_packages.check_quantization(checkpoint.config)
+        added = adapter.find(runtime)
         read_ahead(checkpoint.weights.files)
         native, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         device = device_of(runtime.device) if runtime.device_map is None else None
@@ -105,11 +122,18 @@ def load(
         dtype, dtype_notes = _dtype(checkpoint, runtime, device)
         model, notes = _model(checkpoint, kind, config, runtime, dtype, placement, trust_remote_code, on_event)
         notes += dtype_notes
+        if added is not None:
+            model, note = adapter.apply(model, added, merge=runtime.merge_adapter)
+            notes.append(note)
         tokenizer = _tokenizer(checkpoint, trust_remote_code) if checkpoint.has_tokenizer else None
         notes += prepare.prepare_for_device(model, runtime, device, checkpoint.config)
         if device is not None:
             model = guarded(lambda: model.to(device), f"cannot move the model to {device}")
-    return _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"transformers ({reason})")
+    loaded = _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"transformers ({reason})")
+    loaded.adapter = added
+    if runtime.device_map is not None:
+        loaded.bound = offload.bound(model, checkpoint.weights.files)
+    return loaded
 
 
 def _native(
@@ -175,6 +199,8 @@ def _find(
     """The folder of `runtime.model`, downloaded if necessary, and checked."""
     flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
     place = resolve(runtime.model, revision=runtime.revision, offline=runtime.offline, on_event=on_event, **flags)
+    if place.gguf is not None:
+        return place, gguf.inspect(place.gguf, need_tokenizer=need_tokenizer)
     return place, check.inspect(place.folder, need_tokenizer=need_tokenizer, **flags)
 
 
@@ -262,6 +288,7 @@ def _model(
     def read() -> Any:
         return kind.from_pretrained(
             checkpoint.folder,
+            **checkpoint.place,
             config=config,
             dtype=dtype,
             use_safetensors=not checkpoint.weights.pickled,
@@ -296,7 +323,7 @@ def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrai
     with rust_panics.without_panic_reports():
         return guarded(
             lambda: AutoTokenizer.from_pretrained(
-                checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
+                checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True, **checkpoint.place
             ),
             f"the tokenizer in {checkpoint.folder} cannot be loaded",
         )

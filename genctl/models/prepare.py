@@ -30,6 +30,8 @@ def check_options(runtime: Runtime) -> None:
             )
         if runtime.device_map is not None:
             raise UsageError(f"--compile and --device-map {runtime.device_map}: only a model that lies on one device")
+    if runtime.adapter is not None and runtime.device_map is not None:
+        raise UsageError(f"--adapter and --device-map {runtime.device_map}: only a model that lies on one device")
     if runtime.quantize is None:
         return
     flag = f"--quantize {runtime.quantize}"
@@ -124,6 +126,10 @@ def _left(report: Any) -> str:
 def _check_finite(name: str, weight: Tensor) -> None:
     import torch
 
+    if type(weight) not in (torch.Tensor, torch.nn.Parameter):  # codes and scales in one tensor, torchao's
+        if not hasattr(weight, "dequantize"):
+            return
+        weight = weight.dequantize()
     if weight.device.type == "meta" or not weight.is_floating_point() or not weight.numel():
         return
     # one pass: the extremes of a tensor are finite exactly if all its numbers are

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from genctl.errors import ModelError, UsageError, reason_of, without_secrets
@@ -43,6 +43,7 @@ class CheckpointFolder:
 
     folder: Path
     notes: tuple[str, ...] = ()
+    gguf: Path | None = None  # the file that is the whole checkpoint
 
 
 def builtins() -> list[str]:
@@ -77,6 +78,8 @@ def resolve(
         exists = path.exists() or path.is_symlink()
     except OSError as error:
         raise ModelError(f"cannot read {model}: {reason_of(error)}") from error
+    if exists and path.suffix == ".gguf" and path.is_file():
+        return replace(_local(path.parent, revision), gguf=path)
     if exists:
         hint = "give the folder that holds it" if path.suffix in (".safetensors", ".json", ".bin") else ""
         raise ModelError(f"{model} is a file, not a checkpoint folder", hint=hint)

@@ -87,6 +87,7 @@ def _options(runtime: Runtime, trust_remote_code: bool) -> None:
         "--trust-remote-code": trust_remote_code,
         f"--device-map {runtime.device_map}": runtime.device_map is not None,
         "--compile": runtime.compile,
+        "--adapter": runtime.adapter is not None,
     }
     for flag, is_set in flags.items():
         if is_set and runtime.runtime == "native":
@@ -104,6 +105,8 @@ def _check_dtype(spec: Spec | Seq2SeqSpec, dtype: str) -> None:
 
 
 def _plan(checkpoint: Checkpoint) -> AnyPlan:
+    if checkpoint.gguf:
+        raise NotNative("it is a GGUF file")
     if checkpoint.weights.pickled:
         raise NotNative("its weights are pickled")
     for name, tensor in checkpoint.weights.tensors.items():

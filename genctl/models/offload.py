@@ -1,0 +1,47 @@
+"""Models larger than memory: what `--device-map` leaves on the disk is read again for each pass. That bounds the speed.
+
+The bound is said before the run: bytes to read for each token over the measured speed of the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_SAMPLE = 64 << 20  # bytes read to measure the disk
+_PIECE = 4 << 20  # bytes read at once
+
+
+def bound(model: Any, files: Sequence[Path]) -> str:
+    """How long a token takes at least, in a sentence; "" where no weight of `model` lies on the disk.
+
+    `files` are the weight files, from which offloaded weights are read.
+    """
+    places = getattr(model, "hf_device_map", None) or {}
+    away = [name for name, place in places.items() if place == "disk"]
+    size = sum(
+        weight.numel() * weight.element_size()
+        for name, weight in model.named_parameters()
+        if any(not part or name == part or name.startswith(f"{part}.") for part in away)
+    )
+    if not size:
+        return ""
+    speed = disk_speed(max(files, key=lambda path: path.stat().st_size))
+    return (
+        f"{size / 1e6:,.1f} MB of the weights stay on the disk and are read for each token: at {speed / 1e6:,.0f} MB/s "
+        f"a token takes at least {size / speed:.2g} s"
+    )
+
+
+def disk_speed(path: Path) -> float:
+    """Bytes per second read from the beginning of a file, without the system's cache where it can be told so."""
+    with path.open("rb", buffering=0) as file:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, _SAMPLE, os.POSIX_FADV_DONTNEED)
+        done, began = 0, time.perf_counter()
+        while done < _SAMPLE and (piece := file.read(_PIECE)):
+            done += len(piece)
+        return max(done, 1) / max(time.perf_counter() - began, 1e-9)

@@ -1,0 +1,135 @@
+"""`--adapter`: a base with an adapter gives the tokens of peft, merged or not; what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from genctl.errors import ModelError, UsageError
+from genctl.models import optional_packages
+from genctl.models.hub import load
+from genctl.params import Runtime
+from tests.cli.tool import genctl
+from tests.tiny import checkpoint
+
+peft = pytest.importorskip("peft")
+PROMPT = [5, 60, 250, 7]
+pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+
+
+def lora(base: Path, folder: Path, **settings: Any) -> Path:
+    """A LoRA adapter with random weights, large enough to change the tokens."""
+    from transformers import AutoModelForCausalLM
+
+    config = peft.LoraConfig(**{"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **settings})
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    torch.manual_seed(3)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight, std=0.5)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint("llama", tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lora(base, tmp_path_factory.mktemp("adapter"))
+
+
+def greedy(model: Any, count: int = 12) -> list[int]:
+    ids = torch.tensor([PROMPT])
+    made = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count)
+    tokens: list[int] = made[0, len(PROMPT) :].tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("how", [[], ["--no-merge-adapter"], ["--no-pack"], ["--no-merge-adapter", "--no-pack"]])
+def test_an_adapter_gives_the_tokens_of_peft(how: list[str], base: Path, adapter: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt_ids": PROMPT}))
+    done = genctl(
+        *("run", "-m", str(base), "--adapter", str(adapter), "-i", str(tmp_path / "rows.jsonl")),
+        *("--format", "jsonl", "--scores", "--max-new-tokens", "12", "--no-do-sample", *how),
+    )
+    assert done.status == 0, done.err
+    found = [token["id"] for token in json.loads(done.out)["tokens"]]
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    assert found != greedy(plain), "the adapter changes nothing"
+    assert found == greedy(peft.PeftModel.from_pretrained(plain, str(adapter)))
+
+
+def test_what_was_merged_is_gone_and_what_was_not_is_there(base: Path, adapter: Path) -> None:
+    def parts(**options: Any) -> int:
+        found = load(Runtime(model=str(base), adapter=str(adapter), **options))
+        return sum("lora_" in name for name, _ in found.model.named_parameters())
+
+    assert (parts(), parts(merge_adapter=False)) == (0, 8)
+
+
+def test_an_adapter_is_part_of_the_identity(base: Path, adapter: Path, tmp_path: Path) -> None:
+    plain = load(Runtime(model=str(base))).fingerprint()
+    with_it = load(Runtime(model=str(base), adapter=str(adapter))).fingerprint()
+    other = load(Runtime(model=str(base), adapter=str(lora(base, tmp_path, r=2)))).fingerprint()
+    assert len({plain, with_it, other}) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "arch", "changes", "said"),
+    [
+        ({}, "gpt2", {}, "does not fit the model: .*q_proj"),
+        ({}, "llama", {"hidden_size": 64}, "does not fit the model: .*size mismatch"),
+        ({}, "llama", {"num_hidden_layers": 3}, "lacks 4 tensors for this model: base_model.model.model.layers.2"),
+        ({}, "llama", {"num_hidden_layers": 1}, "holds 4 tensors that this model has no place for: .*layers.1"),
+    ],
+)
+def test_an_adapter_of_another_base_is_refused(
+    settings: Any, arch: str, changes: Any, said: str, adapter: Path, tmp_path: Path
+) -> None:
+    other = checkpoint(arch, tmp_path / "other", **changes)
+    with pytest.raises(ModelError, match=said):
+        load(Runtime(model=str(other), adapter=str(adapter)))
+
+
+def test_files_that_are_no_adapter_are_refused(base: Path, adapter: Path, tmp_path: Path) -> None:
+    def refused(folder: Path) -> str:
+        with pytest.raises(ModelError) as said:
+            load(Runtime(model=str(base), adapter=str(folder)))
+        return said.value.message
+
+    assert "there is no adapter_config.json" in refused(tmp_path)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    assert "has no adapter_model.safetensors" in refused(tmp_path)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"nothing")
+    assert "adapter_model.safetensors is truncated or corrupt" in refused(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "PREFIX_TUNING"}))
+    assert "is of the kind 'PREFIX_TUNING'; genctl adds LORA" in refused(tmp_path)
+    with pytest.raises(ModelError, match="is an adapter") as said:
+        load(Runtime(model=str(adapter)))
+    assert said.value.hint == f"give its base as the model, and --adapter {adapter}"
+
+
+def test_a_missing_peft_is_named(base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optional_packages, "is_missing", lambda module: module == "peft")
+    with pytest.raises(ModelError, match="needs peft, which is not installed") as said:
+        load(Runtime(model=str(base), adapter=str(adapter)))
+    assert said.value.hint == "pip install 'genctl[peft]'"
+
+
+def test_options_that_contradict_an_adapter_are_refused(base: Path, adapter: Path) -> None:
+    with pytest.raises(UsageError, match="--runtime native and --adapter contradict"):
+        load(Runtime(model=str(base), adapter=str(adapter), runtime="native"))
+    with pytest.raises(UsageError, match="--adapter and --device-map auto"):
+        load(Runtime(model=str(base), adapter=str(adapter), device_map="auto"))
+    done = genctl("run", "-m", str(base), "--no-merge-adapter", "the cat")
+    assert (done.status, "adapter" in done.err) == (2, True), done.err

@@ -1,0 +1,106 @@
+"""A checkpoint larger than the memory it may take: the same tokens, less memory, and the bound is said first."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from genctl.models.hub import load
+from genctl.models.offload import disk_speed
+from genctl.params import Runtime
+from tests.cli.tool import genctl
+from tests.tiny import checkpoint, sharpen, tiny
+
+LIMIT = 190 << 20
+MEASURE = """
+import json, sys
+import torch, accelerate, transformers
+from transformers import AutoModelForCausalLM
+import transformers.models.llama.modeling_llama
+from genctl.params import Runtime
+from genctl.models.hub import load
+
+def resident():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmRSS"))
+
+before = resident()
+options = {"device_map": "auto", "max_memory": sys.argv[2], "offload_folder": sys.argv[3]} if sys.argv[2:] else {}
+model = load(Runtime(model=sys.argv[1], runtime="transformers", pack=False, **options)).model
+ids, most = [5, 60, 250, 7], 0
+with torch.no_grad():
+    for _ in range(3):
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        most = max(most, resident() - before)
+print(json.dumps({"ids": ids, "bytes": most}))
+"""
+
+
+def large(folder: Path) -> int:
+    """A llama of 1.5 times the limit, in small shards; its bytes."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=512,
+        intermediate_size=2048,
+        num_hidden_layers=18,
+        num_attention_heads=8,
+        max_position_embeddings=256,
+        pad_token_id=0,
+    )
+    model: Any = LlamaForCausalLM(config)
+    sharpen(model)
+    model.save_pretrained(folder, max_shard_size="50MB")
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def measured(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, timeout=120, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
+def test_a_checkpoint_larger_than_its_memory_runs_within_it(tmp_path: Path) -> None:
+    assert large(tmp_path / "large") > 1.5 * LIMIT
+    whole = measured(str(tmp_path / "large"))
+    bounded = measured(str(tmp_path / "large"), f"cpu={LIMIT >> 20}MiB", str(tmp_path / "off"))
+    assert bounded["ids"] == whole["ids"]
+    assert bounded["bytes"] < LIMIT < whole["bytes"], (bounded["bytes"], whole["bytes"])
+
+
+def test_the_bound_is_said_before_the_text(tmp_path: Path) -> None:
+    folder = checkpoint("llama", tmp_path / "model")
+    far = ("--device-map", "auto", "--max-memory", "cpu=60KB", "--offload-folder", str(tmp_path / "off"))
+    done = genctl("run", "-m", str(folder), *far, "-n", "3", "the cat")
+    assert done.status == 0, done.err
+    said = re.search(
+        r"note: (\S+) MB of the weights stay on the disk .* at (\S+) MB/s a token takes at least (\S+) s", done.err
+    )
+    assert said is not None, done.err
+    model = load(
+        Runtime(model=str(folder), device_map="auto", max_memory="cpu=60KB", offload_folder=str(tmp_path / "off"))
+    ).model
+    away = sum(weight.numel() * 4 for weight in model.parameters() if weight.device.type == "meta")
+    assert 0 < away <= sum(weight.numel() * 4 for weight in tiny("llama").parameters())
+    assert float(said[1]) == pytest.approx(away / 1e6, abs=0.051)
+    near = genctl("run", "-m", str(folder), "--device-map", "auto", "-n", "3", "the cat")
+    assert (near.out, "stay on the disk" in near.err) == (done.out, False)
+
+
+def test_the_speed_of_a_disk_is_bytes_over_seconds(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"0" * 1_000_000)
+    assert 1e5 < disk_speed(tmp_path / "file") < 1e12
+    (tmp_path / "empty").write_bytes(b"")
+    assert disk_speed(tmp_path / "empty") > 0

@@ -1,0 +1,116 @@
+"""Quantised checkpoints: the tokens are those of transformers, or the missing package is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from genctl.errors import ModelError
+from genctl.models import optional_packages
+from genctl.models.hub import load
+from genctl.params import Runtime
+from tests.cli.tool import genctl
+from tests.tiny import checkpoint, tokenizer
+
+PROMPT = [5, 60, 250, 7]
+
+
+def torchao(folder: Path) -> None:
+    """int8 weights, as torchao writes them through transformers."""
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import AutoModelForCausalLM, TorchAoConfig
+
+    base = checkpoint("llama", folder / "base")
+    config = TorchAoConfig(Int8WeightOnlyConfig())
+    AutoModelForCausalLM.from_pretrained(base, quantization_config=config).save_pretrained(folder / "packed")
+
+
+def compressed_tensors(folder: Path) -> None:
+    """int8 weights with a scale for each row, packed in words."""
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, apply_quantization_config
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("llama", folder / "base"))
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    apply_quantization_config(model, QuantizationConfig(config_groups=groups, ignore=["lm_head"]))
+    for module in model.modules():
+        if hasattr(module, "weight_scale"):
+            scale = module.weight.detach().abs().amax(1, keepdim=True) / 127
+            module.weight_scale.data = scale.to(module.weight_scale.dtype)
+            module.quantization_status = QuantizationStatus.FROZEN
+    compressor = ModelCompressor.from_pretrained_model(model, quantization_format="pack-quantized")
+    compressor.compress_model(model)
+    model.save_pretrained(folder / "packed")
+    compressor.update_config(folder / "packed")
+
+
+def greedy(model: Any, count: int = 12) -> list[int]:
+    ids = torch.tensor([PROMPT])
+    made = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count)
+    tokens: list[int] = made[0, len(PROMPT) :].tolist()
+    return tokens
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [torchao, compressed_tensors])
+def test_a_quantised_checkpoint_continues_as_with_transformers(make: Callable[[Path], None], tmp_path: Path) -> None:
+    pytest.importorskip(make.__name__)
+    from transformers import AutoModelForCausalLM
+
+    make(tmp_path)
+    folder = tmp_path / "packed"
+    assert json.loads((folder / "config.json").read_text())["quantization_config"]
+    tokenizer().save_pretrained(folder)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt_ids": PROMPT}))
+    done = genctl(
+        "run",
+        *("-m", str(folder), "-i", str(tmp_path / "rows.jsonl"), "--format", "jsonl", "--scores"),
+        *("--max-new-tokens", "12", "--no-do-sample"),
+    )
+    assert done.status == 0, done.err
+    found = [token["id"] for token in json.loads(done.out)["tokens"]]
+    assert found == greedy(AutoModelForCausalLM.from_pretrained(folder))
+    assert len(found) > 4
+
+
+@pytest.mark.parametrize(
+    ("method", "missing", "extra"),
+    [
+        ("gptq", "optimum and gptqmodel, which are", "gptq"),
+        ("awq", "gptqmodel, which is", "gptq"),
+        ("compressed-tensors", "compressed-tensors, which is", "quant"),
+        ("torchao", "torchao, which is", "quant"),
+    ],
+)
+def test_what_a_quantised_checkpoint_lacks_is_named(
+    method: str, missing: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optional_packages, "is_missing", lambda module: True)
+    checkpoint("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": method}}))
+    with pytest.raises(ModelError, match=f"quant_method = {method}: the checkpoint needs {missing} not inst") as said:
+        load(Runtime(model=str(tmp_path)))
+    assert said.value.hint == f"pip install 'genctl[{extra}]'"
+
+
+def test_a_quantization_config_of_another_type_is_refused(tmp_path: Path) -> None:
+    checkpoint("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": "gptq"}))
+    with pytest.raises(ModelError, match="quantization_config is not a JSON object"):
+        load(Runtime(model=str(tmp_path)))
+
+
+def test_packages_are_looked_for_and_not_imported() -> None:
+    assert not optional_packages.is_missing("torch")
+    assert optional_packages.is_missing("no_such_package_at_all")
+    assert importlib.util.find_spec("no_such_package_at_all") is None
