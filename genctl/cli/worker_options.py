@@ -61,12 +61,6 @@ def check_workers(options: ModelOptions, early: Resolved) -> None:
     flag, runtime = wanted(options), early.runtime
     if options.input == "-" and is_terminal(sys.stdin):
         raise UsageError(f"{flag} gives whole groups of rows to workers, but --input - reads them from a keyboard")
-    if runtime.backend is not None:
-        origin = early.origins["backend"]
-        raise UsageError(
-            f"{flag} starts processes that load a checkpoint, but backend ({origin}) asks a server instead",
-            hint="--batch-size N asks for N rows at once",
-        )
     if runtime.device_map is not None:
         origin = early.origins["device_map"]
         raise UsageError(f"{flag} gives each worker a device, but device_map = {runtime.device_map} ({origin}) is one")

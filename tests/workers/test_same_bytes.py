@@ -99,4 +99,4 @@ def test_a_page_has_the_tokens_that_workers_wrote(llama: Path, rows: Path, tmp_p
 def test_workers_and_a_server_exclude_each_other(rows: Path, tmp_path: Path) -> None:
     done = genctl("run", "-i", str(rows), "--workers", "2", "--backend", "openai:http://127.0.0.1:9", stdin="")
     assert done.status == 2
-    assert "--workers starts processes that load a checkpoint, but backend (" in done.err
+    assert "--workers computes in processes of this program, but flag --backend leaves that to a server" in done.err
