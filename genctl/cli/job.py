@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 import warnings
@@ -45,6 +46,7 @@ class Job(ABC, Generic[SomeOptions]):
     """One run of a command. A subclass opens its outputs, loads, decodes and writes."""
 
     what = "prompt"  # a row of the input
+    shares_ranks: ClassVar[bool] = False  # several processes may do it together
     reading: ClassVar[Mapping[str, Any]] = {}  # how the input is read, besides the options
 
     def __init__(self, options: SomeOptions, interrupt: Interrupt) -> None:
@@ -75,6 +77,10 @@ class Job(ABC, Generic[SomeOptions]):
         """Settings without those of the checkpoint. Returns the exit status where that is all, else None."""
         self.layers = self.options.layers()
         self.early = resolve(self.layers, tentative=True)
+        if self.early.runtime.tensor_parallel or "WORLD_SIZE" in os.environ:
+            from genctl.ranks import launch
+
+            launch.check(self.early.runtime, shares=self.shares_ranks)
         return None
 
     def read(self, stack: ExitStack) -> bool:
