@@ -56,6 +56,8 @@ class CompareJob(Job[CompareOptions]):
             raise UsageError(f"--baseline {options.baseline}: no run has this name; there are: {', '.join(names)}")
         self.base = options.baseline or names[0]
         self.early_runs = each(self.runs, RunSpec.early)
+        for early in self.early_runs:
+            self.check_launch(early.runtime)
         if not options.dry:
             return None
         resolved = zip(names, settled(options, self.runs, self.early_runs), strict=True)

@@ -77,11 +77,15 @@ class Job(ABC, Generic[SomeOptions]):
         """Settings without those of the checkpoint. Returns the exit status where that is all, else None."""
         self.layers = self.options.layers()
         self.early = resolve(self.layers, tentative=True)
-        if self.early.runtime.tensor_parallel or "WORLD_SIZE" in os.environ:
+        self.check_launch(self.early.runtime)
+        return None
+
+    def check_launch(self, runtime: Runtime) -> None:
+        """Raises UsageError where several processes would each do the whole job, or one is to share what it does."""
+        if runtime.tensor_parallel or "WORLD_SIZE" in os.environ:
             from genctl.ranks import launch
 
-            launch.check(self.early.runtime, shares=self.shares_ranks)
-        return None
+            launch.check(runtime, shares=self.shares_ranks)
 
     def read(self, stack: ExitStack) -> bool:
         """Open the input. Returns whether there is one."""

@@ -1,4 +1,4 @@
-"""`--tensor-parallel`: two ranks choose what one process does; rank 0 alone reads and writes; no rank is left behind."""
+"""`--tensor-parallel`: two ranks choose what one process does, rank 0 alone reads and writes, and all ranks end."""
 
 from __future__ import annotations
 
