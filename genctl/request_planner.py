@@ -93,7 +93,9 @@ class Planner:
 
         if name not in self.auxiliary_models:
             # its steps alternate with the model's, so it is packed and never compiled
-            runtime = replace(self.runtime, model=name, revision=None, compile=False, adapter=None)
+            runtime = replace(
+                self.runtime, model=name, revision=None, compile=False, adapter=None, tensor_parallel=False
+            )
             # without a tokenizer, different vocabularies cannot be detected
             loaded = hub.load(runtime, **self.flags, need_tokenizer=self.loaded.tokenizer is not None)
             self.auxiliary_models[name] = loaded, runtime_of(loaded.model)

@@ -6,6 +6,7 @@ Nothing here decides what a person sees.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ class Session:
         self.loaded = loaded
         self.forward = runtime_of(loaded.model, compile=runtime.compile)
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
+        self.clock: Callable[[], float] = time.perf_counter
         self.saved = self._saved(runtime.prompt_cache)
         self.settled: tuple[list[Layer], Resolved] | None = None  # layers resolved before the weights were read
         self.tried: tuple[Resolved, PlannedLane] | None = None  # a prompt planned to see whether a job can be done
@@ -285,6 +287,7 @@ class Session:
                 saved=self.saved,
                 on_shortage=on_shortage,
                 ahead=ahead,
+                clock=self.clock,
             ):
                 while asides:
                     yield asides.popleft()

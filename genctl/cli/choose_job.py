@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from genctl.cli.worker_options import wanted
@@ -18,7 +19,7 @@ def on_servers(options: Any) -> bool:
 
 
 def run(options: Any) -> int | None:
-    """`genctl run` and `genctl beam`: here, by workers, or on servers."""
+    """`genctl run` and `genctl beam`: here, as one of several processes that share a model, by workers, on servers."""
     if on_servers(options):
         from genctl.cli.run_servers import RunServersJob
 
@@ -27,6 +28,10 @@ def run(options: Any) -> int | None:
         from genctl.cli.run_workers import RunWorkersJob
 
         return RunWorkersJob.perform(options)
+    if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
+        from genctl.ranks.shared_run import SharedRun
+
+        return SharedRun.perform(options)
     from genctl.cli.run_job import RunJob
 
     return RunJob.perform(options)

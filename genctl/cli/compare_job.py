@@ -59,6 +59,8 @@ class CompareJob(Job[CompareOptions]):
         self.base = options.baseline or names[0]
         self.early_runs = each(self.runs, RunSpec.early)
         check_servers(options, self.runs, self.early_runs)
+        for early in self.early_runs:
+            self.check_launch(early.runtime)
         if not options.dry:
             return None
         resolved = zip(names, settled(options, self.runs, self.early_runs), strict=True)

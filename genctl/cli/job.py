@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 import warnings
@@ -50,6 +51,7 @@ class Job(ABC, Generic[SomeOptions]):
     """One run of a command. A subclass opens its outputs, loads, decodes and writes."""
 
     what = "prompt"  # a row of the input
+    shares_ranks: ClassVar[bool] = False  # several processes may do it together
     reading: ClassVar[Mapping[str, Any]] = {}  # how the input is read, besides the options
 
     def __init__(self, options: SomeOptions, interrupt: Interrupt) -> None:
@@ -73,6 +75,8 @@ class Job(ABC, Generic[SomeOptions]):
     def perform(cls, options: SomeOptions) -> int | None:
         """Do what the options say. Returns the exit status, or None if there is no input."""
         with Interrupt() as interrupt, ExitStack() as stack:
+            if not options.verbose:
+                stack.enter_context(_libraries_hushed())
             job = cls(options, interrupt)
             status = job.prepare()
             if status is None and job.read(stack):
@@ -83,7 +87,15 @@ class Job(ABC, Generic[SomeOptions]):
         """Settings without those of the checkpoint. Returns the exit status where that is all, else None."""
         self.layers = self.options.layers()
         self.early = resolve(self.layers, tentative=True)
+        self.check_launch(self.early.runtime)
         return None
+
+    def check_launch(self, runtime: Runtime) -> None:
+        """Raises UsageError where several processes would each do the whole job, or one is to share what it does."""
+        if runtime.tensor_parallel or "WORLD_SIZE" in os.environ:
+            from genctl.ranks import launch
+
+            launch.check(runtime, shares=self.shares_ranks)
 
     def read(self, stack: ExitStack) -> bool:
         """Open the input. Returns whether there is one."""
@@ -96,8 +108,6 @@ class Job(ABC, Generic[SomeOptions]):
     def run(self) -> int:
         """Load, decode, write. Returns the exit status."""
         with ExitStack() as stack:
-            if not self.options.verbose:
-                stack.enter_context(_libraries_hushed())
             self.open_page(stack)
             stack.callback(self._disconnect)
             self.open(stack)

@@ -119,6 +119,10 @@ def load(
                 return _native(native, runtime, place, checkpoint, device, on_event)
         config = architecture.read_config(checkpoint, trust_remote_code)
         kind = architecture.auto_class(checkpoint, config, trust_remote_code)
+        if runtime.tensor_parallel:
+            from genctl.ranks import tensor_parallel
+
+            placement = tensor_parallel.placement(config)
         dtype, dtype_notes = _dtype(checkpoint, runtime, device)
         model, notes = _model(checkpoint, kind, config, runtime, dtype, placement, trust_remote_code, on_event)
         notes += dtype_notes
@@ -127,7 +131,7 @@ def load(
             notes.append(note)
         tokenizer = _tokenizer(checkpoint, trust_remote_code) if checkpoint.has_tokenizer else None
         notes += prepare.prepare_for_device(model, runtime, device, checkpoint.config)
-        if device is not None:
+        if device is not None and not runtime.tensor_parallel:
             model = guarded(lambda: model.to(device), f"cannot move the model to {device}")
     loaded = _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"transformers ({reason})")
     loaded.adapter = added

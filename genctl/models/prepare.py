@@ -30,6 +30,16 @@ def check_options(runtime: Runtime) -> None:
             )
         if runtime.device_map is not None:
             raise UsageError(f"--compile and --device-map {runtime.device_map}: only a model that lies on one device")
+    if runtime.tensor_parallel:
+        others = {
+            "--compile": runtime.compile,
+            f"--quantize {runtime.quantize}": runtime.quantize is not None,
+            f"--device-map {runtime.device_map}": runtime.device_map is not None,
+            "--adapter": runtime.adapter is not None,
+            "--prompt-cache": runtime.prompt_cache is not None,
+        }
+        for other in (name for name, given in others.items() if given):
+            raise UsageError(f"--tensor-parallel and {other}: not for a model that is shared out over ranks")
     if runtime.adapter is not None and runtime.device_map is not None:
         raise UsageError(f"--adapter and --device-map {runtime.device_map}: only a model that lies on one device")
     if runtime.quantize is None:
@@ -90,6 +100,16 @@ def prepare_for_device(
 
     Raises ModelError for NaN and infinite weights. Above 2 GB weights are not checked; logits still are, at every step.
     """
+    if runtime.tensor_parallel:  # each rank looks at its own part
+        from genctl.ranks import tensor_parallel
+
+        tensor_parallel.speak_as_one(model)
+        parts = list(tensor_parallel.own_parts(model))
+        check_part = finite_check(sum(part.nbytes for _, part in parts))
+        for name, part in parts if check_part is not None else ():
+            assert check_part is not None
+            check_part(name, part)
+        return []
     size = sum(weight.nbytes for weight in model.parameters() if weight.device.type != "meta")
     look = finite_check(size)
     packs = runtime.pack and not runtime.compile  # packed layers are opaque to a compiler, and it fuses by itself

@@ -87,6 +87,7 @@ def _options(runtime: Runtime, trust_remote_code: bool) -> None:
         "--trust-remote-code": trust_remote_code,
         f"--device-map {runtime.device_map}": runtime.device_map is not None,
         "--compile": runtime.compile,
+        "--tensor-parallel": runtime.tensor_parallel,
         "--adapter": runtime.adapter is not None,
     }
     for flag, is_set in flags.items():

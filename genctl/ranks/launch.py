@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from genctl.errors import UsageError
+from genctl.params import Runtime
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Launch:
     size: int
 
 
-def launch_of(environment: Mapping[str, str]) -> Launch | None:
+def launch_of(environment: Mapping[str, str] = os.environ) -> Launch | None:
     """The place of this process among those started with it; None if it was started alone. Raises UsageError."""
     size, rank = environment.get("WORLD_SIZE"), environment.get("RANK")
     if size is None or rank is None or size == "1":
@@ -26,10 +28,22 @@ def launch_of(environment: Mapping[str, str]) -> Launch | None:
     return Launch(int(rank), int(size))
 
 
-def refuse_copies(launch: Launch) -> None:
-    """Raises UsageError: without an option that shares the work, every process would do all of it."""
-    raise UsageError(
-        f"{launch.size} processes were started (WORLD_SIZE), and each would decode every prompt and write the same "
-        "outputs",
-        hint="add --tensor-parallel to share out one model, or leave out the launcher (and see --workers)",
-    )
+def check(runtime: Runtime, *, shares: bool) -> None:
+    """Raises UsageError for several processes without an option that shares the work, and for such an option alone.
+
+    `shares`: the command can share its work.
+    """
+    launch = launch_of()
+    if launch is not None and not runtime.tensor_parallel:
+        raise UsageError(
+            f"{launch.size} processes were started together (WORLD_SIZE), and each would decode every prompt and write "
+            "the same outputs",
+            hint="add --tensor-parallel to share out one model, or start one process (and see --workers)",
+        )
+    if runtime.tensor_parallel and launch is None:
+        raise UsageError(
+            "--tensor-parallel shares out a model over several processes, but this one was started alone",
+            hint="torchrun --nproc-per-node 2 -m genctl run … --tensor-parallel",
+        )
+    if runtime.tensor_parallel and not shares:
+        raise UsageError("--tensor-parallel is for genctl run and genctl beam")

@@ -1,0 +1,1 @@
+"""One run of several processes (`torchrun`): tensor parallelism."""

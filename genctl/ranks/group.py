@@ -1,0 +1,77 @@
+"""The processes of a run as torch.distributed sees them: start together, and hear what rank 0 says."""
+
+from __future__ import annotations
+
+import datetime
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from genctl.errors import ModelError
+
+# How long a rank waits for another one inside a step. Ranks load and decode in step, so they are seconds apart at most;
+# a rank that is killed closes its connections, which ends the others at once.
+TIMEOUT_S = 120
+# How long ranks wait for rank 0's next row: it may come from a pipe or a person.
+PATIENCE = datetime.timedelta(days=7)
+
+
+def start() -> None:
+    """Meet the other processes, once. Raises ModelError where they do not come."""
+    if dist.is_initialized():
+        return
+    timeout = datetime.timedelta(seconds=TIMEOUT_S)
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(f"the processes that were started together do not find each other: {_line(error)}") from error
+
+
+def stop() -> None:
+    """Leave the group."""
+    if dist.is_initialized():
+        patient.cache_clear()
+        dist.destroy_process_group()
+
+
+@cache
+def patient() -> Any:
+    """The same processes, with more patience, for what rank 0 reads."""
+    return dist.new_group(backend="gloo", timeout=PATIENCE)
+
+
+def heard(thing: Any, *, wait: bool = False) -> Any:
+    """What rank 0 says: every rank calls this together, and receives rank 0's `thing`.
+
+    `wait`: rank 0 may take long to say it. Raises ModelError where a rank has ended or does not answer.
+    """
+    box = [thing]
+    try:
+        dist.broadcast_object_list(box, src=0, group=patient() if wait else None)
+    except RuntimeError as error:
+        raise lost(error) from error
+    return box[0]
+
+
+def share(tensor: torch.Tensor) -> torch.Tensor:
+    """Rank 0's numbers for a tensor that every rank has in the same shape. Raises ModelError as `heard` does."""
+    same = tensor.contiguous()
+    try:
+        dist.broadcast(same, src=0)
+    except RuntimeError as error:
+        raise lost(error) from error
+    return same
+
+
+def lost(error: BaseException) -> ModelError:
+    """The error of a rank that another one has left."""
+    return ModelError(
+        f"rank {dist.get_rank()} of {dist.get_world_size()}: another rank has ended or does not answer within "
+        f"{TIMEOUT_S} s: {_line(error)}"
+    )
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
