@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from genctl import events
+from genctl.batch.rows import BadRow, InputRow
 from genctl.cli import job
+from genctl.cli.row_queue import RowQueue
 from genctl.cli.run_job import RunJob
 from genctl.cli.worker_options import check_workers
 from genctl.cli.worker_pool import JobWorkers
@@ -106,15 +107,28 @@ class RunWorkersJob(RunJob):
             return
         self.output.end_of_input(self.taken)
 
-    def _groups(self) -> Iterator[WorkGroup]:
-        """The groups of `RunJob._decode`, read when a worker has room for one."""
-        for first in self.input:
-            rows = itertools.chain([first], itertools.islice(self.input, self.span - 1 - first.index % self.span))
-            requests = tuple(self._requests(rows))
-            work = GenerateWork(requests, self._report(), self.width, self.ahead)
-            yield WorkGroup(work, len(requests), first.index, self.taken - 1)
-            if self.stop_at is not None or self.interrupt.status:
-                return
+    def _groups(self) -> Iterator[WorkGroup | None]:
+        """The groups of `RunJob._decode`, read when a worker has room for one; None while the next row is not there."""
+        options = self.options
+        piped = not options.arguments and options.input in (None, "-") and not options.strict
+        waiting: list[InputRow | BadRow] = []
+        for row in RowQueue(self.input) if piped else self.input:
+            if row is None:
+                yield None
+                continue
+            waiting.append(row)
+            if (row.index + 1) % self.span == 0:
+                yield self._group(waiting)
+                waiting = []
+                if self.stop_at is not None or self.interrupt.status:
+                    return
+        if waiting:
+            yield self._group(waiting)
+
+    def _group(self, rows: Sequence[InputRow | BadRow]) -> WorkGroup:
+        requests = tuple(self._requests(iter(rows)))
+        work = GenerateWork(requests, self._report(), self.width, self.ahead)
+        return WorkGroup(work, len(requests), rows[0].index, self.taken - 1)
 
     def _events(self, result: GroupResult) -> Generator[events.Event, None, None]:
         """The events of a group, until the run is to end."""

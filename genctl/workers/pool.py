@@ -201,11 +201,12 @@ class WorkerPool:
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def results(
-        self, groups: Iterator[WorkGroup], interrupted: Callable[[], object], *, ordered: bool = True
+        self, groups: Iterator[WorkGroup | None], interrupted: Callable[[], object], *, ordered: bool = True
     ) -> Iterator[GroupResult]:
         """The result of each group, in order, unless not `ordered`. Ends early when `interrupted` returns true.
 
-        `groups` are taken as workers become free. Raises the first error of a worker that cannot load the checkpoint.
+        `groups` are taken as workers become free; None says that the next one is not there yet. Raises the first error
+        of a worker that cannot load the checkpoint.
         """
         more = True
         while not interrupted():
@@ -233,15 +234,18 @@ class WorkerPool:
             if worker.ready and worker.suspects and not worker.assignments:
                 self._give(worker, replace(worker.suspects.popleft(), alone=True))
 
-    def _assign(self, groups: Iterator[WorkGroup]) -> bool:
+    def _assign(self, groups: Iterator[WorkGroup | None]) -> bool:
         """Give groups to workers that have room. Returns whether there may be more groups."""
         while True:
             free = [worker for worker in self.workers if self._has_room(worker)]
             if not free or self._unfinished() + len(self._finished) >= HELD * len(self.workers):
                 return True
-            group = next(groups, None)
-            if group is None:
+            try:
+                group = next(groups)
+            except StopIteration:
                 return False
+            if group is None:
+                return True
             number, self._given = self._given, self._given + 1
             if not group.rows:
                 self._finished[number] = GroupResult(group, None, 0)

@@ -136,6 +136,20 @@ def test_a_worker_that_dies_while_it_loads_ends_the_run(started: Callable[..., W
         started(behave, workers=1)
 
 
+def test_results_do_not_wait_for_groups_that_come_late(started: Callable[..., WorkerPool]) -> None:
+    given: list[GroupResult] = []
+
+    def late() -> Iterator[WorkGroup | None]:
+        yield from groups(2)
+        while len(given) < 2:
+            yield None
+        yield WorkGroup("group 2", 2, 4, 5)
+
+    for result in started(well).results(late(), lambda: False):
+        given.append(result)
+    assert summary(iter(given)) == expected(3)
+
+
 def test_an_interrupt_ends_it_before_the_next_result(started: Callable[..., WorkerPool]) -> None:
     given: list[GroupResult] = []
     for result in started(well).results(groups(60), lambda: len(given) == 2):

@@ -55,6 +55,14 @@ def test_scores_and_events_are_the_same(llama: Path, rows: Path, tmp_path: Path)
     assert sorted(map(json.dumps, workers)) == sorted(map(json.dumps, alone))
 
 
+def test_rows_may_come_from_a_pipe(llama: Path, rows: Path, tmp_path: Path) -> None:
+    arguments = ("run", "-m", str(llama), "--input-format", "jsonl", "--format", "jsonl", *SETTINGS)
+    alone = genctl(*arguments, stdin=rows.read_bytes())
+    done = genctl(*arguments, "--workers", "2", stdin=rows.read_bytes())
+    assert (done.status, done.raw) == (alone.status, alone.raw)
+    assert done.raw.count(b"\n") > 40
+
+
 def test_strict_stops_at_the_same_row(llama: Path, rows: Path, tmp_path: Path) -> None:
     alone = run(llama, rows, tmp_path / "alone.jsonl", "--strict")
     done = run(llama, rows, tmp_path / "workers.jsonl", "--strict", "--workers", "2")
