@@ -314,7 +314,7 @@ def ask(home: Path, requests: list[dict[str, Any]], **environment: str) -> list[
     settings = {"HF_HOME": str(home), "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1", **environment}
     command = [*python(), "-c", HUB, json.dumps(requests)]
     done = subprocess.run(command, capture_output=True, text=True, env={**kept, **settings}, check=False, cwd=home)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

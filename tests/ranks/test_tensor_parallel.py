@@ -95,6 +95,22 @@ def test_the_others_end_with_rank_0(llama: Path) -> None:
     assert "Traceback" not in said
 
 
+def test_an_interrupt_ends_all_ranks_together(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "many.txt").write_text("the cat\n" * 400)
+    job = ("run", "-m", str(llama), "--tensor-parallel", "-n", "200", "-i", str(tmp_path / "many.txt"))
+    with ranks("-m", "genctl", *job, "--format", "jsonl", "--batch-size", "2") as (first, second):
+        assert first.stdout is not None
+        records = [first.stdout.readline()]
+        for process in (first, second):  # as a terminal does
+            process.send_signal(signal.SIGINT)
+        out, said = first.communicate(timeout=SECONDS)
+        second.communicate(timeout=SECONDS)
+    assert (first.returncode, second.returncode) == (130, 130), said
+    records += out.splitlines()
+    assert all(json.loads(record)["prompt"] == "the cat" for record in records)
+    assert len(records) < 400
+
+
 def test_an_input_that_is_missing_ends_both_ranks(llama: Path) -> None:
     first, second = run("run", "-m", str(llama), "--tensor-parallel", "-i", str(llama / "nothing.txt"))
     assert first[0] == 2
