@@ -94,7 +94,7 @@ class Planner:
         if name not in self.auxiliary_models:
             # its steps alternate with the model's, so it is packed and never compiled
             runtime = replace(
-                self.runtime, model=name, revision=None, compile=False, adapter=None, tensor_parallel=False
+                self.runtime, model=name, revision=None, compile=False, adapter=None, tensor_parallel=False, fsdp=False
             )
             # without a tokenizer, different vocabularies cannot be detected
             loaded = hub.load(runtime, **self.flags, need_tokenizer=self.loaded.tokenizer is not None)

@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "workers": {"config", "events", "identity", "inspecting", "params", "requests", "scoring", "session"},
     "backend": {"config", "params", "events", "requests", "batch", "scoring.scored_text", "models.tokenizer_alone"},
-    "ranks": {"params", "cli", "batch.rows"},
+    "ranks": {"params", "cli", "batch.rows", "events", "requests"},
     "api": {"config", "session", "requests", "batch", "params", "events", "results"},
     "session": {
         "config",

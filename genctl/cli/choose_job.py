@@ -29,6 +29,10 @@ def run(options: Any) -> int | None:
 
         return RunWorkersJob.perform(options)
     if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
+        if any(layer.values.get("fsdp") for layer in options.layers()):
+            from genctl.ranks.own_rows import OwnRowsRun
+
+            return OwnRowsRun.perform(options)
         from genctl.ranks.shared_run import SharedRun
 
         return SharedRun.perform(options)

@@ -92,7 +92,7 @@ class Job(ABC, Generic[SomeOptions]):
 
     def check_launch(self, runtime: Runtime) -> None:
         """Raises UsageError where several processes would each do the whole job, or one is to share what it does."""
-        if runtime.tensor_parallel or "WORLD_SIZE" in os.environ:
+        if runtime.tensor_parallel or runtime.fsdp or "WORLD_SIZE" in os.environ:
             from genctl.ranks import launch
 
             launch.check(runtime, shares=self.shares_ranks)

@@ -133,6 +133,10 @@ def load(
         notes += prepare.prepare_for_device(model, runtime, device, checkpoint.config)
         if device is not None and not runtime.tensor_parallel:
             model = guarded(lambda: model.to(device), f"cannot move the model to {device}")
+        if runtime.fsdp:
+            from genctl.ranks import fully_sharded
+
+            fully_sharded.shard(model)
     loaded = _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"transformers ({reason})")
     loaded.adapter = added
     if runtime.device_map is not None:

@@ -55,6 +55,16 @@ def heard(thing: Any, *, wait: bool = False) -> Any:
     return box[0]
 
 
+def gathered(thing: Any) -> list[Any] | None:
+    """What each rank gives, in the order of ranks, on rank 0; None on the others. Raises ModelError as `heard` does."""
+    box: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    try:
+        dist.gather_object(thing, box, dst=0)
+    except RuntimeError as error:
+        raise lost(error) from error
+    return box
+
+
 def share(tensor: torch.Tensor) -> torch.Tensor:
     """Rank 0's numbers for a tensor that every rank has in the same shape. Raises ModelError as `heard` does."""
     same = tensor.contiguous()

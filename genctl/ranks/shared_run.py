@@ -52,10 +52,11 @@ class AgreedInterrupt(Interrupt):
             yield
 
 
-class SharedRun(RunJob):
-    """One run of a generating command by several processes."""
+class RanksRun(RunJob):
+    """One run of a generating command by several processes, of which rank 0 reads and writes."""
 
     shares_ranks = True
+    flag = ""  # the option that shares the work
 
     def __init__(self, options: RunOptions, interrupt: Interrupt) -> None:
         launch = launch_of()
@@ -71,11 +72,11 @@ class SharedRun(RunJob):
         status = super().prepare()
         for name in ALONE:
             if getattr(self.options, name):
-                raise UsageError(f"--tensor-parallel and --{name.replace('_', '-')}: only one process can do that")
+                raise UsageError(f"{self.flag} and --{name.replace('_', '-')}: only one process can do that")
         return status
 
-    def read(self, stack: ExitStack) -> bool:
-        """Meet the other ranks; rank 0 opens the input and says whether there is one."""
+    def meet(self, stack: ExitStack) -> bool:
+        """Meet the other ranks; rank 0 opens the input. Returns whether there is one."""
         from genctl.ranks import group
 
         group.start()
@@ -84,10 +85,23 @@ class SharedRun(RunJob):
             silence(stack)
         found = super().read(stack) if not self.launch.rank else False
         found, self.lone = group.heard((found, self.lone), wait=True)
-        self.input = self._shared(iter(self.input) if not self.launch.rank and found else iter(()))
+        if self.launch.rank or not found:
+            self.input = iter(())
+        return bool(found)
+
+
+class SharedRun(RanksRun):
+    """One run in which all ranks compute the same."""
+
+    flag = "--tensor-parallel"
+
+    def read(self, stack: ExitStack) -> bool:
+        """Meet the other ranks; rank 0's rows are those of all."""
+        found = self.meet(stack)
+        self.input = self._shared(iter(self.input))
         agreed = AgreedInterrupt(self.interrupt)
         self.interrupt = agreed
-        return bool(found)
+        return found
 
     def load(self) -> None:
         """Load this rank's part of the checkpoint, and agree on what ranks would choose by themselves."""
