@@ -71,7 +71,7 @@ class PageFile(FileAtEnd):
         facts = dict(facts_of(data)) | dict(self.facts)
         if self.live and len(self._clock) == 2:
             done = [lane.finished for lane in data.lanes.values() if lane.finished is not None]
-            tokens = sum(len(hypothesis.tokens) for finished in done for hypothesis in finished.hypotheses)
+            tokens = sum(hypothesis.length for finished in done for hypothesis in finished.hypotheses)
             facts["speed"] = f"{tokens / (self._clock[1] - self._clock[0]):,.1f} tokens/s, prompts included"
         facts["versions"] = ", ".join(
             f"{name} {version}" for name, version in versions("torch", "transformers").items()

@@ -13,6 +13,7 @@ import pytest
 
 from tests.backend.stand_in import StandIn, running
 from tests.cli.tool import genctl
+from tests.report.pages import Parts
 
 
 @pytest.fixture
@@ -450,3 +451,14 @@ def test_a_backend_is_a_url(url: str, words: str) -> None:
     assert done.status == 2
     assert words in done.err
     assert "secret@" not in done.err
+
+
+def test_a_page_shows_the_tokens_of_a_server(server: StandIn, tmp_path: Path) -> None:
+    page = tmp_path / "p.html"
+    assert genctl("run", "--backend", server.url, "--seed", "3", "Hi", "--report", str(page)).status == 0
+    parts = Parts(page.read_text())
+    (lane,) = parts.data["lanes"]
+    assert lane["sequences"][0]["tokens"] == 6
+    assert lane["sequences"][0]["text"] == " one two three four five six"
+    assert lane["tree"]["logprob"] == [-5000] * 6
+    assert "127.0.0.1" in "".join(parts.texts)

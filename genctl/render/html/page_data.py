@@ -123,7 +123,7 @@ class PageData:
             entry["sequences"] = [
                 {
                     "text": cut(hypothesis.text, long),
-                    "tokens": len(hypothesis.tokens),
+                    "tokens": hypothesis.length,
                     "logprob": scaled(hypothesis.logprob),
                     "score": scaled(hypothesis.score),
                     "reason": hypothesis.reason,
@@ -170,7 +170,7 @@ def facts_of(page: PageData) -> list[tuple[str, str]]:
     if len(seeds) == 1:
         facts.append(("seed", str(seeds[0])))
     done = [lane.finished for lane in lanes if lane.finished is not None]
-    tokens = sum(len(hypothesis.tokens) for finished in done for hypothesis in finished.hypotheses)
+    tokens = sum(hypothesis.length for finished in done for hypothesis in finished.hypotheses)
     if page.comparison is not None:
         facts.append(("runs", ", ".join(page.comparison["runs"])))
     prompts = len(lanes) if page.comparison is None else len(page.comparison["prompts"])

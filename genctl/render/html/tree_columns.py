@@ -179,7 +179,7 @@ def _end(node: Node, number: int) -> dict[str, Any]:
     end: dict[str, Any] = {
         "node": number,
         "reason": hypothesis.reason,
-        "tokens": len(hypothesis.tokens),
+        "tokens": hypothesis.length,
         "total": scaled(hypothesis.total),
         "logprob": scaled(hypothesis.logprob),
         "score": scaled(hypothesis.score),
