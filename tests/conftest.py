@@ -1,7 +1,8 @@
 """What every test has: one thread, hypothesis without the clock, a clean environment, tiny checkpoints; and the tiers.
 
 Everyday (`--everyday`): what tests/tiers.py names. All (the default): everything but the zoo. Everything
-(`--everything`): the zoo and the torture too, which `-m zoo` and `-m torture` run alone.
+(`--everything`): the zoo, the torture and more of workers and ranks too; `-m zoo`, `-m torture` and `-m processes` run
+one of them alone.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ hypothesis.settings.register_profile("genctl", deadline=None, derandomize=True, 
 hypothesis.settings.load_profile("genctl")
 
 ROOT = Path(__file__).resolve().parent
-RARE = ("zoo", "torture")  # markers of tests that run only when asked for
+RARE = ("zoo", "torture", "processes")  # markers of tests that run only when asked for
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--everyday", action="store_true", help="run the everyday tier alone: under three minutes")
-    parser.addoption("--everything", action="store_true", help="run the zoo and the torture too")
+    parser.addoption("--everything", action="store_true", help="run the zoo, the torture, more of workers and ranks")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

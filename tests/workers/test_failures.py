@@ -24,6 +24,7 @@ from tests.workers.dying import POISON
 TASK = GenerateTask(None, (), 16, steps=False, parents=False)
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("ray_here")
 def test_a_group_that_kills_its_worker_again_and_again_fails_alone(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -87,6 +87,7 @@ def workers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.processes
 def test_a_killed_worker_and_ctrl_c_cost_nothing(tmp_path: Path) -> None:
     job = Harness(tmp_path, 40)
     with job.driver(2) as process:
