@@ -70,7 +70,7 @@ class Session:
         from genctl.models import hub
 
         if runtime.backend is not None:
-            raise UsageError(f"backend = {shown(runtime.backend)}: what is asked for needs a checkpoint here")
+            raise UsageError(f"backend = {shown(runtime.backend)}: this needs a checkpoint on this machine")
         if runtime.tokenizer is not None:
             raise UsageError(f"tokenizer = {shown(runtime.tokenizer)}: a checkpoint here has its own")
         if runtime.prompt_cache is not None and not Path(runtime.prompt_cache).is_file():

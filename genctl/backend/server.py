@@ -179,7 +179,7 @@ class Server:
     def _patiently(self, ask: Callable[[], Any], final: Sequence[int] = ()) -> Any:
         """The answer, asked for again while the server is busy or still loads its model. Raises Trouble.
 
-        `final`: statuses by which servers also say that they cannot do what is asked.
+        `final`: statuses that also mean that a server cannot do the request.
         """
         for attempt in range(1, retry.ATTEMPTS):
             try:

@@ -58,7 +58,7 @@ class RemoteSession:
             if len({server.model for server in self.servers}) > 1:
                 each = "; ".join(f"{server.name} has {server.model}" for server in self.servers)
                 raise BackendError(f"the servers have different models: {each}", hint="name one with --model")
-        except BaseException:
+        except BaseException:  # Ctrl-C too: connections that are open are closed
             self.close()
             raise
         self.name = self.servers[0].model

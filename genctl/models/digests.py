@@ -115,7 +115,7 @@ def _write(file: Path, entries: dict[str, list[Any]]) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
             handle.write(text)
         Path(temporary).replace(file)
-    except BaseException:
+    except BaseException:  # Ctrl-C too: no temporary file stays
         Path(temporary).unlink(missing_ok=True)
         raise
 

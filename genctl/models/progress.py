@@ -40,7 +40,7 @@ def quiet() -> Iterator[None]:
 
 def download_bar(on_event: OnEvent | None, what: str) -> Any:
     """A tqdm class that shows nothing and reports to `on_event`."""
-    from tqdm.std import tqdm  # type: ignore[import-untyped]
+    from tqdm.std import tqdm  # type: ignore[import-untyped]  # it has no types
 
     class Bar(tqdm):  # type: ignore[misc]
         monitor_interval = 0  # no monitor thread

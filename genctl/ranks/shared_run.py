@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from genctl.batch.rows import BadRow, InputRow
@@ -123,7 +124,7 @@ class SharedRun(RanksRun):
 
 def silence(stack: ExitStack) -> None:
     """Of a rank that writes nothing: its streams lead nowhere, and signals are left to rank 0."""
-    nowhere: Any = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+    nowhere: Any = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 — the stack closes it
     before = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = nowhere
 

@@ -141,7 +141,7 @@ def test_other_commands_have_no_backend(server: StandIn, monkeypatch: pytest.Mon
     assert "genctl run has --backend" in genctl("beam", "--backend", server.url, "Hi").err
     monkeypatch.setenv("GENCTL_BACKEND", server.url)
     assert "genctl beam shows the beams of a search" in genctl("beam", "Hi").err
-    assert "what is asked for needs a checkpoint here" in genctl("inspect-cache", "Hi").err
+    assert "this needs a checkpoint on this machine" in genctl("inspect-cache", "Hi").err
     assert genctl("run", "--format", "jsonl", "Hi").records[0]["backend"] == server.url
 
 

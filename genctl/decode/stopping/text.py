@@ -73,7 +73,7 @@ class Pattern:
     """
 
     def __init__(self, source: str, marks: Marks | None = None) -> None:
-        import regex  # type: ignore[import-untyped, unused-ignore]
+        import regex  # type: ignore[import-untyped, unused-ignore]  # it has no types
 
         self.source = source
         if len(source) > REGEX_LENGTH:
