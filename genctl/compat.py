@@ -75,11 +75,6 @@ def fbgemm_float16_prepack() -> Any:
     return _operator("quantized.linear_prepack_fp16")
 
 
-def int8_weight_linear() -> Any:
-    """(x bfloat16 [N, I], codes int8 [O, I], scales bfloat16 [O]) -> bfloat16 [N, O]."""
-    return _operator("aten._weight_int8pack_mm.default")
-
-
 def int4_linear() -> Any:
     """(x bfloat16 [N, I], packed, features in a group, scales and zeros) -> bfloat16 [N, O]."""
     return _operator("aten._weight_int4pack_mm_for_cpu")

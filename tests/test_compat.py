@@ -24,7 +24,6 @@ OPERATORS: dict[str, Callable[[], Any]] = {
     "quantized.linear_prepack": compat.fbgemm_int8_prepack,
     "quantized.linear_dynamic_fp16": compat.fbgemm_float16_linear,
     "quantized.linear_prepack_fp16": compat.fbgemm_float16_prepack,
-    "aten._weight_int8pack_mm": compat.int8_weight_linear,
     "aten._weight_int4pack_mm_for_cpu": compat.int4_linear,
     "aten._convert_weight_to_int4pack_for_cpu": compat.int4_prepack,
     "aten._scaled_dot_product_flash_attention_for_cpu": compat.flash_attention_cpu,
@@ -37,7 +36,6 @@ USED_BY = {  # operators -> the kernel that needs them
     "fbgemm_int8_prepack": kernels.has_int8,
     "fbgemm_float16_linear": kernels.has_float16,
     "fbgemm_float16_prepack": kernels.has_float16,
-    "int8_weight_linear": kernels.has_int8_weights,
     "int4_linear": kernels.has_int4,
     "int4_prepack": kernels.has_int4,
 }
@@ -56,7 +54,7 @@ def test_an_operator_that_is_not_there_is_none() -> None:
 @pytest.mark.parametrize("name", USED_BY)
 def test_without_an_operator_the_kernel_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, name, lambda: None)
-    known = [kernels.has_onednn, kernels.has_int8, kernels.has_float16, kernels.has_int8_weights, kernels.has_int4]
+    known = [kernels.has_onednn, kernels.has_int8, kernels.has_float16, kernels.has_int4]
     for has in known:
         has.cache_clear()
     try:

@@ -183,12 +183,10 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
         outputs = weight.numel() // inputs
         if runtime.quantize is None:
             extra += weight.nbytes
-        elif not native:
-            extra += weight.numel() + 2 * outputs  # int8 numbers, a bfloat16 scale for each output
-        elif runtime.quantize == "int4" and module is not head and not (outputs % 16 or inputs % GROUP):
+        elif native and runtime.quantize == "int4" and module is not head and not (outputs % 16 or inputs % GROUP):
             extra += weight.numel() // 2 + 4 * weight.numel() // GROUP  # a bfloat16 scale and zero for each group
         else:
-            extra += weight.numel() + 4 * outputs
+            extra += weight.numel() + 4 * outputs  # int8 numbers, a float32 scale for each output
     return int(sum(size for key, size in held.items() if users.get(key, 1)) + extra)
 
 

@@ -23,13 +23,12 @@ from genctl import compat
 from genctl.errors import ModelError
 from genctl.native import kernels, pages
 from genctl.native.linear import Float16, Linear, Make, Packed
-from genctl.native.quantized import Int8Weights
+from genctl.native.quantized import int8
 
 # Numbers in a weight below which a layer stays as it is. A call of oneDNN takes about 20 µs more than a plain product;
 # 8-bit weights are asked for by name, so that only what is not worth it in memory either is left.
 SMALLEST, SMALLEST_INT8 = 1 << 18, 1 << 14
 WIDTH_INT8 = 32  # numbers of a row that the 8-bit kernel reads at once, even past its end
-_AT_ONCE = 1 << 22  # numbers checked at once
 _READ = re.compile(r"\bself(?:\.\w+)*\.(\w+)\.weight\b")
 
 Look = Callable[[str, Tensor], None]
@@ -166,10 +165,10 @@ def unfit(model: nn.Module, names: Sequence[str], quantize: str | None, smallest
 def product_for(dtype: torch.dtype, quantize: str | None) -> Make | None:
     """The packed product that this CPU has for weights of this type; None if there is only the plain one."""
     if quantize is not None:
-        return Int8Weights
+        return int8()
     if kernels.has_onednn(dtype):
         return Packed
-    return Float16 if dtype in (torch.bfloat16, torch.float16) and kernels.has_float16() else None
+    return Float16 if dtype == torch.float16 and kernels.has_float16() else None
 
 
 def _reads(model: nn.Module, name: str) -> bool:
@@ -200,10 +199,6 @@ def _impossible(module: nn.Module, quantize: str | None) -> str:
     product = product_for(weight.dtype, quantize)
     if product is None:
         return f"{_name(weight.dtype)} without support in this CPU"
-    if product is Float16 and weight.dtype == torch.bfloat16:
-        for part in torch.split(weight.detach().flatten(), _AT_ONCE):
-            if not float(part.abs().max()) <= torch.finfo(torch.float16).max:
-                return "beyond what float16 holds"
     return ""
 
 

@@ -136,23 +136,6 @@ def int8_packed(codes: Tensor, scales: Tensor) -> object:
     return packed
 
 
-@cache
-def has_int8_weights() -> bool:
-    """Whether torch multiplies bfloat16 rows with 8-bit weights on this CPU."""
-
-    def trial() -> bool:
-        x, codes = torch.ones(2, 32, dtype=torch.bfloat16), torch.full((32, 32), 2, dtype=torch.int8)
-        return bool((int8_weights(x, codes, torch.ones(32, dtype=torch.bfloat16)) == 64).all())
-
-    return _works(trial)
-
-
-def int8_weights(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """x bfloat16 [N, I], codes int8 [O, I] (I a multiple of 32), scales bfloat16 [O] -> bfloat16 [N, O]."""
-    y: Tensor = compat.int8_weight_linear()(x, codes, scales)
-    return y
-
-
 # -- int4 --------------------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +169,5 @@ KERNELS: dict[str, Callable[[], bool]] = {
     "oneDNN bfloat16": lambda: has_onednn(torch.bfloat16),
     "FBGEMM float16": has_float16,
     "FBGEMM int8": has_int8,
-    "torch int8 weights": has_int8_weights,
     "torch int4 weights": has_int4,
 }

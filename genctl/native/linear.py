@@ -11,7 +11,6 @@ N rows, F tokens fed to each, I features in, O features out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from typing import Protocol
@@ -131,7 +130,7 @@ class Mapped:
 
 
 class Float16:
-    """FBGEMM's product with float16 weights: rows and sums are float32. bfloat16 has fewer digits, so it fits too."""
+    """FBGEMM's product with float16 weights: rows and sums are float32."""
 
     form = "FBGEMM, float16"
 
@@ -168,63 +167,13 @@ def _slices(weight: Tensor) -> list[int]:
     return [*range(0, size, step), size]
 
 
-class Bfloat16:
-    """oneDNN's product with bfloat16 weights; with one token, FBGEMM's, which reads them at nearly memory bandwidth.
-
-    The panels of all products of a model are made together, by all threads, when the first such token comes.
-    """
-
-    form = "oneDNN, bfloat16; FBGEMM with one token"
-
-    def __init__(self, product: Mapped, group: list[Bfloat16]) -> None:
-        self.product, self.group = product, group
-        self.panels: Float16 | None = None
-        self.waits = True  # whether panels have not been thought of
-        group.append(self)
-
-    @property
-    def weight(self) -> Tensor:
-        """Numbers [O, I]."""
-        return self.product.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        """[O]."""
-        return self.product.bias
-
-    def let_go(self) -> None:
-        """There is a copy of the weight."""
-        self.product.let_go()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [N, F, I] -> [N, F, O]."""
-        if x.shape[0] != 1 or x.shape[1] != 1:
-            return self.product(x)
-        if self.waits:
-            with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-                list(pool.map(Bfloat16._pack, self.group))
-        return self.product(x) if self.panels is None else self.panels(x)
-
-    def _pack(self) -> None:
-        weight = self.weight
-        if _fits_float16(weight):
-            self.panels = Float16(weight, self.bias)
-            del weight
-            self.product.let_go()
-        self.waits = False
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Weight and bias; panels are not counted, which take the place of pages that are let go."""
-        return self.product.tensors()
-
-
 class Joined:
     """Products of the same x. `parts` are computed one by one with one row, and as one product with several."""
 
     def __init__(self, parts: Sequence[Linear], sizes: Sequence[int]) -> None:
         self.parts, self.sizes = tuple(parts), list(sizes)
         self.one: Linear | None = parts[0] if len(parts) == 1 else None
-        mapped = [part for part in self.parts if isinstance(part, (Mapped, Bfloat16))]
+        mapped = [part for part in self.parts if isinstance(part, Mapped)]
         self.mapped = mapped if len(mapped) == len(self.parts) else []
         self.form = self.parts[0].form
 
@@ -258,7 +207,6 @@ class Products:
 
     def __init__(self, quantize: str | None = None, *, pack: bool = True) -> None:
         self.quantize, self.pack = quantize, pack
-        self.group: list[Bfloat16] = []
         self.origins: dict[int, Tensor] = {}  # of converted weights by their addresses, as they lie in the file
 
     def converted(self, weight: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
@@ -293,7 +241,7 @@ class Products:
     def _made(self, weight: Tensor, bias: Tensor | None, quantize: str | None) -> Linear:
         make = self._quantized(weight, quantize) or self._exact(weight)
         product = make(weight, bias)
-        if not isinstance(product, (Plain, Mapped, Bfloat16, Float16)):
+        if not isinstance(product, (Plain, Mapped, Float16)):
             pages.replaced(weight)
         return product
 
@@ -302,9 +250,7 @@ class Products:
             return None
         if quantize == "int4" and quantized.fits_int4(weight):
             return quantized.Int4
-        if kernels.has_int8():
-            return quantized.Int8
-        return quantized.Int8Weights
+        return quantized.int8()
 
     def _exact(self, weight: Tensor) -> Make:
         if not self.pack or weight.device.type != "cpu" or weight.numel() < SMALL:
@@ -312,18 +258,5 @@ class Products:
         if kernels.has_onednn(weight.dtype):
             origin = self.origins.get(weight.data_ptr())
             again = None if origin is None else partial(pages.converted, origin, weight.dtype)
-            if weight.dtype == torch.bfloat16 and kernels.has_float16():
-                return lambda weight, bias: Bfloat16(Mapped(weight, bias, again), self.group)
             return partial(Mapped, again=again)
-        if weight.dtype in (torch.float16, torch.bfloat16) and kernels.has_float16() and _fits_float16(weight):
-            return Float16
-        return Plain
-
-
-def _fits_float16(weight: Tensor) -> bool:
-    """Whether no number is beyond what float16 holds."""
-    if weight.dtype == torch.float16:
-        return True
-    flat = weight.reshape(-1)
-    ends = [*range(0, flat.numel(), 1 << 22), flat.numel()]
-    return all(float(flat[a:b].abs().max()) <= torch.finfo(torch.float16).max for a, b in pairwise(ends))
+        return Float16 if weight.dtype == torch.float16 and kernels.has_float16() else Plain

@@ -2,7 +2,7 @@
 
 8 bits: one scale for each output, symmetric; the rows of x are quantised too, each by its own largest number, and the
 sums are exact integers (LLM.int8(), Dettmers et al. 2022, arXiv:2208.07339, without its outliers). A row never depends
-on its neighbours. Where the CPU has no exact 8-bit product, x stays bfloat16.
+on its neighbours.
 
 4 bits: one scale and one zero for each 32 numbers of a row of the weight, chosen by least squares.
 
@@ -17,24 +17,21 @@ from torch import Tensor
 from genctl.native import kernels, pages
 from genctl.native.kernels import GROUP
 
-FEW = 12  # rows up to which torch's kernel for 8-bit weights is faster than a product with numbers turned back
+EXACT = 1024  # products of two 8-bit codes whose sum float32 holds: 1,024 · 127² < 2²⁴
 AT_ONCE = 1 << 20  # numbers quantised at a time: they stay in the processor's cache
 ROUNDS = 2  # least-squares rounds for each group of 4-bit numbers
 
 
-def int8_codes(weight: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """weight [O, I] -> codes int8 [O, I] from -127 to 127, scales [O] of `dtype`: weight ≈ codes · scale."""
+def int8_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight [O, I] -> codes int8 [O, I] from -127 to 127, scales f32 [O]: weight ≈ codes · scale."""
     size, width = weight.shape
-    codes, scales = torch.empty(size, width, dtype=torch.int8), torch.empty(size, dtype=dtype)
+    codes, scales = torch.empty(size, width, dtype=torch.int8), torch.empty(size)
     step, mapped = max(1, AT_ONCE // width), pages.mapped_files()
     for begin in range(0, size, step):  # in slices, so that no float32 copy of the whole is made
         rows = weight[begin : begin + step].float()
-        scale = (rows.abs().amax(1) / 127).to(dtype)
-        if dtype != torch.float32:  # rounded down, the largest number would not fit
-            short = scale.float() * 127 < rows.abs().amax(1) * (1 - 1 / 512)
-            scale = torch.where(short, torch.nextafter(scale, torch.full_like(scale, torch.inf)), scale)
+        scale = rows.abs().amax(1) / 127
         scales[begin : begin + step] = scale
-        divisor = torch.where(scale == 0, 1, scale.float())[:, None]
+        divisor = torch.where(scale == 0, 1, scale)[:, None]
         codes[begin : begin + step] = (rows / divisor).round_().clamp_(-127, 127).to(torch.int8)
         pages.release(weight[begin : begin + step], mapped)
     return codes, scales
@@ -68,41 +65,46 @@ class Int8:
         return self.counted if self.bias is None else (*self.counted, self.bias)
 
 
-class Int8Weights:
-    """8-bit weights; rows are bfloat16."""
+class Int8Plain:
+    """The same, bit by bit, where no kernel multiplies integers exactly: codes are multiplied as float32 numbers.
 
-    form = "torch, int8 weights"
+    Each product has 14 bits, so that sums of `EXACT` of them are exact in any order, for any number of rows.
+    """
+
+    form = "plain, int8"
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        # the kernel multiplies with bfloat16 scales: numbers are rounded for exactly those
-        self.codes, self.scales = int8_codes(weight, torch.bfloat16)
-        self.bias = bias
-        self.kernel = weight.shape[1] % 32 == 0 and kernels.has_int8_weights()
+        self.codes, self.scales = int8_codes(weight)
+        self.bias, self.most = bias, torch.tensor(127.0)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., I] -> [..., O]."""
-        rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
-        if self.kernel and 0 < len(rows) <= FEW:
-            y = kernels.int8_weights(rows.contiguous(), self.codes, self.scales)
-        else:
-            y = self._by_slices(rows)
-        y = y.to(x.dtype).view(*x.shape[:-1], -1)
-        return y if self.bias is None else y + self.bias
-
-    def _by_slices(self, rows: Tensor) -> Tensor:
-        """The same with the numbers turned back to float32, a slice at a time."""
-        wide, size = rows.float(), len(self.codes)
-        y = rows.new_empty(len(rows), size)
-        step = max(1, AT_ONCE // self.codes.shape[1])
-        for begin in range(0, size, step):
+        flat = x.reshape(-1, x.shape[-1]).float()
+        largest = torch.linalg.vector_norm(flat, torch.inf, -1, keepdim=True)
+        rows = (flat * (self.most / largest)).round_().nan_to_num_(0.0)  # where all are 0, so is the product
+        y, step = rows.new_empty(len(rows), len(self.codes)), max(1, AT_ONCE // rows.shape[1])
+        for begin in range(0, len(self.codes), step):
             part = slice(begin, begin + step)
-            y[:, part] = torch.nn.functional.linear(wide, self.codes[part].float()) * self.scales[part].float()
-        return y
+            y[:, part] = _integer_sums(rows, self.codes[part]) * (self.scales[part] / 127)
+        y = y.mul_(largest) if self.bias is None else torch.addcmul(self.bias, y, largest)
+        return y.to(x.dtype).view(*x.shape[:-1], -1) if y.numel() else x.new_empty(*x.shape[:-1], len(self.codes))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Codes, scales and bias."""
         held = (self.codes, self.scales)
         return held if self.bias is None else (*held, self.bias)
+
+
+def int8() -> type[Int8 | Int8Plain]:
+    """The 8-bit product of this CPU."""
+    return Int8 if kernels.has_int8() else Int8Plain
+
+
+def _integer_sums(rows: Tensor, codes: Tensor) -> Tensor:
+    """rows f32 [N, I], whole numbers from -127 to 127, codes int8 [O, I] -> exact sums, rounded once to f32 [N, O]."""
+    parts = zip(torch.split(rows, EXACT, 1), torch.split(codes, EXACT, 1), strict=True)
+    sums = [torch.nn.functional.linear(part, few.float()) for part, few in parts]
+    return sums[0] if len(sums) == 1 else torch.stack([one.int() for one in sums]).sum(0).float()
 
 
 def fits_int4(weight: Tensor) -> bool:

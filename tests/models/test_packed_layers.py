@@ -18,7 +18,7 @@ from genctl.errors import ModelError, UsageError
 from genctl.models import packed_layers
 from genctl.models.hub import LoadedModel, load
 from genctl.models.text import encode_prompt
-from genctl.native import kernels, pages, quantized
+from genctl.native import kernels, pages
 from genctl.native.linear import Float16
 from genctl.params import Runtime
 from tests.tiny import ARCHITECTURES, PAD, checkpoint, save, tiny
@@ -95,28 +95,11 @@ def test_a_packed_layer_takes_every_shape_that_a_plain_one_takes(kind: str, quan
 
 
 def test_rows_do_not_depend_on_their_number_in_int8() -> None:
-    """The few-row kernel and the many-row product round alike, or a batch would change its members' text."""
     torch.manual_seed(0)
-    given = torch.randn(4 * quantized.FEW, 256)
+    given = torch.randn(48, 256)
     with torch.no_grad():
         layer = in_a_model(nn.Linear(256, 512), "int8")
-        together, apart = layer(given), torch.cat([layer(row[None]) for row in given])
-    differ = (together != apart).float().mean()
-    assert differ < 0.01  # only sums that fall on the edge between two bfloat16 numbers
-    torch.testing.assert_close(together, apart, rtol=0.01, atol=1e-3)
-
-
-def test_int8_weights_are_within_half_a_step() -> None:
-    torch.manual_seed(0)
-    weight = torch.randn(50, 64) * torch.logspace(-6, 3, 50)[:, None]
-    weight[7] = 0.0
-    product = quantized.Int8Weights(weight)
-    steps = product.scales.float()[:, None]
-    error = (product.codes.float() * steps - weight).abs()
-    assert (error <= steps * 0.51).all()
-    assert (steps[:, 0] <= weight.abs().amax(1) / 127 * 1.01).all()
-    assert product.codes.dtype == torch.int8
-    assert product.scales.dtype == torch.bfloat16
+        assert torch.equal(layer(given), torch.cat([layer(row[None]) for row in given]))
 
 
 @pytest.mark.parametrize(("arch", "left"), [("mamba", {"dt_proj", "x_proj", "out_proj", "lm_head"}), ("t5", {"wo"})])
@@ -223,9 +206,9 @@ def no_16_bit_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv1d"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.usefixtures("no_16_bit_onednn")
-def test_sixteen_bit_layers_take_every_shape_and_sum_in_float32(kind: str, dtype: torch.dtype) -> None:
+def test_float16_layers_take_every_shape_and_sum_in_float32(kind: str) -> None:
+    dtype = torch.float16
     torch.manual_seed(0)
     layer: Any = nn.Linear(64, 40) if kind == "linear" else Conv1D(40, 64)
     nn.init.normal_(layer.weight, std=0.125)
@@ -246,29 +229,10 @@ def test_sixteen_bit_layers_take_every_shape_and_sum_in_float32(kind: str, dtype
 
 
 @pytest.mark.usefixtures("no_16_bit_onednn")
-def test_a_bfloat16_weight_that_float16_cannot_hold_stays_as_it_is() -> None:
-    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(torch.bfloat16)
-    with torch.no_grad():
-        model[0].weight[3, 5] = 1e5
-        model[1].weight[3, 5] = 3e-8  # less than the least number of float16 is as good as nothing beside the others
-    kept = model[1].weight.detach().clone()
-    report = packed_layers.pack(model, smallest=0)
-    assert report.left == {"beyond what float16 holds": 1}
-    assert report.packed == 1
-    with torch.no_grad():
-        numbers = model[1](torch.eye(64, dtype=torch.bfloat16)).t() - model[1].bias[:, None]
-        torch.testing.assert_close(numbers.float(), kept.float(), rtol=0.0, atol=2e-3)
-
-
-@pytest.mark.usefixtures("no_16_bit_onednn")
-@pytest.mark.parametrize("arch", ["gpt2", "llama", "gemma3", "t5", "bart"])
-def test_architectures_compute_nearly_the_same_in_16_bits(arch: str, tmp_path: Path) -> None:
-    plain = tiny(arch)
-    model = loaded(checkpoint(arch, tmp_path), pack=False, dtype="bfloat16").model
-    assert packed_layers.pack(model, smallest=0).packed
-    for ids in (PROMPTS[:1], PROMPTS.repeat(6, 3)):
-        wanted, found = logits(plain, ids).flatten(), logits(model, ids).float().flatten()
-        assert torch.corrcoef(torch.stack([wanted, found]))[0, 1] > 0.99
+def test_bfloat16_stays_plain_without_onednn() -> None:
+    """float16 has fewer exponents: panels of it would lose small weights."""
+    model = nn.Sequential(nn.Linear(64, 64)).to(torch.bfloat16)
+    assert packed_layers.pack(model, smallest=0).left == {"bfloat16 without support in this CPU": 1}
 
 
 def test_without_onednn_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +266,7 @@ def test_bytes_are_counted_in_every_form() -> None:
     assert packed_layers.weights_bytes(model) == 100 * 64 * 4 + 100 * 4
     short, exact = copy.deepcopy(model), copy.deepcopy(model)
     packed_layers.pack(short, smallest=0, quantize="int8")
-    assert packed_layers.weights_bytes(short) == 100 * 64 * 4 + 100 * 4 + 100 * 64 + 100 * 2
+    assert packed_layers.weights_bytes(short) == 100 * 64 * 4 + 100 * 4 + 100 * 64 + 100 * 4
     packed_layers.pack(exact, smallest=0)
     assert packed_layers.weights_bytes(exact) == 2 * 100 * 64 * 4 + 100 * 4
 
@@ -343,8 +307,7 @@ def test_bfloat16_is_packed_or_left_and_computes_either_way(tmp_path: Path) -> N
     plain = loaded(folder, dtype="bfloat16", pack=False).model
     model = loaded(folder, dtype="bfloat16", pack=False).model
     report = packed_layers.pack(model, smallest=0)
-    able = kernels.has_onednn(torch.bfloat16) or kernels.has_float16()
-    assert report.packed == (15 if able else 0)
+    assert report.packed == (15 if kernels.has_onednn(torch.bfloat16) else 0)
     assert model.dtype == torch.bfloat16
     torch.testing.assert_close(logits(model, PROMPTS), logits(plain, PROMPTS), rtol=0.0, atol=0.5)
 
