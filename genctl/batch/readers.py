@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeAlias, get_args
 
-from genctl.batch import jsonl
+from genctl.batch import jsonl, stdin_text
 from genctl.batch.ids import UsedIds
 from genctl.batch.pipe import Pipe
 from genctl.batch.printable import RefusedRow, printable, quote
@@ -87,12 +87,18 @@ def open_prompts(
 ) -> Prompts | None:
     """The prompts: arguments; else `input_path` ("-" is stdin); else piped stdin.
 
-    With arguments stdin is not read. None if there is no prompt at all (stdin is a terminal). The file is opened here
-    and read later. `template` makes each prompt. `say` receives remarks on the input while it is read.
+    With arguments stdin is read only for `{stdin}` in them or in the template; otherwise a remark says if a pipe holds
+    text. None if there is no prompt at all (stdin is a terminal). The file is opened here and read later. `template`
+    makes each prompt. `say` receives remarks on the input while it is read.
 
     Raises InputError for a file that cannot be opened and UsageError for arguments together with
     `input_path` or `format`; while reading, InputError for errors of the system.
     """
+    named = stdin_text.named(arguments, template)
+    if named and not (arguments and input_path is not None):
+        arguments, template = stdin_text.insert(
+            arguments, template, input_path, stdin, stdin_is_terminal=stdin_is_terminal, limit=LIMIT
+        )
     if arguments:
         if input_path is not None:
             raise UsageError(
@@ -103,7 +109,7 @@ def open_prompts(
             raise UsageError(
                 f"--input-format {format} says how --input or stdin is read, but prompts are given as arguments"
             )
-        return Prompts(from_arguments(arguments, template))
+        return Prompts(from_arguments(arguments, template), stdin_text.Unread(None if named else stdin, say).check)
     if input_path is None and stdin_is_terminal:
         return None
     if input_path is None or str(input_path) == "-":

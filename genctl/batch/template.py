@@ -1,11 +1,14 @@
-"""A template of prompts: `Summarise: {prompt}`. Braces hold the name of a field; `{{` and `}}` are literal braces."""
+"""A template of prompts: `Summarise: {prompt}`. Braces hold the name of a field; `{{` and `}}` are literal braces.
+
+`{stdin}` is all of standard input.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from genctl.errors import InputError, UsageError, nearest, reason_of
 
 _MARK = re.compile(r"\{\{|\}\}|\{[^{}\n]+\}|[{}]")
 _MOST = 12  # keys that a message lists
+STDIN = "stdin"  # the field that stands for all of standard input
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,17 @@ class Template:
         for name, literal in zip(self.fields, self.literals[1:], strict=True):
             pieces += [_text(name, values), literal]
         return "".join(pieces)
+
+    def with_stdin(self, text: str) -> Template:
+        """The template with `{stdin}` replaced by a text. Its other fields stay."""
+        literals, fields = [self.literals[0]], []
+        for name, literal in zip(self.fields, self.literals[1:], strict=True):
+            if name == STDIN:
+                literals[-1] += text + literal
+            else:
+                fields.append(name)
+                literals.append(literal)
+        return replace(self, literals=tuple(literals), fields=tuple(fields))
 
     def apply(self, row: Mapping[str, Any], keep: Sequence[str], exclude: Sequence[str]) -> dict[str, Any]:
         """A JSONL row with the prompt made from its fields. The keys in `keep` stay; the others are only data.

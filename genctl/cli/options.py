@@ -27,11 +27,12 @@ from genctl.cli.table import (
 )
 from genctl.config import settings
 from genctl.config.layers import Layer
+from genctl.errors import UsageError
 
 IN_OUT, SETTINGS, SHOWN = OptionGroup("Input and output"), OptionGroup("Settings"), OptionGroup("What is shown")
 CHECKS, TRUST = OptionGroup("Checks"), OptionGroup("Trust")
 SHOWN_TOP = 3  # alternatives shown with --scores
-PROMPTS = "prompts; without them --input, else standard input"
+PROMPTS = "prompts ({stdin} in them is all of standard input, - reads prompts from it); else --input, else stdin"
 
 InputFormat = Literal["lines", "text", "jsonl", "nul"]
 TreeFormat = Literal["text", "dot", "json"]
@@ -96,6 +97,21 @@ class ModelOptions(CommandOptions):
     trust_remote_code: bool = TRUST.switch("run Python code that comes with a checkpoint")
     allow_plugins: bool = False
     flags: Sequence[Layer] = ()  # flags of knobs, `--set` and `--strategy`
+
+    def __post_init__(self) -> None:
+        """`-` as the only prompt is `--input -`. Raises UsageError where other prompts are given as well."""
+        if "-" not in self.arguments:
+            return
+        if len(self.arguments) > 1 or self.input is not None:
+            other = (
+                "another prompt is given" if self.input is None else f"prompts are also given with --input {self.input}"
+            )
+            raise UsageError(
+                f"- as a prompt reads prompts from standard input, but {other}",
+                hint="{stdin} in a prompt is replaced by the text of standard input",
+            )
+        object.__setattr__(self, "arguments", ())
+        object.__setattr__(self, "input", "-")
 
     def with_knobs(self, knobs: Mapping[str, Any]) -> ModelOptions:
         """The same options with their `flags`. Raises UsageError or PresetError."""

@@ -75,6 +75,7 @@ class RunOptions(PresetOptions):
 
     def __post_init__(self) -> None:
         """Without --format, the name of --output decides."""
+        super().__post_init__()
         if self.format is None:
             suffix = "" if self.output is None or self.tree_format is not None else PurePath(self.output).suffix.lower()
             object.__setattr__(self, "format", BY_SUFFIX.get(suffix, "text"))
