@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
 from genctl.batch.template import STDIN, Template
@@ -26,7 +27,7 @@ def named(arguments: Sequence[str], template: Template | None) -> bool:
 def insert(
     arguments: Sequence[str],
     template: Template | None,
-    input_path: str | None,
+    input_path: str | Path | None,
     stdin: IO[bytes] | IO[str] | None,
     *,
     stdin_is_terminal: bool,
@@ -42,7 +43,7 @@ def insert(
         raise UsageError(
             f"{MARK} stands for standard input, which is a terminal", hint="pipe a text in, or redirect it: < FILE"
         )
-    from_stdin = not arguments and input_path in (None, "-")
+    from_stdin = not arguments and str(input_path or "-") == "-"
     lone = template is not None and set(template.fields) == {STDIN}
     if from_stdin and not lone:
         raise UsageError(
@@ -91,7 +92,8 @@ def _all_of(stdin: IO[bytes] | IO[str] | None, limit: int) -> str:
     if stdin is None:
         raise InputError(f"{MARK}: standard input is closed")
     try:
-        data: bytes = getattr(stdin, "buffer", stdin).read(limit + 1)
+        binary: IO[bytes] = getattr(stdin, "buffer", stdin)  # type: ignore[arg-type]
+        data = binary.read(limit + 1)
     except OSError as error:
         raise InputError(f"{MARK}: standard input could not be read: {reason_of(error)}") from None
     if len(data) > limit:

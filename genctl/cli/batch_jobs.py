@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from typing import Any, get_args
 
 from genctl.backend import batch_requests, batch_results
 from genctl.batch import writers
 from genctl.batch.rows import InputRow
 from genctl.cli.batch_files import ExportOptions, ImportOptions
 from genctl.cli.job import Job, seed_of, start_seed
-from genctl.cli.run_options import BY_SUFFIX
+from genctl.cli.output_format import format_of
 from genctl.config.layers import resolve
 from genctl.errors import Exit, UsageError
 from genctl.plural import count
@@ -57,8 +58,7 @@ def import_results(options: ImportOptions) -> int:
     """Write the records of a batch. Returns the exit status."""
     from genctl.render.message import print_message
 
-    suffix = "" if options.output is None else f".{options.output.rpartition('.')[2].lower()}"
-    form: writers.Format = options.format or BY_SUFFIX.get(suffix, "jsonl")
+    form: Any = options.format or format_of(options.output, get_args(writers.Format), "jsonl")
     records = list(batch_results.imported(options.input, options.requests))
     sink = writers.open_output(options.output, sys.stdout, force=options.force)
     failed = 0

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from genctl.cli.options import (
     CHECKS,
     EVENTS,
+    FORMAT,
     IN_OUT,
     PAGE,
     PICTURES,
@@ -42,9 +43,7 @@ class CompareOptions(ModelOptions):
     set: tuple[str, ...] = RUNS.repeated("any preset key, as a TOML value, for every run", "KEY=VALUE")
     references: str | None = IN_OUT.option("expected texts, a line for each prompt", "FILE")
     force: bool = IN_OUT.switch("replace existing files of --output, --save, --events, --report and --svg")
-    format: Literal["text", "json", "jsonl", "tsv", "md"] = IN_OUT.option(
-        "how results are written (default: text)", default="text"
-    )
+    format: Literal["text", "json", "jsonl", "tsv", "md"] = FORMAT
     save: str | None = CHECKS.option("record outputs, for --expect", "FILE")
     expect: str | None = CHECKS.option("repeat what --save recorded; exit with 4 if it is different", "FILE")
     tolerance: float | None = CHECKS.option(

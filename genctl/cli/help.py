@@ -6,6 +6,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import typer
@@ -15,6 +16,7 @@ from genctl.errors import UsageError, nearest
 
 GENERAL = "General"
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+TRUE, FALSE = ("true", "yes", "on"), ("false", "no", "off")
 WIDE = 70  # from this width on, the column of flags may be wider
 
 
@@ -28,6 +30,12 @@ class TableCommand(TyperCommand):
     examples: Sequence[str] = ()
     brief: Mapping[str, Sequence[str]] = {}
     whole = False  # show the long help
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line. Raises UsageError for `--flag false`, whose second word would become a prompt."""
+        refuse_boolean_words(args, self.get_params(ctx))
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
 
     @property
     def _is_brief(self) -> bool:
@@ -122,6 +130,21 @@ def _flags(command: Any, context: Any) -> list[str]:
     """The long flags of a command."""
     flags = [flag for option in command.get_params(context) for flag in (*option.opts, *option.secondary_opts)]
     return [flag for flag in flags if flag.startswith("--")]
+
+
+def refuse_boolean_words(words: Sequence[str], parameters: Iterable[Any]) -> None:
+    """Raises UsageError where a switch is followed by true, false or their like, as if it took a value."""
+    switches = [parameter for parameter in parameters if getattr(parameter, "is_flag", False)]
+    opposites = {on: off for one in switches for on, off in zip(one.opts, one.secondary_opts, strict=False)}
+    known = {flag for one in switches for flag in (*one.opts, *one.secondary_opts)}
+    options = words[: words.index("--")] if "--" in words else words
+    for flag, word in pairwise(options):
+        if flag in known and word.lower() in (*TRUE, *FALSE):
+            meant = opposites.get(flag) if word.lower() in FALSE else flag
+            instead = f"write {meant}" if meant else f"leave {flag} out"
+            raise UsageError(
+                f"{flag} takes no value, but {word} follows it", hint=f"{instead}; a prompt goes before it or after --"
+            )
 
 
 def help_all(ctx: typer.Context, wanted: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genctl.cli.options import IN_OUT, PAGE, PICTURES, PresetOptions
+from genctl.cli.options import FORMAT, IN_OUT, PAGE, PICTURES, PresetOptions
 from genctl.cli.table import (
     Command,
     Conflict,
@@ -41,7 +41,7 @@ class InspectOptions(PresetOptions):
     source_length: int | None = PLAN.option("with --plan: tokens that an encoder reads", "N", least=1)
     memory: str | None = PLAN.option("with --plan: memory for weights and cache, such as 24GiB", "SIZE")
     force: bool = IN_OUT.switch("replace existing --output, --save-cache, --report and --svg files")
-    format: Literal["text", "json", "tsv"] = IN_OUT.option("how the result is written (default: text)", default="text")
+    format: Literal["text", "json", "tsv"] = FORMAT
 
 
 def _each(*names: str, sentence: str, **values: Sequence[Any]) -> tuple[Conflict, ...]:

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 from genctl.batch import readers
 from genctl.batch.template import Template
 from genctl.batch.template import read as read_template
+from genctl.cli.output_format import format_of
 from genctl.cli.standard_streams import is_terminal
 from genctl.cli.table import (
     Color,
@@ -32,11 +33,12 @@ from genctl.errors import UsageError
 IN_OUT, SETTINGS, SHOWN = OptionGroup("Input and output"), OptionGroup("Settings"), OptionGroup("What is shown")
 CHECKS, TRUST = OptionGroup("Checks"), OptionGroup("Trust")
 SHOWN_TOP = 3  # alternatives shown with --scores
-PROMPTS = "prompts ({stdin} in them is all of standard input, - reads prompts from it); else --input, else stdin"
+PROMPTS = "prompts; - is standard input, {stdin} its text"
 
 InputFormat = Literal["lines", "text", "jsonl", "nul"]
 TreeFormat = Literal["text", "dot", "json"]
 
+FORMAT: Any = IN_OUT.option("default: by the name of --output, else text")
 COLOR: Any = option("colours: auto decides for each stream (default: auto)", default="auto")
 QUIET: Any = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
 EVENTS: Any = SHOWN.option("also write every event as JSON lines", "FILE")
@@ -99,7 +101,10 @@ class ModelOptions(CommandOptions):
     flags: Sequence[Layer] = ()  # flags of knobs, `--set` and `--strategy`
 
     def __post_init__(self) -> None:
-        """`-` as the only prompt is `--input -`. Raises UsageError where other prompts are given as well."""
+        """`-` as the only prompt is `--input -`; without --format, the name of --output decides. Raises UsageError."""
+        if self.format is None:
+            formats = get_args(get_type_hints(type(self))["format"])
+            object.__setattr__(self, "format", format_of(self.named_output, formats))
         if "-" not in self.arguments:
             return
         if len(self.arguments) > 1 or self.input is not None:
@@ -126,6 +131,11 @@ class ModelOptions(CommandOptions):
     def prompt_template(self) -> Template | None:
         """What --template gives. Raises UsageError or InputError."""
         return None if self.template is None else read_template(self.template)
+
+    @property
+    def named_output(self) -> str | None:
+        """The output whose name decides on the format."""
+        return self.output
 
     @property
     def to_file(self) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Literal
 
 from genctl.cli.options import (
     CHECKS,
     EVENTS,
+    FORMAT,
     IN_OUT,
     PAGE,
     PICTURES,
@@ -26,12 +26,6 @@ from genctl.cli.worker_options import ADDRESS, WORKERS, refused
 from genctl.config.layers import Layer, Resolved
 from genctl.errors import UsageError
 
-BY_SUFFIX: dict[str, Literal["json", "jsonl", "tsv"]] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".tsv": "tsv",
-}
 BEAMS = (Layer("genctl beam", {"num_beams": 5}, said="user"),)
 
 Format = Literal["text", "json", "jsonl", "tsv"]
@@ -44,7 +38,7 @@ class RunOptions(PresetOptions):
 
     resume: bool = IN_OUT.switch("continue an interrupted --output (progress is kept in FILE.journal)")
     strict: bool = IN_OUT.switch("stop at the first row that fails")
-    format: Format = IN_OUT.option("default: by the name of --output, else text")
+    format: Format = FORMAT
     raw: bool = IN_OUT.switch("write texts to a terminal as they are, control characters too")
     force: bool = IN_OUT.switch("replace existing --output, --events, --report and --svg files")
     unordered: bool = IN_OUT.switch("write results as they finish, not in input order")
@@ -73,12 +67,10 @@ class RunOptions(PresetOptions):
     tree: bool = False
     tree_format: TreeFormat | None = None
 
-    def __post_init__(self) -> None:
-        """Without --format, the name of --output decides."""
-        super().__post_init__()
-        if self.format is None:
-            suffix = "" if self.output is None or self.tree_format is not None else PurePath(self.output).suffix.lower()
-            object.__setattr__(self, "format", BY_SUFFIX.get(suffix, "text"))
+    @property
+    def named_output(self) -> str | None:
+        """The output whose name decides on the format of records; that of trees is an option of its own."""
+        return None if self.tree_format is not None else self.output
 
     @property
     def with_tokens(self) -> bool:

@@ -45,7 +45,10 @@ def test_a_dash_reads_prompts_from_standard_input() -> None:
     ("arguments", "sentence"),
     [
         (["-", "5"], "- as a prompt reads prompts from standard input, but another prompt is given"),
-        (["-", "-i", "rows"], "- as a prompt reads prompts from standard input, but prompts are also given with --input"),
+        (
+            ["-", "-i", "rows"],
+            "- as a prompt reads prompts from standard input, but prompts are also given with --input",
+        ),
         (["--template", "{stdin} {prompt}"], "but the prompts are read from there, too"),
         (["--template", "{stdin}", "5"], "{stdin} is its only field, so all prompts would be equal"),
     ],

@@ -13,6 +13,7 @@ import typer
 from genctl.cli.app import COMMANDS
 from genctl.cli.table import Command, CommandOptions, argument, because, check, given, option, repeated, switch
 from genctl.errors import UsageError
+from tests.cli.tool import genctl
 
 TABLES = [name for name in COMMANDS if name not in ("batch", "presets")]  # those are groups
 
@@ -98,3 +99,24 @@ def test_sentences_name_options_of_their_table(name: str) -> None:
     check(command.options(), command.conflicts)
     shown = [option for names in command.brief.values() for option in names]
     assert len(shown) == len(set(shown))
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--do-sample", "false"], "write --no-do-sample"),
+        (["--no-do-sample", "True"], "write --no-do-sample"),
+        (["--scores", "off"], "leave --scores out"),
+        (["-q", "yes"], "write -q"),
+    ],
+)
+def test_a_boolean_word_behind_a_switch_is_refused(words: list[str], hint: str) -> None:
+    done = genctl("run", *words, "hello")
+    assert (done.status, done.out) == (2, "")
+    assert f"error: {words[0]} takes no value, but {words[1]} follows it\nhint: {hint}" in done.err
+
+
+def test_a_prompt_may_be_a_boolean_word() -> None:
+    for words in (["false", "--no-do-sample"], ["--no-do-sample", "--", "false"]):
+        (record,) = genctl("run", "-n", "1", "--format", "jsonl", *words).records
+        assert record["prompt"] == "false"
