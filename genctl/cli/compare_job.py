@@ -60,7 +60,7 @@ class CompareJob(Job[CompareOptions]):
         self.early_runs = each(self.runs, RunSpec.early)
         check_servers(options, self.runs, self.early_runs)
         for early in self.early_runs:
-            self.check_launch(early.runtime)
+            self.check_early(early)
         if not options.dry:
             return None
         resolved = zip(names, settled(options, self.runs, self.early_runs), strict=True)

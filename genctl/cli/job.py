@@ -21,7 +21,7 @@ from genctl.cli import first_sign
 from genctl.cli.event_log import event_writer
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import ModelOptions
-from genctl.config import named_strategies
+from genctl.config import found_files, named_strategies
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.errors import Exit, GenctlError
 from genctl.events import Began, Event
@@ -87,8 +87,13 @@ class Job(ABC, Generic[SomeOptions]):
         """Settings without those of the checkpoint. Returns the exit status where that is all, else None."""
         self.layers = self.options.layers()
         self.early = resolve(self.layers, tentative=True)
-        self.check_launch(self.early.runtime)
+        self.check_early(self.early)
         return None
+
+    def check_early(self, resolved: Resolved) -> None:
+        """Raises UsageError for settings that cannot be used together with the options or with this launch."""
+        found_files.check_trust(resolved, {**self.options.trust, "allow_plugins": self.options.allow_plugins})
+        self.check_launch(resolved.runtime)
 
     def check_launch(self, runtime: Runtime) -> None:
         """Raises UsageError where several processes would each do the whole job, or one is to share what it does."""

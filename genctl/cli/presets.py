@@ -87,7 +87,7 @@ def show(
     from genctl.config.toml import decode, printable, read_bytes
 
     if not raw:
-        resolved = resolve(presets.load([name]))
+        resolved = resolve(presets.read([name]))
         _out(color).file.write(to_toml(resolved, defaults=False))
         return
     path = presets.find(name)
@@ -113,7 +113,7 @@ def check(
     right: list[str] = []
     for name in files:
         try:
-            resolve(presets.load([name]))
+            resolve(presets.read([name]))
         except PresetError as error:
             mistakes |= dict.fromkeys(error.message.splitlines())
             hints |= dict.fromkeys([error.hint] if error.hint else [])

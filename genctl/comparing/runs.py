@@ -195,7 +195,7 @@ def parse_value(key: str, text: str) -> Any:
 
 def recorded_layer(name: str, values: Mapping[str, Any]) -> Layer:
     """The settings of a recorded run."""
-    return Layer(f"the recorded run {name}", dict(values), said="user")
+    return Layer(f"the recorded run {name}", dict(values), said="user", found="named")
 
 
 def _called(preset: str) -> str:

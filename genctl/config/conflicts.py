@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from genctl.config.check import default, known, shown
 from genctl.params import Generation, knobs, spelled
+
+# A file that is not the user's own: named on the command line, or read because it is there. "": all other places.
+Found: TypeAlias = Literal["", "named", "unnamed"]
 
 # Knobs of sampling with another use: contrastive search takes its candidates by top_k.
 ALSO_READ_BY = {"top_k": ("penalty_alpha",)}
@@ -48,6 +51,7 @@ class Setting:
     kind: Literal["model", "user", "command", "row"] = "user"
     typed: bool = False  # whether it was typed for this job, not read from a file
     implied: bool = False  # whether it follows from other settings (see `imply`)
+    found: Found = ""  # how a file was reached that is not the user's own (see `found_files`)
 
 
 @dataclass(frozen=True)

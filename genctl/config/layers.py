@@ -7,12 +7,13 @@ environment variables GENCTL_*, flags and `--set`, the row's own params.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from genctl import params
+from genctl.config import found_files
 from genctl.config.check import UNSAFE, Wrong, accepted, check, did_you_mean, known, named, shown
-from genctl.config.conflicts import Setting, find_clashes, imply, notices, settle
+from genctl.config.conflicts import Found, Setting, find_clashes, imply, notices, settle
 from genctl.config.listed import LISTS, ListMistakes, check_list
 from genctl.config.refused import REFUSED
 from genctl.config.toml import printable
@@ -55,7 +56,8 @@ class Layer:
     `origin` names the place; `where` gives the exact place of each key (`file.toml:3`, `flag --top-p`). `said` is the
     kind of the layer; without it the first word of the origin decides (`generation_config`, `flag`, `--set`, `params`),
     and all other origins are files or the environment. `typed`: it was typed for this job. `broken` holds what
-    could not be read here: `resolve` raises it together with all other mistakes.
+    could not be read here: `resolve` raises it together with all other mistakes. `found`: how a file was reached that
+    is not the user's own (see `found_files`). `notice`: what everybody should see of the place itself.
     """
 
     origin: str
@@ -64,6 +66,8 @@ class Layer:
     said: Kind | None = None
     broken: tuple[PresetError, ...] = ()
     typed: bool = False
+    found: Found = ""
+    notice: str = ""
 
     @property
     def kind(self) -> Kind:
@@ -125,10 +129,14 @@ class _Reading:
     mistakes: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
     mistaken: set[str] = field(default_factory=set)
+    named: dict[str, list[Any]] = field(default_factory=dict)  # values that the user has set
+    notices: list[str] = field(default_factory=list)
     incomplete: bool = False  # whether a file or a variable could not be read
 
     def read(self, layer: Layer, level: int) -> None:
         """Lay `layer` on top."""
+        if layer.notice:
+            self.notices.append(layer.notice)
         for error in layer.broken:
             self.incomplete = True
             self.mistakes += [line for line in error.message.split("\n") if line not in self.mistakes]
@@ -138,13 +146,14 @@ class _Reading:
                 continue
             place = layer.place(key)
             try:
-                found = Setting(
-                    _value(layer, key, value), level, place, layer.kind, typed=layer.typed or layer.kind == "command"
-                )
+                checked = _value(layer, key, value)
+                typed = layer.typed or layer.kind == "command"
                 other = self.settings.get(key)
-                if other and other.level == level and other.value != found.value:
+                if other and other.level == level and other.value != checked:
                     raise Wrong(f"{key} = {shown(value)} contradicts {shown(other.value)} ({other.place})")
-                self.settings[key] = found
+                self.settings[key] = Setting(checked, level, place, layer.kind, typed=typed, found=layer.found)
+                if not layer.found:
+                    self.named.setdefault(key, []).append(checked)
             except ListMistakes as wrong:
                 self.mistaken.add(key)
                 self.mistakes += [f"{place}: {sentence}" for sentence in wrong.sentences]
@@ -157,13 +166,19 @@ class _Reading:
 
     def finish(self, levels: int, *, tentative: bool = False) -> Resolved:
         """The job. Raises PresetError if anything is wrong."""
+        for key, setting in self.settings.items():
+            if setting.found and found_files.confirmed(key, setting.value, self.named.get(key, ())):
+                self.settings[key] = replace(setting, found="")
+        for sentence, hint in found_files.mistakes(self.settings, self.named):
+            self.mistakes.append(sentence)
+            self.hints.append(hint)
         settings = imply(self.settings)
         clashes = [clash for clash in find_clashes(settings) if not clash.keys & self.mistaken]
         if tentative or self.incomplete:
             clashes = [clash for clash in clashes if not clash.by_default]
         mistakes = self.mistakes + [clash.sentence for clash in clashes]
         if not mistakes:
-            return _build(settings, self.notes, levels)
+            return _build(settings, self.notes, levels, self.notices)
         if len(mistakes) > MOST_MISTAKES:
             mistakes = [*mistakes[:MOST_MISTAKES], f"… and {len(mistakes) - MOST_MISTAKES} more mistakes"]
         hints = dict.fromkeys(hint for hint in (*self.hints, *(clash.hint for clash in clashes)) if hint)
@@ -228,7 +243,7 @@ def _about(value: Any) -> str:
         raise Wrong(f"about = {shown(value)}: {misfit}") from None
 
 
-def _build(settings: Mapping[str, Setting], notes: Sequence[str], levels: int) -> Resolved:
+def _build(settings: Mapping[str, Setting], notes: Sequence[str], levels: int, remarks: Sequence[str]) -> Resolved:
     """The values that hold after later layers have switched off earlier ones."""
     moot, told = settle(settings)
     values = {key: setting.value for key, setting in settings.items()} | {
@@ -245,7 +260,7 @@ def _build(settings: Mapping[str, Setting], notes: Sequence[str], levels: int) -
         stopping=values.get("stopping"),
         about=values.get("about", ""),
         notes=(*notes, *told),
-        notices=tuple(notices(settings)),
+        notices=(*remarks, *notices(settings)),
         settings=settings,
         levels=levels,
     )

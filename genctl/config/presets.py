@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,12 @@ def is_path(name: str) -> bool:
     return name.endswith(".toml") or "/" in name or os.sep in name
 
 
+def is_own(path: Path) -> bool:
+    """Whether a file is the user's own, or came with genctl. All others may have come with somebody's folder."""
+    absolute = Path(os.path.abspath(path))  # noqa: PTH100 — links are not followed: those in this folder are the user's
+    return any(absolute.is_relative_to(folder) for folder in (config_home(), shipped_folder()))
+
+
 def find(name: str, places: Sequence[Folder] | None = None) -> Path:
     """The file of a preset given by path or name.
 
@@ -126,6 +132,11 @@ def load(names: Sequence[str], places: Sequence[Folder] | None = None) -> list[L
     return [layer for name in names for layer in _named(name, "", (), set(), places)]
 
 
+def read(names: Sequence[str], places: Sequence[Folder] | None = None) -> list[Layer]:
+    """The layers of several presets, to look at them: they may also set what only the user may choose for a run."""
+    return [replace(layer, found="") for layer in load(names, places)]
+
+
 def load_text(text: str, name: str, places: Sequence[Folder] | None = None) -> list[Layer]:
     """The layers of a preset given as text; messages call it `name`."""
     return _layers(text, name, Path.cwd(), (), set(), folders() if places is None else places)
@@ -144,7 +155,19 @@ def _named(name: str, place: str, chain: tuple[Path, ...], seen: set[Path], plac
         path = find(name, places)
     except PresetError as error:
         return [broken(name, error, place)]
-    return _load(path, chain, seen, places)
+    layers = _load(path, chain, seen, places)
+    if layers and (hidden := _hidden(name, path, places)):
+        layers[-1] = replace(layers[-1], notice=f"preset {name} is {short(path)}, which hides {hidden}")
+    return layers
+
+
+def _hidden(name: str, path: Path, places: Sequence[Folder]) -> str:
+    """The preset of the same name that a file of the project takes the place of, in words; "" if there is none."""
+    if is_path(name) or is_own(path):
+        return ""
+    words = {"user": "your own preset of this name", "shipped": "the built-in preset"}
+    others = (folder for folder in places if folder.where in words and (folder.path / f"{name}.toml").is_file())
+    return next((words[folder.where] for folder in others), "")
 
 
 def _load(path: Path, chain: tuple[Path, ...], seen: set[Path], places: Sequence[Folder]) -> list[Layer]:
@@ -198,7 +221,7 @@ def _layers(
             layers += _load(base / parent, chain, seen, places)
         else:
             own = (*own, PresetError(f"{place}: extends = {shown(parent)}: leads out of the folder of the file"))
-    return [*layers, Layer(name, values, where, "user", own)]
+    return [*layers, Layer(name, values, where, "user", own, found="" if is_own(base) else "named")]
 
 
 def take_names(key: str, values: dict[str, Any], where: Mapping[str, str]) -> list[str]:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from genctl.config.check import UNSAFE, accepted, did_you_mean, known
+from genctl.config.conflicts import Found
 from genctl.config.layers import Layer
-from genctl.config.presets import Folder, broken, config_home, current_folder, load, parse_value, short, take_names
+from genctl.config.presets import (
+    Folder,
+    broken,
+    config_home,
+    current_folder,
+    is_own,
+    load,
+    parse_value,
+    short,
+    take_names,
+)
 from genctl.config.toml import decode, lines, parse, printable, read_bytes
 from genctl.errors import PresetError
 
@@ -54,8 +66,11 @@ def _tool_table(document: Mapping[str, Any]) -> Any:
     return tool.get("genctl") if isinstance(tool, dict) else None
 
 
-def file_layers(path: Path, places: Sequence[Folder] | None = None) -> list[Layer]:
-    """A settings file above the presets that it names; `broken` where it cannot be read or is not valid TOML."""
+def file_layers(path: Path, places: Sequence[Folder] | None = None, *, found: Found = "") -> list[Layer]:
+    """A settings file above the presets that it names; `broken` where it cannot be read or is not valid TOML.
+
+    `found`: how the file was reached, if it is not the user's own. The presets that it names were reached in this way.
+    """
     name = short(path)
     table = ("tool", "genctl") if path.name == "pyproject.toml" else ()
     try:
@@ -73,7 +88,8 @@ def file_layers(path: Path, places: Sequence[Folder] | None = None) -> list[Laye
         presets = load(take_names("preset", values, where), places)
     except PresetError as error:
         presets = [broken(name, error)]
-    return [*presets, Layer(name, values, where, "user")]
+    presets = [replace(layer, found=found) if layer.found and found else layer for layer in presets]
+    return [*presets, Layer(name, values, where, "user", found=found)]
 
 
 def environment_layer(environment: Mapping[str, str] | None = None) -> Layer:
@@ -113,7 +129,7 @@ def standing_layers(
     layers = file_layers(user, places) if os.path.lexists(user) else []
     try:
         project = project_file(cwd)
-        layers += [] if project is None else file_layers(project, places)
+        layers += [] if project is None else file_layers(project, places, found="" if is_own(project) else "unnamed")
     except PresetError as error:
         layers.append(broken("project file", error))
     return [*layers, *load(presets, places), environment_layer(environment)]

@@ -27,7 +27,9 @@ SECONDS = 5.0  # for one prompt; real templates need milliseconds
 _STARTING = 120.0  # for importing jinja on a slow disk
 # Isolated, so that the current folder and its Python files stay out of it.
 _WORKER = "import sys; sys.path[:] = sys.argv[1:]; from genctl.models.chat_worker import main; main()"
-_SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+# What a process needs to start. Everything else stays out of it: variables may hold keys under any name.
+_PASSED = ("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "LD_LIBRARY_PATH")
+_PASSED_PREFIXES = ("LC_", "DYLD_")
 
 
 def render_chat(
@@ -132,7 +134,9 @@ class _Renderer:
         return self._exchange(line, SECONDS)
 
     def _start(self) -> None:
-        environment = {key: value for key, value in os.environ.items() if key not in _SECRETS}
+        environment = {
+            key: value for key, value in os.environ.items() if key in _PASSED or key.startswith(_PASSED_PREFIXES)
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-c", _WORKER, *filter(None, sys.path)],
             stdin=subprocess.PIPE,

@@ -108,13 +108,15 @@ def test_an_endless_template_is_ended_and_the_next_one_still_renders(monkeypatch
 
 def test_a_template_sees_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     chat.close()
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    secrets = ("HF_TOKEN", "GENCTL_API_KEY", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "HOME")
+    for name in secrets:
+        monkeypatch.setenv(name, "hf_secret")
     chat.render_chat(tokenizer(CHATML), USER)
     process = chat._RENDERER.process
     assert process is not None
     import psutil  # type: ignore[import-untyped]
 
-    assert "HF_TOKEN" not in psutil.Process(process.pid).environ()
+    assert not {*secrets} & psutil.Process(process.pid).environ().keys()
 
 
 def test_a_template_that_makes_nothing_is_an_input_error() -> None:
