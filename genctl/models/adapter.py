@@ -50,7 +50,11 @@ def find(runtime: Runtime) -> Adapter | None:
     if kind not in _INSIDE or config.get("alora_invocation_tokens"):
         kind = "aLoRA" if config.get("alora_invocation_tokens") else kind
         raise ModelError(f"{what} is of the kind {kind!r:.40}; genctl adds {', '.join(_INSIDE)}")
-    if config.get("auto_mapping") and config["auto_mapping"].get("parent_library", "").split(".")[0] != "transformers":
+    mapping = config.get("auto_mapping") or {}
+    library = mapping.get("parent_library", "") if isinstance(mapping, dict) else None
+    if not isinstance(library, str):
+        raise ModelError(f"{what}: auto_mapping in {CONFIG} does not name a library")
+    if mapping and library.split(".")[0] != "transformers":
         raise ModelError(f"{what}: it is for a model of another library than transformers")
     if not (folder / WEIGHTS).is_file():
         raise ModelError(f"{what} has no {WEIGHTS}", hint="pickle files can run code; save it as safetensors")

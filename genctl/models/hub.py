@@ -243,7 +243,10 @@ def _placement(runtime: Runtime) -> dict[str, Any]:
     if runtime.max_memory is not None:
         placement["max_memory"] = max_memory(runtime.max_memory)
     if runtime.offload_folder is not None:
-        placement["offload_folder"] = runtime.offload_folder
+        if not runtime.offload_folder:
+            raise UsageError("--offload-folder is empty, and an empty text names no folder")
+        offload.check_folder(runtime.offload_folder)
+        placement["offload_folder"] = str(Path(runtime.offload_folder).expanduser())
     return placement
 
 

@@ -6,13 +6,33 @@ The bound is said before the run: bytes to read for each token over the measured
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from genctl.errors import UsageError, reason_of
+from genctl.models.weights import shown
+
+_PROBE = 1 << 16  # bytes written to find out whether a folder takes any
 _SAMPLE = 64 << 20  # bytes read to measure the disk
 _PIECE = 4 << 20  # bytes read at once
+
+
+def check_folder(name: str) -> None:
+    """Make the folder of --offload-folder and write a file there. Raises UsageError where that fails."""
+    try:
+        folder = Path(name).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PROBE))
+            file.flush()
+            os.fsync(file.fileno())
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(f"--offload-folder {shown(name)}: it is a file, not a folder") from None
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(f"--offload-folder {shown(name)} cannot be written to: {reason_of(error)}") from error
 
 
 def bound(model: Any, files: Sequence[Path]) -> str:

@@ -17,7 +17,14 @@ from genctl.models.weights import read_json, shown
 
 MOST_IDS = 1 << 24  # far more than any published vocabulary
 MOST_PADDING = 1 << 20  # tokens
+MOST_COUNTED = 1 << 16  # tokens that a number in tokenizer_config.json makes
 MOST_GROWTH = 1000  # times, of a text that is normalised or decoded; 3 is usual
+MOST_REPEATS = 16  # of a text by a post-processor; 1 is usual
+MOST_ADDED = 1 << 12  # special tokens that a post-processor adds to a text
+LONGEST_STRING = 1000  # characters of a string that a step of the tokenizer inserts
+LONGEST_PATTERN = 1 << 16  # characters of a regular expression; 500 is long
+_STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+_OF_MODEL = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix")
 _KEPT: list[tuple[str, int, int, dict[str, Any]]] = []  # at most one file
 _CHARSMAP_GROWTH = 20  # NFKC makes at most 18 characters of one (unicode.org/reports/tr15)
 
@@ -31,11 +38,19 @@ def check(folder: Path) -> None:
         if name == "tokenizer.json":
             _keep(folder / name, data)
         _check_ids(name, _ids(name, data))
+        if name == "tokenizer_config.json":
+            _check_counts(data)
         if name == "tokenizer.json":
             _check_padding(data.get("padding"))
+            _check_strings(data)
             for part, inner in (("normalizer", "normalizers"), ("decoder", "decoders")):
                 if (growth := _growth(data.get(part), inner)) > MOST_GROWTH:
                     raise ModelError(f"tokenizer.json: its {part} makes texts {growth:,} times as long")
+            repeats, added = _repeats(data.get("post_processor"))
+            if repeats > MOST_REPEATS:
+                raise ModelError(f"tokenizer.json: its post_processor repeats texts {repeats:,} times")
+            if added > MOST_ADDED:
+                raise ModelError(f"tokenizer.json: its post_processor adds {added:,} tokens to a text")
 
 
 def _keep(path: Path, data: dict[str, Any]) -> None:
@@ -83,6 +98,13 @@ def _check_ids(name: str, ids: Iterable[tuple[str, Any]]) -> None:
             raise ModelError(f"{name}: token {shown(token, 40)} has id {number!s:.30}, far above what any model has")
 
 
+def _check_counts(settings: dict[str, Any]) -> None:
+    """Refuse counts of tokens that a class would make (`extra_ids`, `offset`); lengths may be as large as they like."""
+    for name, value in settings.items():
+        if type(value) in (int, float) and value > MOST_COUNTED and "max" not in name and "length" not in name:
+            raise ModelError(f"tokenizer_config.json says {shown(name, 40)} = {value!s:.30}, far above what any has")
+
+
 def _check_padding(padding: Any) -> None:
     if not isinstance(padding, dict):
         return
@@ -91,6 +113,56 @@ def _check_padding(padding: Any) -> None:
     for length in (fixed, padding.get("pad_to_multiple_of")):
         if isinstance(length, (int, float)) and length > MOST_PADDING:
             raise ModelError(f"tokenizer.json: pads to {length!s:.30} tokens, far above what any model reads")
+
+
+def _check_strings(data: dict[str, Any]) -> None:
+    """Refuse long strings in the steps of a tokenizer: a step may insert one at every character."""
+    model = data.get("model")
+    found = [_strings(data.get(part), part) for part in _STEPS]
+    found += [_strings(model.get(name), f"model.{name}") for name in _OF_MODEL] if isinstance(model, dict) else []
+    for where, text in (item for strings in found for item in strings):
+        name = where.rpartition(".")[2]
+        if name == "precompiled_charsmap":
+            continue
+        if len(text) > (LONGEST_PATTERN if name == "Regex" else LONGEST_STRING):
+            raise ModelError(f"tokenizer.json: {where} has {len(text):,} characters, far more than any tokenizer's")
+
+
+def _strings(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Each string in a value, with the names that lead to it."""
+    if isinstance(value, str):
+        yield where, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _strings(inner, f"{where}.{shown(key, 40)}")
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner, where)
+
+
+def _repeats(step: Any) -> tuple[int, int]:
+    """How many times a post-processor repeats a text, and how many tokens it adds."""
+    if not isinstance(step, dict):
+        return 1, 0
+    if isinstance(step.get("processors"), list):
+        repeats, added = 1, 0
+        for part in step["processors"]:
+            times, more = _repeats(part)
+            repeats, added = repeats * max(times, 1), added * max(times, 1) + more
+            if repeats > MOST_REPEATS or added > MOST_ADDED:
+                break
+        return repeats, added
+    pieces, tokens = step.get("single"), step.get("special_tokens")
+    if not isinstance(pieces, list):
+        return 1, 0
+    ids = {}
+    for name, token in tokens.items() if isinstance(tokens, dict) else ():
+        held = token.get("ids") if isinstance(token, dict) else None
+        ids[name] = len(held) if isinstance(held, list) else 1
+    kinds = [piece for piece in pieces if isinstance(piece, dict)]
+    special = [piece["SpecialToken"] for piece in kinds if isinstance(piece.get("SpecialToken"), dict)]
+    added = sum(ids.get(str(token.get("id")), 1) for token in special)
+    return sum("Sequence" in piece for piece in kinds), added
 
 
 def _growth(step: Any, inner: str) -> int:
@@ -108,6 +180,8 @@ def _growth(step: Any, inner: str) -> int:
     if kind == "Precompiled":
         _check_charsmap(step.get("precompiled_charsmap"))
         return _CHARSMAP_GROWTH
+    if kind == "Prepend" and isinstance(step.get("prepend"), str):
+        return len(step["prepend"]) + 1
     if kind == "Replace" and isinstance(step.get("content"), str):
         pattern = step.get("pattern")
         replaced = pattern.get("String") if isinstance(pattern, dict) else None

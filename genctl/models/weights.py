@@ -28,6 +28,9 @@ _BITS = {
 }
 _LONGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors library
 LARGEST_JSON = 64_000_000  # bytes; the index of the largest public checkpoints has a tenth of it
+_MOST_DIMENSIONS = 64  # torch's limit
+LARGEST_NUMBER = 1 << 63  # of a shape or a byte range
+_LONGEST_NAME = 255  # bytes in the name of a file, the limit of common file systems
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,9 @@ def _plain_name(name: Any, where: str) -> None:
     ordinary = isinstance(name, str) and name and not set(name) & set("/\\:\0") and not name.startswith(".")
     if not ordinary:
         raise ModelError(f"{where} names a weight file outside the folder: {name!r:.80}")
+    length = len(name.encode("utf-8", "surrogatepass"))
+    if length > _LONGEST_NAME or not name.isprintable():
+        raise ModelError(f"{where} names a weight file by what is no file name ({length:,} bytes): {shown(name, 40)}")
     if not name.endswith((".safetensors", ".index.json")):
         raise ModelError(f"{where} names {name!r:.80} as weights, which is no safetensors file")
 
@@ -168,8 +174,8 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> Tensor:
     name = shown(name)
     if not isinstance(dtype, str) or dtype not in _BITS:
         raise ModelError(f"{path.name} is corrupt: tensor {name} has the unknown dtype {dtype!r:.40}")
-    numbers = [*shape, begin, end] if isinstance(shape, list) else [None]
-    if not all(type(number) is int and number >= 0 for number in numbers):
+    numbers = [*shape, begin, end] if isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS else [None]
+    if not all(type(number) is int and 0 <= number < LARGEST_NUMBER for number in numbers):
         raise ModelError(f"{path.name} is corrupt: tensor {name} has an impossible shape or byte range")
     if math.prod(shape) * _BITS[dtype] != (end - begin) * 8:
         size = "×".join(map(str, shape)) or "a single number"

@@ -68,6 +68,14 @@ def test_the_parser_is_given_our_words(arguments: list[str], sentence: str) -> N
     assert done.err.splitlines()[0] == f"error: {sentence}"
 
 
+@pytest.mark.parametrize("flag", ["-o", "-i", "--report", "--svg", "--events"])
+def test_an_empty_file_name_has_its_own_sentence(flag: str) -> None:
+    done = genctl("run", "One day", flag, "")
+    name = {"-o": "--output", "-i": "--input"}.get(flag, flag)
+    assert (done.status, done.out) == (2, "")
+    assert done.err == f"error: {name} is empty, and an empty text names no file\n"
+
+
 def test_an_unknown_strategy_is_reported_with_all_other_mistakes() -> None:
     done = genctl("run", "One day", "--strategy", "beem", "--set", "top_k=-1", "-p", "nucleos")
     lines = done.err.splitlines()

@@ -65,6 +65,11 @@ def doubling(kind: str) -> dict[str, Any]:
     return {"type": "Sequence", {"normalizer": "normalizers", "decoder": "decoders"}[kind]: [step] * 40}
 
 
+def template(single: list[dict[str, Any]], ids: list[int] | None = None) -> dict[str, Any]:
+    tokens = {"<eos>": {"id": "<eos>", "ids": ids or [2], "tokens": ["<eos>"] * len(ids or [2])}}
+    return {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": tokens}
+
+
 def fixed(length: int) -> dict[str, Any]:
     return {
         "strategy": {"Fixed": length}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
@@ -117,6 +122,11 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     ),
     "a negative range": (header(lambda parsed: first(parsed).update(data_offsets=[-8, 0])), "impossible shape"),
     "a shape of words": (header(lambda parsed: first(parsed).update(shape=["32", 32])), "impossible shape"),
+    "a shape of 50,000 numbers": (
+        header(lambda parsed: first(parsed).update(shape=[1 << 60] * 50_000)),
+        "impossible shape",
+    ),
+    "a number of 4,000 digits": (header(lambda parsed: first(parsed).update(shape=[10**4000])), "impossible shape"),
     "a dtype of nobody": (header(lambda parsed: first(parsed).update(dtype="F7")), "unknown dtype"),
     "a name that drives a terminal": (
         header(lambda parsed: parsed.update({"\x1b]0;owned\x07\nerror: fine": 3})),
@@ -158,6 +168,8 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "an index to nowhere": (sharded({HEAD: SHARD, NORM: "model-00002-of-00002.safetensors"}), "1 of 2 shards are miss"),
     "an index to the outside": (sharded({HEAD: "../../etc/passwd"}), "names a weight file outside the folder"),
     "an index to the root": (sharded({HEAD: "/dev/zero"}), "names a weight file outside the folder"),
+    "an index to a name of 300 characters": (sharded({HEAD: f"{'x' * 300}.safetensors"}), "is no file name"),
+    "an index to a name that is no text": (sharded({HEAD: "\ud800.safetensors"}), "is no file name"),
     "an index to a pickle": (sharded({HEAD: "x.bin"}), "is no safetensors file"),
     "an index to what is not in there": (sharded({"stranger": SHARD}), "holds stranger, but it does not"),
     "an index without a map": (all_of(remove(WEIGHTS), write(INDEX, '{"metadata": {}}')), "has no weight_map"),
@@ -247,6 +259,45 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "padding to 10^9": (edit(TOKENIZER, padding=fixed(BIG)), "pads to 1000000000 tokens"),
     "a normaliser that doubles 40 times": (edit(TOKENIZER, normalizer=doubling("normalizer")), "its normalizer makes"),
     "a decoder that doubles 40 times": (edit(TOKENIZER, decoder=doubling("decoder")), "its decoder makes texts"),
+    "a normaliser that prepends 20 MB": (
+        edit(TOKENIZER, normalizer={"type": "Prepend", "prepend": "x" * 20_000_000}),
+        "normalizer.prepend has 20,000,000 characters",
+    ),
+    "a normaliser that prepends again and again": (
+        edit(
+            TOKENIZER, normalizer={"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x" * 999}] * 9}
+        ),
+        "its normalizer makes texts 1,000,000 times as long",
+    ),
+    "a post-processor that repeats the text": (
+        edit(TOKENIZER, post_processor=template([{"Sequence": {"id": "A", "type_id": 0}}] * 300_000)),
+        "its post_processor repeats texts 300,000 times",
+    ),
+    "post-processors that repeat each other's text": (
+        edit(
+            TOKENIZER,
+            post_processor={
+                "type": "Sequence",
+                "processors": [template([{"Sequence": {"id": "A", "type_id": 0}}] * 9)] * 9,
+            },
+        ),
+        "its post_processor repeats texts 81 times",
+    ),
+    "a post-processor that adds a million tokens": (
+        edit(
+            TOKENIZER,
+            post_processor=template(
+                [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<eos>", "type_id": 0}}],
+                ids=[2] * 1_000_000,
+            ),
+        ),
+        "its post_processor adds 1,000,000 tokens to a text",
+    ),
+    "a suffix of 20 MB for each word": (
+        edit(TOKENIZER, model__end_of_word_suffix="x" * 20_000_000),
+        "model.end_of_word_suffix has 20,000,000 characters",
+    ),
+    "10^9 tokens that a class makes": (edit(TOKENIZER_CONFIG, extra_ids=BIG), "says extra_ids = 1000000000, far above"),
     "a charsmap of 4 GB": (
         edit(TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": CHARSMAP}),
         "precompiled_charsmap is damaged",

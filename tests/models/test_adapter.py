@@ -114,6 +114,9 @@ def test_files_that_are_no_adapter_are_refused(base: Path, adapter: Path, tmp_pa
     assert "adapter_model.safetensors is truncated or corrupt" in refused(tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "PREFIX_TUNING"}))
     assert "is of the kind 'PREFIX_TUNING'; genctl adds LORA" in refused(tmp_path)
+    for wrong in ("transformers", ["a"], {"parent_library": 3}, {"parent_library": ["transformers"]}):
+        (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "auto_mapping": wrong}))
+        assert "auto_mapping in adapter_config.json does not name a library" in refused(tmp_path)
     with pytest.raises(ModelError, match="is an adapter") as said:
         load(Runtime(model=str(adapter)))
     assert said.value.hint == f"give its base as the model, and --adapter {adapter}"

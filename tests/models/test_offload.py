@@ -99,6 +99,34 @@ def test_the_bound_is_said_before_the_text(tmp_path: Path) -> None:
     assert (near.out, "stay on the disk" in near.err) == (done.out, False)
 
 
+def test_a_folder_that_cannot_be_written_to_is_refused_early(tmp_path: Path) -> None:
+    def refused(folder: str) -> str:
+        done = genctl(
+            "run", "-m", "builtin:stories", "--device-map", "auto", "--offload-folder", folder, "-n", "3", "a"
+        )
+        assert (done.status, done.out) == (2, "")
+        return done.err
+
+    (tmp_path / "file").write_bytes(b"")
+    assert refused(str(tmp_path / "file")) == (f"error: --offload-folder {tmp_path}/file: it is a file, not a folder\n")
+    assert "it is a file, not a folder" in refused(str(tmp_path / "file" / "below"))
+    assert "--offload-folder /proc/nowhere cannot be written to: No such file or directory" in refused("/proc/nowhere")
+    assert "--offload-folder is empty" in refused("")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limit of a file's size stands for a full disk")
+def test_a_full_disk_is_reported_with_the_flag(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        done = genctl("run", "-m", "builtin:stories", "--device-map", "auto", "--offload-folder", str(tmp_path), "a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (done.status, done.err) == (2, f"error: --offload-folder {tmp_path} cannot be written to: File too large\n")
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_speed_of_a_disk_is_bytes_over_seconds(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"0" * 1_000_000)
     assert 1e5 < disk_speed(tmp_path / "file") < 1e12
