@@ -30,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from genctl.batch import journal, output, resumable
+from genctl.batch import file_lock, journal, output, resumable
 
 FAULTS = ("ENOSPC", "EIO", "short")
 SETTINGS = ("--do-sample", "--seed", "7", "-n", "12", "--batch-size", "3", "-q")
@@ -272,7 +272,7 @@ class Torture:
         out = self.folder / "killed.jsonl"
         whole = self.runner.run(self.arguments(self.prompts, self.folder / "counted.jsonl", "--resume"))
         while sum(where.values()) < kills and time.monotonic() < self.until:
-            for path in (out, out.with_name(out.name + journal.SUFFIX)):
+            for path in (out, out.with_name(out.name + file_lock.JOURNAL)):
                 path.unlink(missing_ok=True)
             every_s = self.random.choice([0.0, 0.05, 1.0])
             for _ in range(self.random.randint(1, 6)):

@@ -20,17 +20,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from genctl.batch.output import CLOEXEC, NOFOLLOW, Sink, sync_folder, unbuffered, unwritable
+from genctl.batch.file_lock import CLOEXEC, JOURNAL, NOFOLLOW, lock
+from genctl.batch.output import Sink, sync_folder, unbuffered, unwritable
 from genctl.batch.printable import printable
 from genctl.errors import UsageError
 
-try:
-    import fcntl
-except ImportError:  # a system without locks of this kind
-    fcntl = None  # type: ignore[assignment]
-
 KIND = "genctl-journal/1"
-SUFFIX = ".journal"
 DIGEST = 8  # hex digits of a row's own digest: `Mark.input` is what is relied on
 LONGEST = 64 * 2**20  # bytes in one line; far more than any settings need
 
@@ -55,15 +50,15 @@ class Journal:
     """
 
     def __init__(self, output: Path) -> None:
-        self.path = output.with_name(output.name + SUFFIX)
+        self.path = output.with_name(output.name + JOURNAL)
         self.name = printable(str(self.path))
         self.header: dict[str, Any] | None = None
         self.marks: list[Mark] = []  # those in the file
         self._sink: Sink | None = None
         self._whole = 0  # bytes of whole lines; the rest is half a line
         self._descriptor, self._made = self._open()
+        lock(self._descriptor, output)
         try:
-            self._lock(output)
             self._read()
         except BaseException:
             self.close()
@@ -93,16 +88,6 @@ class Journal:
             os.close(descriptor)
             raise UsageError(f"{self.name} {wrong}, so it is no journal to go by")
         return descriptor, False
-
-    def _lock(self, output: Path) -> None:
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"another run is at work on {printable(str(output))}") from None
-        except OSError:
-            return  # a file system without locks
 
     def _read(self) -> None:
         with open(self._descriptor, "rb", closefd=False) as file:

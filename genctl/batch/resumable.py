@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ from genctl.batch.output import Sink, reopen, sync_folder
 from genctl.batch.printable import printable
 from genctl.batch.rows import BadRow, InputRow
 from genctl.errors import GenctlError, InputError, UsageError
+from genctl.plural import count
 
 EVERY_S = 1.0  # between two marks: the most work that a kill can lose
 _SIZE = 16  # bytes of a digest
@@ -95,6 +97,13 @@ class Resumable:
                 f"{self.name} was changed since it was written: its first {self.mark.bytes:,} bytes are not those that "
                 f"{self.journal.name} vouches for",
                 hint="remove both to start anew, or give another --output",
+            )
+        more = self._sink.size - self._size
+        if self.mark.done and more:  # after the last mark of a finished job nothing is ours
+            raise UsageError(
+                f"{self.name} was changed since it was finished: {count(more, 'byte follows', 'bytes follow')} the "
+                f"{self._size:,} that {self.journal.name} vouches for",
+                hint=f"truncate -s {self._size} {shlex.quote(str(self.path))} removes them",
             )
 
     def start(self, header: Mapping[str, Any], span: int) -> None:

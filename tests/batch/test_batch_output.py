@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from genctl.batch.output import Sink
+from genctl.batch.journal import Journal
+from genctl.batch.output import Sink, reopen
 from genctl.batch.writers import open_output
-from genctl.errors import OutputError
+from genctl.errors import OutputError, UsageError
 
 
 def write_all(sink: Sink, lines: Sequence[str]) -> None:
@@ -219,3 +220,75 @@ def test_a_folder_that_vanished_is_an_output_error_at_close() -> None:
         path.parent.rmdir()
         with pytest.raises(OutputError, match="No such file or directory"):
             sink.close()
+
+
+def test_two_runs_never_write_one_path(path: Path) -> None:
+    """Whoever comes second is refused, with or without --force; the file of the first is whole."""
+    first = open_output(path, None)
+    for force in (False, True):
+        with pytest.raises((OutputError, UsageError)):
+            open_output(path, None, force=force)
+    with pytest.raises(UsageError, match=r"^another run is at work on .*out\.jsonl$"):
+        reopen(path, 0)
+    first.write(b"first\n")
+    first.close()
+    second = open_output(path, None, force=True)  # replaces it at the end, and holds it until then
+    for attempt in (lambda: open_output(path, None, force=True), lambda: reopen(path, 0)):
+        with pytest.raises(UsageError, match="another run is at work on"):
+            attempt()
+    second.write(b"second\n")
+    second.close()
+    assert path.read_bytes() == b"second\n"
+    open_output(path, None, force=True).abandon()
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_run_with_a_journal_is_respected_before_it_has_an_output(path: Path) -> None:
+    journal = Journal(path)
+    for force in (False, True):
+        for attempt in (path, journal.path):
+            with pytest.raises((UsageError, OutputError)) as caught:
+                open_output(attempt, None, force=force)
+            assert force is False or "another run is at work on" in caught.value.message
+    journal.close()
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced", "changed"])
+@pytest.mark.parametrize("end", ["close", "write", "sync"])
+def test_a_file_that_another_program_takes_away_ends_the_run(
+    path: Path, what: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genctl.batch.sink.LOOK_S", 0.0)
+    sink = open_output(path, None)
+    sink.write(b"ours\n")
+    if what == "changed":
+        path.write_bytes(b"theirs, which is longer\n")
+    else:
+        path.unlink()
+    if what == "replaced":
+        path.write_bytes(b"theirs, which is longer\n")
+    for _ in range(2):
+        with pytest.raises(OutputError, match=f"{what} by another program while this run was writing it"):
+            sink.write(b"more\n") if end == "write" else getattr(sink, end)()
+        if end == "close":
+            break
+    sink.abandon()
+    left = path.read_bytes() if path.exists() else b""
+    assert left == (b"" if what == "removed" else b"theirs, which is longer\n")
+
+
+@pytest.mark.parametrize("before", [None, b"old\n"])
+def test_a_file_that_came_while_another_was_made_is_not_overwritten(path: Path, before: bytes | None) -> None:
+    if before is not None:
+        path.write_bytes(before)
+    sink = open_output(path, None, force=before is not None, at_once=True)
+    sink.write(b"ours\n")
+    path.unlink(missing_ok=True)
+    path.write_bytes(b"theirs\n")
+    with pytest.raises(OutputError, match="by another program during this run") as caught:
+        sink.close()
+    assert path.read_bytes() == b"theirs\n"
+    part = next(file for file in path.parent.iterdir() if file != path)
+    assert part.read_bytes() == b"ours\n"
+    assert str(part) in caught.value.hint

@@ -400,3 +400,58 @@ def test_a_full_disk_ends_in_one_line_and_the_next_run_goes_on(
     assert "Traceback" not in done.err
     assert run(gpt2, given, out, "--resume").status == 1
     assert out.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("added", ["half a line", "a line twice", "an empty line"])
+def test_a_finished_output_that_was_changed_is_refused_and_left(gpt2: Path, given: Path, out: Path, added: str) -> None:
+    run(gpt2, given, out, "--resume")
+    whole = out.read_bytes()
+    last = whole.splitlines(keepends=True)[-1]
+    more = {"half a line": last[: len(last) // 2], "a line twice": last, "an empty line": b"\n"}[added]
+    out.write_bytes(whole + more)
+    done = run(gpt2, given, out, "--resume")
+    assert done.status == 2
+    assert f"was changed since it was finished: {len(more):,} byte" in done.err
+    assert f"hint: truncate -s {len(whole)} {out} removes them\n" in done.err
+    assert out.read_bytes() == whole + more
+    os.truncate(out, len(whole))
+    assert "nothing to do" in run(gpt2, given, out, "--resume").err
+
+
+@pytest.mark.parametrize("flag", ["--output", "--events", "--report", "--svg"])
+def test_nobody_writes_a_path_at_which_another_run_is_at_work(gpt2: Path, given: Path, out: Path, flag: str) -> None:
+    cut_off(gpt2, given, out, 4)
+    before = out.read_bytes(), beside(out).read_bytes()
+    other = resumable.Resumable(out)
+    try:
+        for path in (out, beside(out)):
+            done = genctl("run", "-m", str(gpt2), "hi", "-n", "1", flag, str(path), "--force")
+            assert (done.status, done.err) == (2, f"error: another run is at work on {path}\n")
+        done = run(gpt2, given, out, "--resume")
+        assert (done.status, done.err) == (2, f"error: another run is at work on {out}\n")
+    finally:
+        other.release()
+    assert (out.read_bytes(), beside(out).read_bytes()) == before
+
+
+@pytest.mark.parametrize("taken", ["output", "journal"])
+def test_a_run_whose_file_was_replaced_says_so(
+    gpt2: Path, given: Path, out: Path, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, rows = resumable.Resumable.written, 0
+
+    def replaced(self: resumable.Resumable, *arguments: Any) -> None:
+        nonlocal rows
+        rows += 1
+        if rows == 4:
+            path = out if taken == "output" else beside(out)
+            path.unlink()
+            path.write_bytes(b"theirs\n")
+        write(self, *arguments)
+
+    monkeypatch.setattr(resumable.Resumable, "written", replaced)
+    done = run(gpt2, given, out, "--resume")
+    path = out if taken == "output" else beside(out)
+    assert done.status == 2
+    assert done.err.endswith(f"error: {path} was replaced by another program while this run was writing it\n")
+    assert path.read_bytes() == b"theirs\n"
