@@ -10,6 +10,7 @@ registers them); this file imports nothing of it.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -245,7 +246,8 @@ class SlidingLayer(GrowingLayer):
     """A sliding-window layer: columns that no later token can see are dropped.
 
     The newest `window - 1` columns stay, at the end of a buffer with room; when it is full they move to the front of
-    another. A buffer has as many columns as the text will have, but at most `STEP` more than the window keeps.
+    another. A buffer has as many columns as the text will have, but at most `STEP` more than the window keeps. A window
+    of 1 keeps all columns, as transformers' does (`DynamicSlidingWindowLayer` keeps `[-window + 1:]`).
     """
 
     kind = "sliding window"
@@ -254,6 +256,7 @@ class SlidingLayer(GrowingLayer):
     def __init__(self, sliding_window: int, room: int = 0) -> None:
         super().__init__(room)
         self.sliding_window = sliding_window
+        self.most = sliding_window - 1 or sys.maxsize  # columns that stay
         self.seen = 0  # columns ever appended
         self.record_past = False
 
@@ -268,13 +271,13 @@ class SlidingLayer(GrowingLayer):
         new = key_states.shape[-2]
         first, self.seen = self.seen == 0, self.seen + new
         if first and not self.record_past:  # a long prompt: what is let go is not even stored
-            start = max(new - (self.sliding_window - 1), 0)
+            start = max(new - self.most, 0)
             self._append((key_states[:, :, start:], value_states[:, :, start:]))
             return key_states, value_states
         self._append((key_states, value_states))
         keys, values = self._columns()
         if self.record_past:
-            visible = self.sliding_window - 1 + new
+            visible = min(self.most + new, keys.shape[-2])
             keys, values = keys[:, :, -visible:], values[:, :, -visible:]
         else:
             self._let_go()
@@ -300,7 +303,7 @@ class SlidingLayer(GrowingLayer):
         """
         removed = abs(tokens_to_remove)
         if self.is_initialized:
-            if self.length - removed < min(self.seen - removed, self.sliding_window - 1):
+            if self.length - removed < min(self.seen - removed, self.most):
                 raise ValueError(f"a window of {self.sliding_window} has let go of what is behind {removed} tokens")
             self.length -= removed
             self.seen -= removed
@@ -337,7 +340,7 @@ class SlidingLayer(GrowingLayer):
     def hold(self, keys: Tensor, values: Tensor, room: int = 0) -> None:
         """Take `keys` and `values` of a whole text as the content."""
         seen = keys.shape[-2]
-        start = max(seen - (self.sliding_window - 1), 0)
+        start = max(seen - self.most, 0)
         if start:  # a copy, not a view: what is let go must not stay in memory
             keys, values = keys[:, :, start:].clone(), values[:, :, start:].clone()
         super().hold(keys, values, self._free(seen - start, seen, room))
@@ -345,13 +348,13 @@ class SlidingLayer(GrowingLayer):
 
     def _free(self, stored: int, seen: int, room: int) -> int:
         """Columns to keep free after the stored ones, if `room` more will come."""
-        return max(min(seen + room, self.sliding_window - 1 + STEP) - stored, 0) if room else 0
+        return max(min(seen + room, self.most + STEP) - stored, 0) if room else 0
 
     def _roomy(self, columns: int) -> int:
-        return max(columns, min(super()._roomy(columns), self.sliding_window - 1 + STEP))
+        return max(columns, min(super()._roomy(columns), self.most + STEP))
 
     def _let_go(self) -> None:
-        surplus = self.length - (self.sliding_window - 1)
+        surplus = self.length - self.most
         if surplus > 0:
             self.begin += surplus
             self.length -= surplus

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode import cache as caches
+from genctl.decode.cut_windows import CutWindow
 from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.runtime import Output
 from genctl.decode.types import Prefix, Source
@@ -22,10 +23,12 @@ class Reader(ABC):
 
     model: Any
     device: torch.device
-    # Rotary positions whose angles depend on the length of a text (see `length_rope`):
-    bound: float = math.inf  # up to this length they are the same for every text
-    dynamic = False  # beyond it they change with every token
+    # Rotary positions whose angles depend on the length of a text (see `length_rope`), and windows for which it matters
+    # where a text is cut (see `cut_windows`):
+    bound: float = math.inf  # up to this length texts are the same wherever they are cut
+    dynamic = False  # beyond it every token is read on its own
     reads_again = False  # a text that grows beyond it is read again as a whole
+    cut_window: CutWindow | None = None
 
     @property
     def eos(self) -> tuple[int, ...]:
@@ -62,8 +65,14 @@ class Reader(ABC):
         """See `runtime.ModelRuntime`."""
         return cache
 
+    def limit_cuts(self, window: CutWindow | None) -> None:
+        """Cut no text beyond the bound of a window."""
+        self.cut_window = window
+        if window is not None:
+            self.bound, self.dynamic = min(self.bound, window.bound), True
+
     def in_one_piece(self, length: int) -> bool:
-        """Whether the angles of a text's positions depend on its length, and so on where it is cut."""
+        """Whether what is computed of a text depends on where it is cut."""
         return length > self.bound
 
     def wants_history(self, before: int) -> bool:
@@ -150,8 +159,10 @@ class Reader(ABC):
         sources = None
         if prefix.source is not None:
             sources = join_sources([prefix.source], [prefix.cache.cross_attention_cache], [len(tokens)])
-        length = tokens.shape[1]
-        ends = [length] if self.reads_again or not self.in_one_piece(length) else [int(prefix.tokens.shape[1]), length]
+        length, prompt = tokens.shape[1], int(prefix.tokens.shape[1])
+        ends = [length]
+        if self.in_one_piece(length) and not self.reads_again:
+            ends = list(range(prompt, length + 1)) if self.dynamic else [prompt, length]
         at = 0
         for end in ends:  # where it matters, what was one piece is one again
             self(tokens[:, at:end], cache, sources=sources, keep=1, first=at == 0, history=tokens[:, :end])

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from genctl.decode.cache_observer import Passed
+    from genctl.decode.cut_windows import CutWindow
     from genctl.decode.encoder_inputs import Sources
     from genctl.decode.types import Prefix, Source
 
@@ -34,7 +35,8 @@ class ModelRuntime(Protocol):
     kind: str  # "native" or "transformers"
     device: torch.device
     is_encoder_decoder: bool
-    bound: float  # the length up to which positions do not depend on the length of a text
+    bound: float  # the length up to which texts are the same wherever they are cut into passes
+    cut_window: CutWindow | None  # why not, where it is a window
     findings: list[str]  # what was found out about it on the way, a sentence each
     forwards: int
     watch: Callable[[Passed], None] | None  # called after every pass

@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from genctl import compat
 from genctl.decode import cache as caches
-from genctl.decode import model_states, transfer
+from genctl.decode import cut_windows, model_states, transfer
 from genctl.decode.cache_observer import Passed
 from genctl.decode.capabilities import (
     CACHE_DIFFERS,
@@ -83,6 +83,7 @@ class TransformersRuntime(Reader):
         self.reads_history = self.config.model_type in model_states.READ_HISTORY
         self.rope = LengthRope(model.modules(), self.config.model_type)
         self.bound, self.dynamic, self.reads_again = self.rope.bound, bool(self.rope.dynamic), self.rope.reads_again
+        self.limit_cuts(cut_windows.of_config(self.config))
         self.module_states = model_states.module_states(model)
         self.findings: list[str] = []
         self.forwards = 0

@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
 
 def cache_notes(session: Session, resolved: Resolved) -> list[str]:
-    """One sentence for each surprising effect of `cache_implementation`."""
+    """One sentence for each surprising effect of the cache, and of `cache_implementation`."""
+    window = session.forward.cut_window
+    effects = _effects(session, resolved)
+    if window is None or not window.note or not resolved.generation.use_cache or not session.forward.supports_cache:
+        return effects
+    return [window.note, *effects]
+
+
+def _effects(session: Session, resolved: Resolved) -> list[str]:
     generation = resolved.generation
     form = generation.cache_implementation
     name = session.loaded.name

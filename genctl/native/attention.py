@@ -41,6 +41,8 @@ class Sight:
 
     def _make(self, columns: int, window: int | None) -> Tensor | None:
         total = self.past + self.fed
+        if window == 1 and self.past:  # as in transformers (see `cut_windows`)
+            window = None
         narrow = window is not None and columns > window
         if self.mask is None and not narrow and (self.fed == 1 or columns == self.fed):
             return None

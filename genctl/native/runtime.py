@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode import cache as caches
+from genctl.decode import cut_windows
 from genctl.decode.cache_observer import Passed
 from genctl.decode.encoder_inputs import Sources
 from genctl.decode.length_rope import READ_AGAIN
@@ -47,6 +48,7 @@ class NativeRuntime(Reader):
         self.bound = min((rope.bound for rope in ropes), default=math.inf)
         self.dynamic = any(rope.kind == "dynamic" for rope in ropes)
         self.reads_again = model.spec.family in READ_AGAIN and any(rope.kind == "longrope" for rope in ropes)
+        self.limit_cuts(cut_windows.of_spec(model.spec.windows, model.spec.family))
         self.forwards = 0
         self.watch: Callable[[Passed], None] | None = None
         self.findings: list[str] = []

@@ -68,6 +68,7 @@ class Seq2SeqSpec:
     # positions are places or distances, never angles
     rope: ClassVar[None] = None
     local_rope: ClassVar[None] = None
+    windows: ClassVar[tuple[int | None, ...]] = ()
 
     @property
     def vocab(self) -> int:

@@ -6,6 +6,7 @@ nothing of their size is copied; a row whose logits alone would be too large is 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,7 @@ class Passes:
         self.detail = detail or Detail()
         # from a cache, by several tokens at once
         self.continues = forward.supports_cache and not _recurrent(forward) and forward.together
-        self.continues = self.continues and not forward.wants_history(0)
+        self.continues = self.continues and not forward.wants_history(0) and forward.draft_room(sys.maxsize) > 0
 
     def batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
         """Places of pieces to be read together: the longest first, and never more logits than `LARGEST`.

@@ -1,0 +1,75 @@
+"""Windows whose cache and mask disagree, so that what a token sees depends on how a text is cut into passes.
+
+transformers makes a cache with windows of any `sliding_window` in config.json. A model without windows (Llama) masks
+nothing but the future: of a prompt every token is seen, and a later token sees what its cache still holds. A window of
+1 is the other case: the mask of a prompt hides all but the token itself, and the cache drops nothing (it keeps
+`[-window + 1:]`), so that a later token sees the whole text. Both are done here as `generate()` does them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_NAMES = ("sliding_window", "attention_chunk_size")
+
+
+@dataclass(frozen=True)
+class CutWindow:
+    """A window for which it matters where a text is cut."""
+
+    name: str  # of its field in config.json
+    size: int
+    architecture: str
+    stray: bool = False  # the architecture has no windows
+
+    @property
+    def bound(self) -> int:
+        """The length up to which texts may be cut anywhere."""
+        return 0 if self.size == 1 else self.size
+
+    @property
+    def note(self) -> str:
+        """What a user must know of it; "" where texts are what they would be without it."""
+        if not self.stray:
+            return (
+                f"{self.name} = {self.size}: as in generate(), each token of a prompt sees itself alone, and each new "
+                "token sees the whole text"
+            )
+        if self.size == 1:  # nothing is dropped, nothing is masked
+            return ""
+        return (
+            f"{self.name} = {self.size} is in config.json, but {self.architecture} has no windows: as in generate(), "
+            "the cache drops older tokens that the model would see; --no-use-cache keeps them"
+        )
+
+
+def of_spec(windows: Sequence[int | None], architecture: str) -> CutWindow | None:
+    """That of a native decoder with these windows, one for each layer."""
+    return CutWindow("sliding_window", 1, architecture) if 1 in windows else None
+
+
+def of_config(config: Any) -> CutWindow | None:
+    """That of a model of transformers."""
+    config = config.get_text_config(decoder=True)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and not any("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds):
+        return None
+    for name in _NAMES:
+        size = getattr(config, name, None)
+        if type(size) is int and size > 0:
+            stray = _is_stray(config, name)
+            return CutWindow(name, size, str(config.model_type), stray) if stray or size == 1 else None
+    return None
+
+
+def _is_stray(config: Any, name: str) -> bool:
+    """Whether an architecture has no such field, and holds it only because config.json does."""
+    architecture = type(config)
+    if hasattr(architecture, name):
+        return False
+    try:
+        return not hasattr(architecture(), name)
+    except Exception:  # code of others
+        return False
