@@ -162,7 +162,8 @@ class Reader(ABC):
         length, prompt = tokens.shape[1], int(prefix.tokens.shape[1])
         ends = [length]
         if self.in_one_piece(length) and not self.reads_again:
-            ends = list(range(prompt, length + 1)) if self.dynamic else [prompt, length]
+            cuts = range(prompt, length) if self.dynamic else sorted({prompt, max(prompt, int(self.bound))})
+            ends = [*cuts, length]
         at = 0
         for end in ends:  # where it matters, what was one piece is one again
             self(tokens[:, at:end], cache, sources=sources, keep=1, first=at == 0, history=tokens[:, :end])
