@@ -15,6 +15,7 @@ from genctl.cli.output_format import format_of
 from genctl.config.layers import resolve
 from genctl.errors import Exit, UsageError
 from genctl.plural import count
+from genctl.render.repeated import RepeatedErrors
 
 
 class ExportJob(Job[ExportOptions]):
@@ -64,12 +65,17 @@ def import_results(options: ImportOptions) -> int:
     failed = 0
     with ExitStack() as stack:
         stack.callback(sink.abandon)
-        writer = writers.open_writer(
-            form, sink, on_error=lambda one: print_message(f"error: {one['id']}: {one['error']['message']}")
-        )
+        errors = RepeatedErrors(print_message)
+
+        def say_failed(record: writers.Record) -> None:
+            if errors.is_new(record["error"]["message"]):
+                print_message(f"error: {record['id']}: {record['error']['message']}")
+
+        writer = writers.open_writer(form, sink, on_error=say_failed)
         for rows in records:
             failed += any("error" in one for one in rows)
             for one in rows:
                 writer.write(one)
         writer.close()
+        errors.close()
     return int(Exit.ROWS_FAILED if failed else Exit.DONE)

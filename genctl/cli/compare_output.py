@@ -75,19 +75,19 @@ class ComparisonOutput:
     def _failures(self, prompt: ComparedPrompt) -> int:
         """Say which runs failed, where no record does. Returns how many."""
         row = prompt.row
-        sentences = [
-            f"{self.job.of(row, f'run {name}')}{one.message}"
+        failures = [
+            (self.job.of(row, f"run {name}"), one.message)
             for place, name in enumerate(self.names)
             for one in prompt.failures(place)
         ]
         if isinstance(row, BadRow):
-            sentences = [f"{self.job.of(row)}{row.message}"]
-        for sentence in sentences if self.writer is None and not self.silent else ():
+            failures = [(self.job.of(row), row.message)]
+        for subject, message in failures if self.writer is None and not self.silent else ():
             if self is self.job.drawn:
-                put(self.out, Text(f"error: {widgets.visible(sentence)}"))
-            else:
-                self.job.say(f"error: {sentence}")
-        return len(sentences)
+                put(self.out, Text(f"error: {widgets.visible(subject + message)}"))
+            elif self.job.repeated.is_new(message):
+                self.job.say(f"error: {subject}{message}")
+        return len(failures)
 
     def _parts(self, prompt: ComparedPrompt, by_run: ByRun, tally: RunStatistics) -> Iterator[list[Text]]:
         """What is written of a prompt, part by part: its texts, where they diverge, watched tokens, numbers."""

@@ -28,6 +28,7 @@ from genctl.events import Began, Event
 from genctl.inspecting.notes import Reuse, cache_notes
 from genctl.params import Runtime
 from genctl.plural import count
+from genctl.render.repeated import RepeatedErrors
 
 if TYPE_CHECKING:
     from genctl.backend.session import RemoteSession
@@ -63,6 +64,7 @@ class Job(ABC, Generic[SomeOptions]):
         self.failed = 0  # rows
         self.lone = False  # there is one prompt, so messages do not say which
         self.subjects: dict[str, str] = {}  # what messages call the rows that failed, by id
+        self.repeated = RepeatedErrors(self.say)
         self.load_s = 0.0
         self.page: PageFile | None = None  # of --report
         self.screen: ScreenFile | None = None  # of --svg
@@ -118,6 +120,7 @@ class Job(ABC, Generic[SomeOptions]):
             self.open(stack)
             self.load()
             self.deliver(stack)
+        self.repeated.close()
         return self.status()
 
     @abstractmethod
@@ -175,8 +178,10 @@ class Job(ABC, Generic[SomeOptions]):
             self.remark(line)
 
     def say_failed(self, record: Mapping[str, Any]) -> None:
-        """Print why a row failed."""
-        self.say(f"error: {self.subjects.pop(record['id'], '')}{record['error']['message']}")
+        """Print why a row failed, once for all rows that failed alike."""
+        subject, message = self.subjects.pop(record["id"], ""), record["error"]["message"]
+        if self.repeated.is_new(message):
+            self.say(f"error: {subject}{message}")
 
     def say_shortage(self, what: str, width: int, fewer: int) -> None:
         """Say that memory is short."""
@@ -336,6 +341,7 @@ class Job(ABC, Generic[SomeOptions]):
         """The model does not return after a signal: write what there is, from the thread that noticed."""
         self.keep_partial()
         stack.close()
+        self.repeated.close()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()

@@ -16,6 +16,7 @@ from genctl.render.explain import explain_summary
 from genctl.render.live_layout import Look, names, no_room, place_words, returned, sections_of, step_lines, tail
 from genctl.render.live_region import LiveRegion
 from genctl.render.loading_bar import LoadingBar
+from genctl.render.repeated import RepeatedErrors
 from genctl.render.run_history import LaneHistory, Path, RunHistory, fold
 from genctl.render.summary import failure, lane_summary, put, put_words, stop_words, summary
 from genctl.render.word_wrap import terminal_wrap
@@ -65,6 +66,7 @@ class RunView:
         self._bar = LoadingBar(err, clock)
         self._region = LiveRegion(out, clock)
         self._wrap = terminal_wrap(out)
+        self._errors = RepeatedErrors(lambda line: put_words(err, Text(line, style=theme.ERROR)))
         self._streaming: str | None = None  # the lane whose text is streamed
         self._shown: list[str] = []  # its pieces
         self._forked = False  # the streamed lane has several rows now; the rest follows when it finishes
@@ -128,6 +130,7 @@ class RunView:
                 unfinished += 1
                 left += self._settle_unfinished(lane)
         self._end_line()
+        self._errors.close()
         if self._stepped and (left_out := no_room(self.look, self.out.width)):
             put_words(self.out, Text(f"no room for {', '.join(left_out)}", style=theme.DIM))
         if self.look.explain and self.history.tallies:
@@ -231,7 +234,8 @@ class RunView:
             self._streaming = None
         self.out.file.flush()
         if lane.failed:
-            put_words(self.err, failure(lane, numbered=self.look.numbered))
+            if self._errors.is_new(lane.failed.message):
+                put_words(self.err, failure(lane, numbered=self.look.numbered))
         elif self._verbose and self.look.labels and not self._quiet:
             put(self.err, lane_summary(lane))
 

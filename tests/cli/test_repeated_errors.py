@@ -1,0 +1,47 @@
+"""Many rows that fail alike are one line and a number."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.tool import genctl
+
+BAD = json.dumps({"x": 1})
+
+
+@pytest.mark.parametrize(
+    "command", [("run",), ("compare", "-p", "greedy", "-p", "beam5"), ("score",)], ids=lambda it: it[0]
+)
+def test_equal_errors_are_one_line_and_a_number(command: tuple[str, ...]) -> None:
+    done = genctl(*command, "--input-format", "jsonl", stdin=f"{BAD}\n" * 200)
+    first, more, *rest = done.err.splitlines()
+    assert first.startswith("error: ")
+    assert "line 1: unknown key 'x'" in first
+    assert more == "error: 199 more like it"
+    assert not [line for line in rest if line.startswith("error:")]
+    assert done.status == 1
+
+
+def test_different_errors_are_counted_apart() -> None:
+    empty = json.dumps({"prompt": ""})
+    done = genctl("run", "--input-format", "jsonl", stdin="\n".join([BAD, empty, BAD, empty, BAD, "{}"]))
+    lines = done.err.splitlines()
+    assert [line.split(":")[1] for line in lines[:3]] == [" prompt 1", " prompt 2", " prompt 6"]
+    assert lines[3].startswith("error: 2 more like it: unknown key 'x'")
+    assert lines[4] == "error: 1 more like it: prompt: empty prompt"
+    assert len(lines) == 5
+
+
+def test_on_a_terminal_too(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "hi", "params": {"num_beams": 0}}\n' * 5)
+    done = genctl("run", "-i", str(tmp_path / "rows.jsonl"), terminal=True)
+    assert done.err.count("num_beams") == 1
+    assert "error: 4 more like it" in done.err
+
+
+def test_records_keep_every_error() -> None:
+    done = genctl("run", "--input-format", "jsonl", "--format", "jsonl", stdin=f"{BAD}\n" * 3)
+    assert [record["error"]["code"] for record in done.records] == ["input"] * 3
