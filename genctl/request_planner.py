@@ -71,9 +71,7 @@ class Planner:
         self.eos = _ids(defaults.eos_token_id)
         self.pad = defaults.pad_token_id
         self.bos = defaults.bos_token_id
-        self.decoder_start = defaults.decoder_start_token_id
-        if self.decoder_start is None:
-            self.decoder_start = getattr(loaded.config, "decoder_start_token_id", None)
+        self.decoder_start = defaults.decoder_start_token_id  # without one the decoder begins with BOS
 
     @property
     def context(self) -> int | None:

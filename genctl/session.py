@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from genctl.decode.grammar.processor import Grammar
     from genctl.decode.saved_prompt import PromptIdentity
     from genctl.decode.types import Lane, Prefix
+    from genctl.models.generation_settings import GenerationSettings
     from genctl.models.hub import LoadedModel
     from genctl.request_planner import PlannedLane
 
@@ -79,8 +80,8 @@ class Session:
 
         settled: list[tuple[list[Layer], Resolved]] = []
 
-        def before_weights(settings: dict[str, Any]) -> None:
-            merged = [model_layer(settings, runtime.model), *layers]
+        def before_weights(settings: GenerationSettings) -> None:
+            merged = [model_layer(settings.values, runtime.model, settings.file), *layers]
             settled.append((merged, resolve(merged)))
             check_settings(settled[0][1].generation)
 
@@ -161,7 +162,8 @@ class Session:
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
         """The layers, with the checkpoint's generation_config beneath them."""
-        merged = [model_layer(self.loaded.generation, self.loaded.name), *layers]
+        settings = self.loaded.generation
+        merged = [model_layer(settings.values, self.loaded.name, settings.file), *layers]
         if self.settled is not None and self.settled[0] == merged:
             return self.settled[1]
         return resolve(merged)
@@ -337,5 +339,5 @@ def planned(
     """The job resolved from the checkpoint's settings alone: its weights are not read."""
     from genctl.models import hub
 
-    settings = hub.generation_config(runtime, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-    return resolve([model_layer(settings, runtime.model), *layers])
+    settings = hub.generation_settings(runtime, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    return resolve([model_layer(settings.values, runtime.model, settings.file), *layers])

@@ -32,7 +32,7 @@ def native(model: Any) -> NativeRuntime:
     tensors = model.state_dict()
     config = model.config.to_dict()
     plan = plan_of(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    special = SpecialTokens(config, model.generation_config.to_dict())
+    special = SpecialTokens(model.generation_config.to_dict())
     made = runtime_of(model_of(plan, tensors.__getitem__, config, special, name=type(model).__name__))
     assert isinstance(made, NativeRuntime)
     return made

@@ -130,10 +130,10 @@ def settled(options: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Re
         if one.runtime.backend is not None:  # a server keeps its settings to itself
             beneath[checkpoint_of(one)] = Layer("backend", {}, said="user")
         elif checkpoint_of(one) not in beneath:
-            from genctl.models.hub import generation_config
+            from genctl.models.hub import generation_settings
 
-            settings = generation_config(one.runtime, **options.trust)
-            beneath[checkpoint_of(one)] = model_layer(settings, one.runtime.model)
+            settings = generation_settings(one.runtime, **options.trust)
+            beneath[checkpoint_of(one)] = model_layer(settings.values, one.runtime.model, settings.file)
     keys = {run.name: checkpoint_of(one) for run, one in zip(runs, early, strict=True)}
 
     def ask(run: RunSpec) -> Resolved:

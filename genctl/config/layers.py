@@ -84,9 +84,10 @@ class Layer:
         return printable(self.origin)
 
 
-def model_layer(values: Mapping[str, Any], origin: str = MODEL) -> Layer:
-    """A checkpoint's generation_config; None counts as not set."""
-    return Layer(origin if origin.startswith(MODEL) else f"{MODEL} of {origin}", values, said="model")
+def model_layer(values: Mapping[str, Any], checkpoint: str = "", file: str = f"{MODEL}.json") -> Layer:
+    """The settings of a checkpoint, and the file they come from; None counts as not set."""
+    name = file.replace(f"{MODEL}.json", MODEL)
+    return Layer(f"{name} of {checkpoint}" if checkpoint else name, values, said="model")
 
 
 def flags_layer(values: Mapping[str, Any], where: Mapping[str, str] | None = None) -> Layer:

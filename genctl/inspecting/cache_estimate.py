@@ -309,10 +309,10 @@ def _rows_of_checkpoint(skeleton: Skeleton, generation: Generation) -> list[str]
     """Rows that a run would have by the checkpoint's own settings, if `generation` has the default."""
     notes = []
     for name in ("num_beams", "num_return_sequences"):
-        theirs, ours = skeleton.generation.get(name), getattr(generation, name)
+        theirs, ours = skeleton.generation.values.get(name), getattr(generation, name)
         if type(theirs) is int and theirs > 1 and ours == 1:
             notes.append(
-                f"generation_config.json says {name} = {theirs}, which a run follows; this plan has {name} = 1"
+                f"{skeleton.generation.file} says {name} = {theirs}, which a run follows; this plan has {name} = 1"
             )
     return notes
 

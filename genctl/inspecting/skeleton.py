@@ -21,7 +21,18 @@ from genctl.decode.cache_contents import CROSS, describe
 from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
-from genctl.models import architecture, check, hub, packed_layers, prepare, resolve, runtime_choice, weights
+from genctl.models import (
+    architecture,
+    check,
+    generation_settings,
+    hub,
+    packed_layers,
+    prepare,
+    resolve,
+    runtime_choice,
+    weights,
+)
+from genctl.models.generation_settings import GenerationSettings
 from genctl.models.library_errors import guarded
 from genctl.models.progress import quiet
 from genctl.native import kernels
@@ -46,7 +57,7 @@ class Skeleton:
     name: str  # as the user typed it
     model: Any
     device: str  # where it would compute: cpu, cuda, cuda:1, …
-    generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json, if it is there
+    generation: GenerationSettings
     notes: list[str] = field(default_factory=list)
     native: Spec | Seq2SeqSpec | None = None  # the native runtime's spec; None on transformers' classes
 
@@ -210,8 +221,7 @@ def _checkpoint(folder: Path, allow_pickle: bool, trust_remote_code: bool) -> ch
             folder, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, need_tokenizer=False
         )
     check.check_code(config, trust_remote_code)
-    path = folder / "generation_config.json"
-    generation = weights.read_json(path, path.name) if path.is_file() else {}
+    generation = generation_settings.read(folder, config)
     return check.Checkpoint(folder, config, generation, weights.WeightFiles((), {}), has_tokenizer=False)
 
 

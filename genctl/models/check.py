@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import config_sizes, fingerprint, tokenizer_files, weights
+from genctl.models import config_sizes, fingerprint, generation_settings, tokenizer_files, weights
+from genctl.models.generation_settings import GenerationSettings
 from genctl.models.weights import WeightFiles, read_json
 
 TOKENIZERS = (
@@ -69,7 +70,7 @@ class Checkpoint:
 
     folder: Path
     config: dict[str, Any]
-    generation: dict[str, Any]  # generation_config.json without what is None; {} if there is none
+    generation: GenerationSettings
     weights: WeightFiles
     has_tokenizer: bool
     files: fingerprint.Stamps = field(default_factory=dict)  # all files that decide its output, as they were checked
@@ -94,9 +95,7 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
     check_files(folder)
     config = read_config(folder)
     check_code(config, trust_remote_code)
-    generation = {}
-    if (folder / "generation_config.json").is_file():
-        generation = read_json(folder / "generation_config.json", "generation_config.json")
+    generation = generation_settings.read(folder, config)
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZERS)
     tokenizer_files.check(folder)
     if need_tokenizer and not has_tokenizer:
@@ -111,10 +110,8 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
             raise ModelError(f"{weight_files.files[0].name} holds no tensors")
         check_size(config, weight_files)
         _check_types(config, weight_files)
-    settings = {key: value for key, value in generation.items() if value is not None and not key.startswith("_")}
-    settings.pop("transformers_version", None)
     files = fingerprint.stamps(folder, weight_files.files, code=trust_remote_code)
-    return Checkpoint(folder, config, settings, weight_files, has_tokenizer, files)
+    return Checkpoint(folder, config, generation, weight_files, has_tokenizer, files)
 
 
 def check_files(folder: Path) -> None:

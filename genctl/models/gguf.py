@@ -10,6 +10,7 @@ from typing import Any
 
 from genctl.errors import ModelError, reason_of
 from genctl.models import check, fingerprint, optional_packages
+from genctl.models.generation_settings import GenerationSettings
 from genctl.models.library_errors import guarded
 from genctl.models.weights import WeightFiles, shown
 
@@ -37,7 +38,8 @@ def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
     check.check_numbers(config)
     stamps = fingerprint.stamps(path.parent, [path], code=False)
     own = {path.name: stamps[path.name]}
-    return check.Checkpoint(path.parent, config, {}, WeightFiles((path,), {}), has_tokenizer, own, path.name)
+    settings = GenerationSettings({}, name)
+    return check.Checkpoint(path.parent, config, settings, WeightFiles((path,), {}), has_tokenizer, own, path.name)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bool]:

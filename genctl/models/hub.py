@@ -1,4 +1,4 @@
-"""Load a checkpoint: weights on their device, the tokenizer, and its generation_config.
+"""Load a checkpoint: weights on their device, the tokenizer, and its generation settings.
 
 JSON files and headers are checked first (`check`), so that a damaged or hostile folder is refused before torch is
 imported and before anything is allocated. transformers and torch are imported inside the functions.
@@ -27,6 +27,7 @@ from genctl.models import (
     tokenizer_files,
     unused_tensors,
 )
+from genctl.models.generation_settings import GenerationSettings, begins_with_bos, known_ids
 from genctl.models.library_errors import guarded
 from genctl.models.progress import OnEvent, quiet, weights_bar
 from genctl.models.read_ahead import read_ahead
@@ -54,7 +55,7 @@ class LoadedModel:
     name: str  # as the user typed it; what records say
     path: Path
     is_encoder_decoder: bool
-    generation: dict[str, Any]  # generation_config.json, raw keys, without what is None
+    generation: GenerationSettings
     notes: tuple[str, ...] = ()  # for stderr
     checkpoint: check.Checkpoint | None = None
     runtime: str = ""  # with the reason: "native (llama)", "transformers (--compile)"
@@ -92,9 +93,9 @@ def load(
     trust_remote_code: bool = False,
     need_tokenizer: bool = False,
     on_event: OnEvent | None = None,
-    before_weights: Callable[[dict[str, Any]], object] | None = None,
+    before_weights: Callable[[GenerationSettings], object] | None = None,
 ) -> LoadedModel:
-    """Resolve, check and load `runtime.model`. `before_weights` receives its generation_config and may raise.
+    """Resolve, check and load `runtime.model`. `before_weights` receives its generation settings and may raise.
 
     Without a tokenizer a checkpoint takes token ids alone; `need_tokenizer` refuses it before it is read. Raises
     ModelError for a checkpoint that is missing, damaged or unsupported, UsageError for conflicting options or an
@@ -185,14 +186,16 @@ def _loaded(
         checkpoint=checkpoint,
         runtime=computed_by,
     )
-    loaded.notes += _vocabulary_notes(loaded)
+    loaded.generation, unknown = known_ids(loaded.generation, loaded.vocab_size)
+    begins = begins_with_bos(loaded.generation) if loaded.is_encoder_decoder else []
+    loaded.notes += (*unknown, *begins, *_vocabulary_notes(loaded))
     return loaded
 
 
-def generation_config(
+def generation_settings(
     runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bool = False
-) -> dict[str, Any]:
-    """The generation_config of `runtime.model`, without reading its weights. Raises as `load` does."""
+) -> GenerationSettings:
+    """The generation settings of `runtime.model`, without reading its weights. Raises as `load` does."""
     with quiet():
         return _find(runtime, allow_pickle, trust_remote_code, need_tokenizer=False)[1].generation
 
@@ -357,23 +360,9 @@ def _plain_tokenizer(checkpoint: check.Checkpoint) -> tuple[Any, str]:
 
 
 def _vocabulary_notes(loaded: LoadedModel) -> tuple[str, ...]:
-    config = loaded.config
-    start = getattr(config, "decoder_start_token_id", None)
-    start = loaded.generation.get("decoder_start_token_id", start)
-    for name, value in {"decoder_start_token_id": start, **_special(loaded.generation)}.items():
-        values = value if isinstance(value, list) else [value]
-        for each in values:
-            if each is None or (each == -1 and name == "pad_token_id"):  # -1 is an old form of "none"
-                continue
-            if type(each) is not int or not 0 <= each < loaded.vocab_size:
-                raise ModelError(f"{name} is {each!r:.40}, but the model's ids are 0 to {loaded.vocab_size - 1:,}")
     if loaded.tokenizer is not None and len(loaded.tokenizer) > loaded.vocab_size:
         return (
             f"the tokenizer has {len(loaded.tokenizer):,} tokens, the model only {loaded.vocab_size:,}: "
             "prompts that use the others are refused",
         )
     return ()
-
-
-def _special(generation: dict[str, Any]) -> dict[str, Any]:
-    return {name: generation[name] for name in ("eos_token_id", "pad_token_id", "bos_token_id") if name in generation}

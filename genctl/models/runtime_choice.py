@@ -114,14 +114,7 @@ def _plan(checkpoint: Checkpoint) -> AnyPlan:
     for name, tensor in checkpoint.weights.tensors.items():
         if tensor.dtype not in DTYPES:
             raise NotNative(f"tensor {name:.80} holds {tensor.dtype} numbers")
-    config, of_sources = checkpoint.config, is_encoder_decoder(checkpoint.config)
-    if of_sources and "decoder_start_token_id" not in {**config, **checkpoint.generation}:
-        raise NotNative("config.json has no decoder_start_token_id")
-    if not (checkpoint.folder / "generation_config.json").is_file():
-        needed = ["eos_token_id", "pad_token_id", "decoder_start_token_id" if of_sources else "bos_token_id"]
-        lacking = [name for name in needed if name not in config]
-        if lacking:  # transformers has defaults for each architecture
-            raise NotNative(f"config.json has no {lacking[0]}")
+    config = checkpoint.config
     known = CLASSES.get(checkpoint.model_type)
     names = config.get("architectures") or [known]
     if known is not None and (not isinstance(names, list) or known not in names):
@@ -194,8 +187,7 @@ def load(
     if device.type == "cuda" and runtime.dtype == "auto":
         chosen = prepare.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
     products = Products(runtime.quantize, pack=runtime.pack)
-    file = checkpoint.folder / "generation_config.json"
-    special = SpecialTokens(checkpoint.config, checkpoint.generation if file.is_file() else None)
+    special = SpecialTokens(checkpoint.generation.values)
     name, files = CLASSES[made.spec.family], checkpoint.weights.files
     model = read(
         made,

@@ -37,14 +37,13 @@ class NativeConfig:
 
 
 class SpecialTokens:
-    """Which ids end, pad and begin a text: generation_config.json's word, or without that file config.json's."""
+    """Which ids end, pad and begin a text, by the checkpoint's generation settings."""
 
-    def __init__(self, config: dict[str, Any], generation: dict[str, Any] | None) -> None:
-        told = config if generation is None else generation
-        self.eos_token_id: int | list[int] | None = told.get("eos_token_id")
-        self.pad_token_id: int | None = told.get("pad_token_id")
-        self.bos_token_id: int | None = told.get("bos_token_id")
-        self.decoder_start_token_id: int | None = told.get("decoder_start_token_id")
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.eos_token_id: int | list[int] | None = settings.get("eos_token_id")
+        self.pad_token_id: int | None = settings.get("pad_token_id")
+        self.bos_token_id: int | None = settings.get("bos_token_id")
+        self.decoder_start_token_id: int | None = settings.get("decoder_start_token_id")
 
 
 class NativeModel:

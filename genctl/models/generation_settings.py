@@ -1,0 +1,90 @@
+"""The generation settings of a checkpoint, as transformers takes them from its files: from generation_config.json, or
+from config.json if that file is not there (`GenerationConfig.from_pretrained` and `.from_model_config`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from genctl.errors import ModelError
+from genctl.models.weights import read_json
+
+FILE = "generation_config.json"
+_PARTS = ("decoder", "generator", "text_config")  # where a nested config has the text decoder's fields
+# The attributes of transformers' GenerationConfig. Of config.json these alone count: its other fields are the model's.
+_FIELDS = """
+assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight assistant_lookbehind bad_words_ids
+begin_suppress_tokens bos_token_id cache_config cache_implementation compile_config constraints
+continuous_batching_config decoder_start_token_id disable_compile diversity_penalty do_sample dola_layers
+early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id epsilon_cutoff eta_cutoff
+exponential_decay_length_penalty force_words_ids forced_bos_token_id forced_eos_token_id guidance_scale is_assistant
+length_penalty low_memory max_cache_len max_length max_matching_ngram_size max_new_tokens max_time min_length
+min_new_tokens min_p no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams
+num_return_sequences output_attentions output_hidden_states output_logits output_scores pad_token_id penalty_alpha
+prefill_chunk_size prompt_lookup_num_tokens remove_invalid_values renormalize_logits repetition_penalty
+return_dict_in_generate sequence_bias speculation_type stop_strings suppress_tokens target_lookbehind temperature
+token_healing top_h top_k top_p typical_p use_cache use_mtp watermarking_config
+"""
+FIELDS = tuple(_FIELDS.split())
+
+
+class GenerationSettings(NamedTuple):
+    """Raw keys and values without those that are None, and the name of the file they come from."""
+
+    values: dict[str, Any]
+    file: str = FILE
+
+
+def read(folder: Path, config: dict[str, Any]) -> GenerationSettings:
+    """The settings of a checkpoint folder with this config. Raises ModelError for a file that cannot be read."""
+    if not (folder / FILE).is_file():
+        return GenerationSettings(of_config(config), "config.json")
+    values = read_json(folder / FILE, FILE)
+    found = {key: value for key, value in values.items() if value is not None and not key.startswith("_")}
+    found.pop("transformers_version", None)
+    return GenerationSettings(found)
+
+
+def of_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings in a config.json: its own fields, and for those that it lacks the ones of its text decoder."""
+    found = {name: config[name] for name in FIELDS if config.get(name) is not None}
+    if config.get("force_bos_token_to_be_generated"):  # an old name in BART's configs
+        found["forced_bos_token_id"] = config.get("bos_token_id")
+    nested = next((config[part] for part in _PARTS if config.get(part)), None)
+    if isinstance(nested, dict):
+        found = {name: nested[name] for name in FIELDS if name in nested} | found
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def known_ids(settings: GenerationSettings, vocabulary: int) -> tuple[GenerationSettings, list[str]]:
+    """The settings without the special ids of a config.json that the model does not have, and a note on each.
+
+    Such an id is often left over from another checkpoint, and no text meets it. Raises ModelError for one that
+    generation_config.json names, or that the decoder would begin with.
+    """
+    values, unknown, notes = settings.values, set(), []
+    for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id"):
+        for each in _ids(values.get(name)):
+            if (type(each) is int and 0 <= each < vocabulary) or (name, each) == ("pad_token_id", -1):  # -1: none
+                continue
+            if settings.file == FILE or name == "decoder_start_token_id":
+                raise ModelError(f"{name} is {each!r:.40}, but the model's ids are 0 to {vocabulary - 1:,}")
+            unknown.add(name)
+            notes.append(
+                f"{settings.file}: {name} = {each!r:.40} is not used: the model has ids 0 to {vocabulary - 1:,}"
+            )
+    return settings._replace(values={name: values[name] for name in values if name not in unknown}), notes
+
+
+def _ids(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def begins_with_bos(settings: GenerationSettings) -> list[str]:
+    """A note where a decoder begins with BOS, because the settings name nothing else."""
+    values, file = settings
+    if values.get("decoder_start_token_id") is not None or values.get("bos_token_id") is None:
+        return []
+    return [
+        f"the decoder begins with bos_token_id = {values['bos_token_id']!r:.40}: {file} has no decoder_start_token_id"
+    ]
