@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -13,8 +14,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from genctl.errors import UsageError, nearest
+from genctl.params import Generation, Runtime, knobs
 
-GENERAL = "General"
+GENERAL, ALSO = "General", "Also"
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 TRUE, FALSE = ("true", "yes", "on"), ("false", "no", "off")
 WIDE = 70  # from this width on, the column of flags may be wider
@@ -23,8 +25,8 @@ WIDE = 70  # from this width on, the column of flags may be wider
 class TableCommand(TyperCommand):
     """A command whose help lists its options by group.
 
-    `brief` says what the short help shows: headings, and the names of the options under them. Without it, the short
-    help is the long one.
+    `brief` says what the short help shows: headings, and the names of the options under them. Under `ALSO` only the
+    flags are listed. Without it, the short help is the long one.
     """
 
     examples: Sequence[str] = ()
@@ -70,10 +72,12 @@ class TableCommand(TyperCommand):
                 write_rows(formatter, heading, [rows[name] for name in names])
             return
         for heading, shown in self.brief.items():
-            write_rows(formatter, heading, [_short(*rows[name]) for name in shown])
-        formatter.write(
-            "\n" + _wrapped(f"{ctx.command_path} --help-all shows all {len(rows)} options.", formatter.width)
-        )
+            if heading != ALSO:
+                write_rows(formatter, heading, [_short(*rows[name]) for name in shown])
+        also = ", ".join(rows[name][0].split(" ")[0].rstrip(",") for name in self.brief.get(ALSO, ()))
+        every = f"{ctx.command_path} --help-all shows all {len(rows)} options."
+        formatter.write("\n" + (_wrapped(f"{ALSO}: {also}.", formatter.width) if also else ""))
+        formatter.write(_wrapped(every, formatter.width))
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the exit statuses, in the long help."""
@@ -95,13 +99,27 @@ class CommandGroup(TyperGroup):
         name = args[0]
         if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
             near = meant(name, self.list_commands(ctx), cutoff=0.6)
-            hint = f'did you mean "{near}"?' if near else f"see {ctx.command_path} --help"
             shown = name if name.isprintable() else ascii(name)[1:-1]
+            hint = f'did you mean "{near}"?' if near else f"see {ctx.command_path} --help"
+            if (
+                " " in name.strip() and name.isprintable() and not near and not ctx.parent
+            ):  # a prompt without its command
+                quoted = shlex.quote(shown) if set('"$`\\!') & set(shown) else f'"{shown}"'
+                hint += f"; {ctx.command_path} run {quoted} continues it as a prompt"
             raise UsageError(f'no such command "{shown}"', hint=hint)
         return super().resolve_command(ctx, args)
 
 
-ELSEWHERE = {"temp": "temperature"}  # flags of other tools that begin another name here, too
+# flags of other tools that begin another name here, too, or whose words are others
+ELSEWHERE = {
+    "temp": "temperature",
+    "stop": "stop-strings",
+    "max-tokens": "max-new-tokens",
+    "n-predict": "max-new-tokens",
+    "n": "num-return-sequences",
+    "repeat-penalty": "repetition-penalty",
+    "beams": "num-beams",
+}
 
 
 def meant(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
@@ -117,6 +135,9 @@ def option_hint(context: Any, flag: str) -> str:
     if not flag.startswith("--"):
         return hint
     known = [flag[2:] for flag in _flags(context.command, context)]
+    key = flag[2:].replace("-", "_")
+    if "--set" in _flags(context.command, context) and key in {**knobs(Generation), **knobs(Runtime)}:
+        return f"it has no flag of its own: --set {key}=…"
     if near := meant(ELSEWHERE.get(flag[2:], flag[2:]), known):
         return f'did you mean "--{near}"?'
     root = context.find_root().command

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from genctl.cli.help import ALSO
 from genctl.cli.options import (
     CHECKS,
     EVENTS,
@@ -180,6 +181,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "How tokens are chosen": ("strategy", "do_sample", "temperature", "top_p", "seed"),
     "Input and output": ("input", "template", "output", "format", "scores"),
     "Settings": ("presets", "set", "dry"),
+    ALSO: ("top_k", "json_schema", "watch", "explain", "report", "quiet", "verbose"),
 }
 RUN = Command(
     "run",

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import errno
 import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from genctl.errors import ModelError, UsageError, reason_of, without_secrets
+from genctl.errors import ModelError, UsageError, nearest, reason_of, without_secrets
 from genctl.models.progress import OnEvent, download_bar
 from genctl.models.weights import shown
 
@@ -67,7 +68,11 @@ def resolve(
     if model.startswith("builtin:"):
         name = model.removeprefix("builtin:")
         if name not in builtins():
-            raise ModelError(f"no built-in checkpoint {name!r:.80}; there are: {', '.join(builtins()) or 'none'}")
+            near = nearest(name, builtins())
+            raise ModelError(
+                f"no built-in checkpoint {name!r:.80}; there are: {', '.join(builtins()) or 'none'}",
+                hint=f"did you mean builtin:{near}?" if near else "",
+            )
         return _local(BUILTIN / name, revision)
     if not model or "\0" in model:
         raise UsageError("the model's name is empty" if not model else "the model's name holds a NUL")
@@ -84,7 +89,7 @@ def resolve(
         hint = "give the folder that holds it" if path.suffix in (".safetensors", ".json", ".bin") else ""
         raise ModelError(f"{model} is a file, not a checkpoint folder", hint=hint)
     if not HUB_ID.fullmatch(model) or "--" in model or ".." in model or model.endswith((".git", "/", ".safetensors")):
-        raise ModelError(f"no such folder: {model}")
+        raise ModelError(f"no such folder: {model}", hint="genctl models lists the checkpoints on this machine")
     return HubCheckpoint(model, revision, offline, allow_pickle, trust_remote_code, on_event, configs_only).fetch()
 
 
@@ -211,7 +216,8 @@ class HubCheckpoint:
         names = cached_models(Path(constants.HF_HUB_CACHE))
         listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         have = f"cached: {listed}" if names else f"nothing is cached in {constants.HF_HUB_CACHE}"
-        hint = f"{have}; connect and try again, or use builtin:stories, which needs no network"
+        fetch = f"`hf download {shlex.quote(self.model)}` fetches it where there is a network"
+        hint = f"{have}; {fetch}, genctl models lists what is here, and builtin:stories needs no network"
         return ModelError(message, hint=hint)
 
 

@@ -27,7 +27,7 @@ def test_the_short_help_is_a_screen_and_a_half(command: str, monkeypatch: pytest
     done = genctl(command, "--help")
     lines = done.out.splitlines()
     assert (done.status, done.err) == (0, "")
-    assert len(lines) <= 41, len(lines)
+    assert len(lines) <= 42, len(lines)
     assert sum(line.startswith(f"  genctl {command} ") for line in lines) in (2, 3)
     assert lines[-1].startswith(f"genctl {command} --help-all shows all ")
 
@@ -82,3 +82,28 @@ def test_no_line_is_too_long_and_no_word_is_cut(command: str, width: int) -> Non
 def test_an_unknown_name_is_answered_with_the_nearest(arguments: list[str], error: str, hint: str) -> None:
     done = genctl(*arguments)
     assert (done.status, done.out, done.err) == (2, "", f"error: {error}\nhint: {hint}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("run", "--stop", "x"), 'did you mean "--stop-strings"?'),
+        (("run", "--max-tokens", "3"), 'did you mean "--max-new-tokens"?'),
+        (("run", "--logit-bias", "x"), "it has no flag of its own: --set logit_bias=…"),
+        (("Once upon a time",), 'genctl run "Once upon a time" continues it as a prompt'),
+        (('say "no"',), "genctl run 'say \"no\"' continues it as a prompt"),
+        (("run", "-m", "builtin:story", "x"), "did you mean builtin:stories?"),
+        (("run", "-m", "./nothing", "x"), "genctl models lists the checkpoints on this machine"),
+        (("run", "-m", "owner/name", "--offline", "x"), "`hf download owner/name` fetches it"),
+    ],
+)
+def test_a_hint_names_what_was_meant(words: tuple[str, ...], hint: str) -> None:
+    done = genctl(*words)
+    assert done.status in (2, 3)
+    assert hint in done.err.splitlines()[1]
+
+
+def test_the_short_help_of_run_names_the_views() -> None:
+    text = genctl("run", "--help").out
+    for flag in ("--report", "--explain", "--json-schema", "--watch", "--top-k", "-q", "-v"):
+        assert flag in text
