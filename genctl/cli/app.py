@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -132,6 +133,11 @@ def root(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status; nothing but `--debug` shows a traceback."""
+    if os.environ.get("_GENCTL_COMPLETE") == "complete_bash":
+        from genctl.cli.completion import words_joined
+
+        with words_joined():
+            app(prog_name="genctl")
     status = _run(list(sys.argv[1:] if arguments is None else arguments))
     try:
         sys.stdout.flush()

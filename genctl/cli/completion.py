@@ -1,8 +1,13 @@
-"""Shell completion of presets, strategies and model names. Nothing here imports torch."""
+"""Shell completion of presets, strategies, model names and values. Nothing here imports torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import get_args
 
 Complete = Callable[[str], list[str]]
 
@@ -28,10 +33,59 @@ def models(typed: str) -> list[str]:
     return [model.name for model in available() if model.error is None and model.name.startswith(typed)]
 
 
+def among(values: Sequence[str]) -> Complete:
+    """A completion of fixed values."""
+
+    def complete(typed: str) -> list[str]:
+        return [value for value in values if value.startswith(typed)]
+
+    return complete
+
+
+def settings(typed: str) -> list[str]:
+    """Keys of --set with `=`; behind it the values of a key that has few."""
+    from genctl import params
+
+    key, equals, _ = typed.partition("=")
+    hints = {**params.hints(params.Generation), **params.hints(params.Runtime)}
+    if not equals:
+        return [f"{name}=" for name in hints if name.startswith(key)]
+    values = ["true", "false"] if hints.get(key) is bool else map(str, get_args(hints.get(key)))
+    return [f"{key}={value}" for value in values if f"{key}={value}".startswith(typed)]
+
+
+@contextmanager
+def words_joined() -> Iterator[None]:
+    """Join the words that bash splits at `:` and `=`; of each completion print what follows the last colon.
+
+    Bash replaces only what stands behind the last colon, so `builtin:st` is completed with `stories`.
+    """
+    words, place = os.environ.get("COMP_WORDS", "").split(), int(os.environ.get("COMP_CWORD", "0"))
+    words += [""] * (place + 1 - len(words))
+    joined: list[str] = []
+    for number, word in enumerate(words[: place + 1]):
+        if number and (word in (":", "=") or words[number - 1] in (":", "=")):
+            joined[-1] += word
+        else:
+            joined.append(word)
+    split = len(joined) <= place
+    typed = joined[-1].rpartition("=")[2]
+    prefix = typed[: typed.rfind(":") + 1] if split else ""
+    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = " ".join(joined), str(len(joined) - 1)
+    answer = io.StringIO()
+    try:
+        with redirect_stdout(answer):
+            yield
+    finally:
+        sys.stdout.write("".join(line.removeprefix(prefix) for line in answer.getvalue().splitlines(keepends=True)))
+
+
 COMPLETIONS: dict[str, Complete] = {
     "presets": presets,
     "strategy": strategies,
     "model": models,
     "assistant_model": models,
     "amateur_model": models,
+    "device": among(("auto", "cpu", "cuda", "mps")),
+    "set": settings,
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from genctl.cli import completion
 from genctl.cli.help import SETTINGS, CommandGroup, TableCommand
 from genctl.errors import PresetError
 
@@ -22,7 +23,12 @@ app = typer.Typer(
     context_settings=SETTINGS,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="a preset, by name or path", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="a preset, by name or path", show_default=False, autocompletion=completion.presets
+    ),
+]
 Listing = Annotated[Literal["text", "json"], typer.Option("--format", help="how the list is written")]
 Color = Annotated[Literal["auto", "always", "never"], typer.Option("--color", help="auto decides for each stream")]
 

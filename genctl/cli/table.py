@@ -20,7 +20,7 @@ import typer
 import typer.main
 
 from genctl import params
-from genctl.cli.completion import COMPLETIONS
+from genctl.cli.completion import COMPLETIONS, among
 from genctl.cli.help import GENERAL, SETTINGS, TableCommand, help_all
 from genctl.config.layers import Layer, flags_layer
 from genctl.config.named_strategies import layer as strategy_layer
@@ -215,7 +215,7 @@ def _knob_parameters(kinds: Sequence[type], without: frozenset[str]) -> Iterator
             about = item.metadata["about"]
             if isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != "":
                 about = f"{about} (default: {default})"
-            extra["autocompletion"] = COMPLETIONS.get(name)
+            extra["autocompletion"] = COMPLETIONS.get(name) or among(list(map(str, get_args(params.hints(kind)[name]))))
             info = typer.Option(*flags, help=about, rich_help_panel=item.metadata["group"], show_default=False, **extra)
             yield _parameter(name, hint | None, info)
 

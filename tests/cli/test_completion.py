@@ -20,6 +20,17 @@ LINES = {
     "genctl run --assistant-model cached": ["cached/tiny"],
     "genctl beam --num-beam-g": ["--num-beam-groups"],
     "genctl compare -p greed": ["greedy"],
+    "genctl presets show nuc": ["nucleus"],
+    "genctl run --cache qu": ["quantized"],
+    "genctl run --device c": ["cpu", "cuda"],
+    "genctl run --set temp": ["temperature="],
+    "genctl run --set early_stopping": ["early_stopping="],
+    "genctl run --set do_sample=": ["do_sample=true", "do_sample=false"],
+    # as bash splits them where a colon or = ends a word
+    "genctl run -m builtin :": ["numbers", "stories"],
+    "genctl run -m builtin : sto": ["stories"],
+    "genctl run --model = builtin : sto": ["stories"],
+    "genctl run --set do_sample = t": ["do_sample=true"],
 }
 
 
