@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 from genctl import events
+from genctl.history import ROOT, LaneHistory, Path
 from genctl.plural import count
-
-# Linked lists, newest first: the tokens of a row, and the rows that it continued. Forks share their common part.
-History: TypeAlias = tuple[Any, Any]
-NO_HISTORY: History = (None, None)
-
-
-def grown(history: History, row: events.Row | events.Ended) -> History:
-    """The history of a row, from that of its parent."""
-    tokens, parents = history
-    for token in row.written:
-        tokens = (token, tokens)
-    return tokens, (row.parent, parents)
-
-
-def recalled(history: History) -> tuple[tuple[events.Token, ...], tuple[int, ...]]:
-    """The tokens of a row, and the row that it continued at each step."""
-    return tuple(_unlink(history[0])), tuple(_unlink(history[1]))
-
-
-def histories() -> events.RowStates[History]:
-    """The history of every live row."""
-    return events.RowStates(lambda lane: NO_HISTORY, grown)
 
 
 @dataclass(frozen=True)
@@ -134,59 +113,21 @@ class Result:
         return self.sequences[0].text
 
 
-@dataclass
-class _Lane:
-    began: events.Began
-    prefilled: events.Prefilled | None = None
-    rows: tuple[events.Row, ...] = ()
-    live: list[History] = field(default_factory=list)  # of `rows`
-    ended: list[tuple[events.Hypothesis, History]] = field(default_factory=list)
-    drafted: int = 0
-    accepted: int = 0
-
-    def setting(self, name: str, default: float | str) -> Any:
-        return self.began.settings.get(name, default)
-
-    def result(self, sequences: list[Sequence], **more: Any) -> Result:
-        began, prefilled = self.began, self.prefilled
-        return Result(
-            began.lane,
-            began.prompt,
-            began.strategy,
-            began.seed,
-            began.model,
-            tuple(sequences),
-            prefill_s=0.0 if prefilled is None else prefilled.seconds,
-            reused=0 if prefilled is None else prefilled.reused,
-            drafted=self.drafted,
-            accepted=self.accepted,
-            truncated=int(self.setting("truncated", 0)),
-            backend=str(self.setting("backend", "")),
-            **more,
-        )
-
-
 class Collector:
     """Collects events into Results, one for each finished lane. The cost per event is that of its step."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, _Lane] = {}
-        self._histories = histories()
+        self._lanes: dict[str, LaneHistory] = {}
 
     def feed(self, event: events.Event) -> Result | None:
         """Take one event. Returns the result of the lane that it completes, if any."""
-        if isinstance(event, events.Stepped):
-            self._step(event)
+        if isinstance(event, (events.Loading, events.CacheRead)):
             return None
-        self._histories.forget(event)
-        if isinstance(event, events.Began):
-            self._lanes[event.lane] = _Lane(event)
-        elif isinstance(event, events.Prefilled):
-            self._lane(event.lane).prefilled = event
-        elif isinstance(event, events.Finished):
-            return self._finish(event)
-        elif isinstance(event, events.Failed):
-            return self._pop(event.lane).result([], error=event)
+        lane = self._lanes.get(event.lane) or LaneHistory(event.lane)
+        lane = self._lanes[event.lane] = lane.after(event)
+        if isinstance(event, (events.Finished, events.Failed)):
+            del self._lanes[event.lane]
+            return _finished(lane, event) if isinstance(event, events.Finished) else _result(lane, [], error=event)
         return None
 
     def unfinished(self, *, texts: bool = True) -> list[Result]:
@@ -196,60 +137,60 @@ class Collector:
         """
         results = []
         for lane in self._lanes.values():
-            sequences = [Sequence(hypothesis, *recalled(history)) for hypothesis, history in lane.ended]
-            sequences += [_cut(lane, row, history, texts) for row, history in zip(lane.rows, lane.live, strict=True)]
+            sequences = [_sequence(path.hypothesis, path) for path in lane.ended]
+            sequences += [_sequence(_cut(lane, path, texts), path) for path in lane.rows if lane.steps]
             sequences.sort(key=lambda one: (one.hypothesis.slot or 0, -one.hypothesis.score))
             count = 0 if lane.prefilled is None else lane.prefilled.prompt_tokens
             if sequences:
-                returned = sequences[: int(lane.setting("num_return_sequences", 1))]
-                results.append(lane.result(returned, prompt_tokens=count))
+                returned = sequences[: int(_setting(lane, "num_return_sequences", 1))]
+                results.append(_result(lane, returned, prompt_tokens=count))
         return results
 
-    def _lane(self, name: str) -> _Lane:
-        return self._lanes.setdefault(name, _Lane(events.Began(name, "", "")))
 
-    def _pop(self, name: str) -> _Lane:
-        return self._lanes.pop(name, None) or _Lane(events.Began(name, "", ""))
-
-    def _step(self, event: events.Stepped) -> None:
-        lane = self._lane(event.lane)
-        lane.drafted += event.drafted
-        lane.accepted += event.accepted
-        lane.rows, (lane.live, ended) = event.rows, self._histories.step(event)
-        if ended:
-            lane.ended += zip((one.hypothesis for one in event.ended), ended, strict=True)
-
-    def _finish(self, event: events.Finished) -> Result:
-        lane = self._pop(event.lane)
-        ended = {(one.tokens, one.slot): history for one, history in lane.ended}
-        sequences = []
-        for hypothesis in event.hypotheses:
-            history = ended.get((hypothesis.tokens, hypothesis.slot), NO_HISTORY)
-            sequences.append(Sequence(hypothesis, *recalled(history)))
-        return lane.result(
-            sequences,
-            prompt_tokens=event.prompt_tokens,
-            decode_s=event.seconds,
-            first_token_s=event.first_token_s,
-            forwards=event.forwards,
-            num_return_sequences=int(lane.setting("num_return_sequences", 1)),
-        )
+def _setting(lane: LaneHistory, name: str, default: float | str) -> Any:
+    return default if lane.began is None else lane.began.settings.get(name, default)
 
 
-def _cut(lane: _Lane, row: events.Row, history: History, texts: bool) -> Sequence:
+def _sequence(hypothesis: events.Hypothesis, path: Path) -> Sequence:
+    return Sequence(hypothesis, tuple(path.tokens()), path.parents)
+
+
+def _finished(lane: LaneHistory, event: events.Finished) -> Result:
+    ended = {(path.hypothesis.tokens, path.slot): path for path in lane.ended}
+    sequences = [_sequence(one, ended.get((one.tokens, one.slot), ROOT)) for one in event.hypotheses]
+    return _result(
+        lane,
+        sequences,
+        prompt_tokens=event.prompt_tokens,
+        decode_s=event.seconds,
+        first_token_s=event.first_token_s,
+        forwards=event.forwards,
+        num_return_sequences=int(_setting(lane, "num_return_sequences", 1)),
+    )
+
+
+def _result(lane: LaneHistory, sequences: list[Sequence], **more: Any) -> Result:
+    began, prefilled = lane.began or events.Began(lane.lane, "", ""), lane.prefilled
+    return Result(
+        began.lane,
+        began.prompt,
+        began.strategy,
+        began.seed,
+        began.model,
+        tuple(sequences),
+        prefill_s=0.0 if prefilled is None else prefilled.seconds,
+        reused=0 if prefilled is None else prefilled.reused,
+        drafted=lane.drafted,
+        accepted=lane.accepted,
+        truncated=int(_setting(lane, "truncated", 0)),
+        backend=str(_setting(lane, "backend", "")),
+        **more,
+    )
+
+
+def _cut(lane: LaneHistory, path: Path, texts: bool) -> events.Hypothesis:
     """A live row as a sequence that was interrupted."""
-    tokens, parents = recalled(history)
-    ids = tuple(token.id for token in tokens)
-    score = row.total / max(len(ids), 1) ** float(lane.setting("length_penalty", 1.0))
-    text = "".join(token.text for token in tokens) if texts else ""
-    hypothesis = events.Hypothesis(ids, row.logprob, row.total, "interrupted", score, row.slot, "", text)
-    return Sequence(hypothesis, tokens, parents)
-
-
-def _unlink(link: Any) -> list[Any]:
-    items = []
-    while link is not None:
-        item, link = link
-        items.append(item)
-    items.reverse()
-    return items
+    row = path.live
+    score = row.total / max(path.length, 1) ** float(_setting(lane, "length_penalty", 1.0))
+    text = path.text() if texts else ""
+    return events.Hypothesis(path.ids, row.logprob, row.total, "interrupted", score, row.slot, "", text)

@@ -83,7 +83,8 @@ ALLOWED: dict[str, set[str]] = {
     "requests": {"config"},
     "stop_text": {"decode.stopping", "events"},
     "forced_phrases": {"strategies", "params", "events"},
-    "results": {"events"},
+    "history": {"events"},
+    "results": {"events", "history"},
     "comparing": {"config", "params", "batch", "events", "results", "identity", "sequences"},
     "rerank": {"events", "params"},
     "config": {"params", "plugins", "listed_knobs", "fit"},
@@ -101,7 +102,7 @@ ALLOWED: dict[str, set[str]] = {
         "ranks",
     },
     "batch": {"strict_json", "events", "identity", "results"},
-    "render": {"events", "sequences"},
+    "render": {"events", "history", "sequences"},
     "decode": {
         "byte_level",
         "compat",

@@ -31,7 +31,7 @@ from genctl.events import (
 )
 from genctl.models.text import Detokenizer, caption
 from genctl.render.run_history import RunHistory, fold
-from genctl.render.search_tree import SearchTree
+from genctl.render.search_tree import Node, TreeBuilder
 from genctl.results import Collector
 from genctl.stop_text import StopTrimmer, trimmed
 from tests.models.tokenizers_made import byte_level
@@ -193,7 +193,7 @@ def forests(draw: st.DrawFn, ids: Sequence[int]) -> Forest:
     lanes = {name: [Replayed()] for name in "abc"[: draw(st.integers(1, 3))]}
     steps = dict.fromkeys(lanes, 0)
     for name in lanes:
-        made.stream += [Began(name, "p", "beam"), Prefilled(name, 1)]
+        made.stream += [Began(name, "p", "beam", settings={"num_return_sequences": 100}), Prefilled(name, 1)]
     for name in draw(st.lists(st.sampled_from(sorted(lanes)), max_size=14)):
         before = lanes[name]
         if not before:
@@ -314,7 +314,7 @@ def replayed(steps: Sequence[Stepped]) -> list[list[str]]:
 @given(made=forests(range(6)))
 def test_results_partial_results_story_and_tree_tell_the_same_rows(made: Forest) -> None:
     collector, history = Collector(), RunHistory()
-    trees = {name: SearchTree(name) for name in "abc"}
+    trees = {name: TreeBuilder(name) for name in "abc"}
     latest: dict[str, list[Replayed]] = {}
     over: dict[str, list[Replayed]] = {}
     truth = iter(made.truth)
@@ -322,8 +322,8 @@ def test_results_partial_results_story_and_tree_tell_the_same_rows(made: Forest)
         if isinstance(event, Finished):
             check_partial(collector, event.lane, latest, over)
             lane = history.lanes[event.lane]
-            assert [one.path.ids for one in lane.rows] == [one.ids for one in latest.get(event.lane, [Replayed()])]
-            assert [leaf.path.ids for leaf in lane.ended] == [one.ids for one in over.get(event.lane, [])]
+            assert [one.ids for one in lane.rows] == [one.ids for one in latest.get(event.lane, [Replayed()])]
+            assert [leaf.ids for leaf in lane.ended] == [one.ids for one in over.get(event.lane, [])]
             result = collector.feed(event)
             assert result is not None
             told = [(tuple(token.id for token in one.tokens), one.parents) for one in result.sequences]
@@ -332,25 +332,27 @@ def test_results_partial_results_story_and_tree_tell_the_same_rows(made: Forest)
             assert collector.feed(event) is None
         history = fold(history, event)
         if isinstance(event, Stepped):
-            trees[event.lane].step(event)
+            trees[event.lane].feed(event)
             latest[event.lane], gone = next(truth)
             over.setdefault(event.lane, []).extend(gone)
-            found = []
-            for node in trees[event.lane].rows:
-                ids = []
-                while node.parent is not None:
-                    ids.append(-1 if node.token is None else node.token.id)
-                    node = node.parent
-                found.append(tuple(reversed(ids)))
-            assert found == [one.ids for one in latest[event.lane]]
+            assert branches(trees[event.lane]) >= {one.ids for one in (*latest[event.lane], *over[event.lane])}
+            assert trees[event.lane].size == len(trees[event.lane].tree().nodes)
     assert collector.unfinished() == []
+
+
+def branches(builder: TreeBuilder) -> set[tuple[int, ...]]:
+    """The ids from the root to each node of the tree."""
+    found: dict[Node, tuple[int, ...]] = {}
+    for node in builder.tree().nodes:
+        before = found[node.parent] if node.parent is not None else ()
+        found[node] = before if node.token is None else (*before, node.token.id)
+    return set(found.values())
 
 
 def check_partial(
     collector: Collector, lane: str, latest: dict[str, list[Replayed]], over: dict[str, list[Replayed]]
 ) -> None:
     """Every row of the lane is among its partial results, cut to as many as are returned: all of them here."""
-    collector._lane(lane).began.settings["num_return_sequences"] = 100
     expected = sorted((one.ids, one.parents) for one in (*latest.get(lane, []), *over.get(lane, [])))
     found = [result for result in collector.unfinished() if result.lane == lane]
     told = [(tuple(token.id for token in one.tokens), one.parents) for result in found for one in result.sequences]

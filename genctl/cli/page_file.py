@@ -44,7 +44,7 @@ class PageFile(FileAtEnd):
     def failed(self, id: str, code: str, message: str) -> None:
         """Take a row that failed, if no event says so."""
         lane = self.data.lanes.get(id)
-        if lane is None or (lane.failed is None and lane.finished is None):
+        if lane is None or not lane.history.over:
             self.data.feed(events.Failed(id, code, message))
 
     def loaded(self, loaded: LoadedModel, device: str) -> None:
@@ -63,15 +63,13 @@ class PageFile(FileAtEnd):
         data = self.data
         data.comparison = self.runs.part(self.baseline)
         command = shlex.join(["genctl", *sys.argv[1:]])
-        begun = [lane.began for lane in data.lanes.values() if lane.began is not None]
-        draws = any(began.strategy not in WITHOUT_SEED for began in begun)
+        draws = any(began.strategy not in WITHOUT_SEED for began in data.begun)
         if self.seed is not None and draws and not any(word.split("=")[0] == "--seed" for word in sys.argv):
             command += f" --seed {self.seed}"
         data.command = without_secrets(command)
         facts = dict(facts_of(data)) | dict(self.facts)
         if self.live and len(self._clock) == 2:
-            done = [lane.finished for lane in data.lanes.values() if lane.finished is not None]
-            tokens = sum(hypothesis.length for finished in done for hypothesis in finished.hypotheses)
+            tokens = sum(hypothesis.length for finished in data.done for hypothesis in finished.hypotheses)
             facts["speed"] = f"{tokens / (self._clock[1] - self._clock[0]):,.1f} tokens/s, prompts included"
         facts["versions"] = ", ".join(
             f"{name} {version}" for name, version in versions("torch", "transformers").items()

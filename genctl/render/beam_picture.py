@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from genctl.events import Stepped
+from genctl.history import LaneHistory, Path
 from genctl.render import theme, widgets
 from genctl.render.common_prefix import meet
-from genctl.render.run_history import LaneHistory, Leaf, LiveRow, Path
 from genctl.render.score_formula import number, penalty_of, score
 from genctl.render.text_width import first_cells, last_cells, wrap
 from genctl.sequences import shared_length
@@ -27,7 +27,7 @@ FINISHED = 3  # lines kept for finished hypotheses, where the rows leave that ma
 class Turn:
     """The last step of a lane, and the rows that it started from."""
 
-    before: tuple[LiveRow, ...]
+    before: tuple[Path, ...]
     event: Stepped
 
     def forks(self) -> list[str]:
@@ -67,7 +67,7 @@ def picture(
     prompt, and `shown` the path at which it ends; `beams` is how many finished hypotheses the search keeps; `hidden`
     counts the other prompts in progress.
     """
-    stem = meet(row.path for row in lane.rows) if lane.rows else shown
+    stem = meet(lane.rows) if lane.rows else shown
     start = max(shown.chars, stem.chars)
     rows = _rows(lane, turn, start, width)
     died = _died(turn, start, width)
@@ -107,10 +107,10 @@ def _rows(lane: LaneHistory, turn: Turn | None, start: int, width: int) -> list[
         line = Text(f"{place + 1:>4} ", style=theme.CHOSEN if place == 0 else theme.PLAIN)
         came = f"{turn.event.rows[place].parent + 1} {marks[place]}" if turn and len(marks) > place else ""
         line.append(f"{came:>5}", style=theme.DIM)
-        line.append(f" {number(row.total):>9} {number(score(row.total, row.path.length, penalty)):>9}  ")
-        if row.note:
-            line.append(f"[{row.note}] ", style=theme.DIM)
-        line.append(last_cells(row.path.text(start), width - line.cell_len))
+        line.append(f" {number(row.live.total):>9} {number(score(row.live.total, row.length, penalty)):>9}  ")
+        if row.live.note:
+            line.append(f"[{row.live.note}] ", style=theme.DIM)
+        line.append(last_cells(row.text(start), width - line.cell_len))
         lines.append(line)
     return [widgets.fit(line, width) for line in lines]
 
@@ -121,7 +121,7 @@ def _died(turn: Turn | None, start: int, width: int) -> list[Text]:
         return []
     line = Text(f"{'✗':>4} {'died':>5} ", style=theme.DIM)
     for place in gone:
-        line.append(f" {place + 1} “{last_cells(from_word(turn.before[place].path, start), 16)}”")
+        line.append(f" {place + 1} “{last_cells(from_word(turn.before[place], start), 16)}”")
     return [widgets.fit(line, width)]
 
 
@@ -135,24 +135,24 @@ def from_word(path: Path, start: int) -> str:
 
 
 def _finished(lane: LaneHistory, stem: Path, width: int, beams: int) -> list[Text]:
-    leaves = by_score(lane.endings or ())
+    ended = by_score(lane.endings or ())
     lines = []
-    for place, leaf in enumerate(leaves[:beams], start=1):
-        hypothesis = leaf.hypothesis
+    for place, path in enumerate(ended[:beams], start=1):
+        hypothesis = path.hypothesis
         line = Text(f"{'✓':>4} {place:>5} {number(hypothesis.total):>9} {number(hypothesis.score):>9}  ")
         line.append(f"{hypothesis.reason} after {len(hypothesis.tokens)}  ", style=theme.DIM)
-        apart = meet((leaf.path, stem)).chars  # where it left what the rows share
-        text = first_cells((hypothesis.text or leaf.path.text())[apart:], width - line.cell_len - 1)
+        apart = meet((path, stem)).chars  # where it left what the rows share
+        text = first_cells((hypothesis.text or path.text())[apart:], width - line.cell_len - 1)
         line.append(f"{'…' if apart else ''}{text}")
         lines.append(line)
-    if len(leaves) > beams:
-        lines.append(Text(f"{'':>10} … and {len(leaves) - beams} pushed out", style=theme.DIM))
+    if len(ended) > beams:
+        lines.append(Text(f"{'':>10} … and {len(ended) - beams} pushed out", style=theme.DIM))
     return [widgets.fit(line, width) for line in lines]
 
 
-def by_score(leaves: Iterable[Leaf]) -> list[Leaf]:
+def by_score(ended: Iterable[Path]) -> list[Path]:
     """Finished rows, given newest first: best score first, ties in the order in which they ended."""
-    return sorted(list(leaves)[::-1], key=lambda leaf: -leaf.hypothesis.score)
+    return sorted(list(ended)[::-1], key=lambda path: -path.hypothesis.score)
 
 
 def _cut(lines: list[Text], height: int, what: str) -> list[Text]:

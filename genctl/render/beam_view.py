@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.text import Text
 
 from genctl.events import Event, Finished, Hypothesis, Stepped
+from genctl.history import LaneHistory, Path
 from genctl.render import theme, widgets
 from genctl.render.beam_picture import Turn, picture
 from genctl.render.common_prefix import certain
 from genctl.render.live_layout import best_path, names, place_words, returned
 from genctl.render.nbest_table import table
-from genctl.render.run_history import LaneHistory, Path
 from genctl.render.run_view import RunView
 from genctl.render.score_formula import formula, meaning, searches
 from genctl.render.search_tree import SearchTrees

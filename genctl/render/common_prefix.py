@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from genctl.render.run_history import ROOT, LaneHistory, Leaf, Path
+from genctl.history import ROOT, LaneHistory, Path
 
 # Searches whose first result is the finished sequence with the highest score.
 RANKED = frozenset({"beam", "beam-sample", "diverse-beam", "stochastic-beam"})
@@ -12,7 +12,7 @@ DRAWN = frozenset({"greedy", "sample"})  # rows that do not compete: the first s
 
 
 def meet(paths: Iterable[Path]) -> Path:
-    """The newest node that all paths share; the root if there are none."""
+    """The newest step that all paths share; the root if there are none."""
     met: Path | None = None
     for path in paths:
         met = path if met is None else _meet(met, path)
@@ -21,7 +21,7 @@ def meet(paths: Iterable[Path]) -> Path:
 
 def _meet(a: Path, b: Path) -> Path:
     while a is not b:
-        if a.length < b.length:
+        if a.step < b.step:
             a, b = b, a
         if a.parent is None:  # events of two runs in one file
             return a
@@ -39,18 +39,18 @@ def certain(lane: LaneHistory) -> Path:
 
 def contenders(lane: LaneHistory) -> list[Path]:
     """The paths that can still become the first returned sequence."""
-    leaves = list(lane.endings or ())
+    ended = list(lane.endings or ())
     kind = lane.began.strategy if lane.began else ""
     if kind in DRAWN:
-        return _first_slot(lane, leaves)
-    if kind in RANKED and leaves:
-        best = max(leaf.hypothesis.score for leaf in leaves)
-        leaves = [leaf for leaf in leaves if not leaf.hypothesis.score < best]  # equals may both win; so may NaN
-    return [row.path for row in lane.rows] + [leaf.path for leaf in leaves]
+        return _first_slot(lane, ended)
+    if kind in RANKED and ended:
+        best = max(path.hypothesis.score for path in ended)
+        ended = [path for path in ended if not path.hypothesis.score < best]  # equals may both win; so may NaN
+    return [*lane.rows, *ended]
 
 
-def _first_slot(lane: LaneHistory, leaves: list[Leaf]) -> list[Path]:
-    paths = [(row.slot, row.path) for row in lane.rows] + [(leaf.hypothesis.slot, leaf.path) for leaf in leaves]
+def _first_slot(lane: LaneHistory, ended: list[Path]) -> list[Path]:
+    paths = [(path.slot, path) for path in (*lane.rows, *ended)]
     slots = [slot for slot, _ in paths if slot is not None]
     if len(slots) < len(paths):
         return [path for _, path in paths]

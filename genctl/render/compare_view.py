@@ -13,12 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from genctl.events import Began, Event, Failed, Finished, Loading, Prefilled, Stepped
+from genctl.history import LaneHistory
 from genctl.render import theme, widgets
 from genctl.render.compare_report import column_title, join_columns, side_by_side
 from genctl.render.live_layout import Look, Section, sections_of, text_lines
 from genctl.render.live_region import FRAME_S, LiveRegion, transient_progress
 from genctl.render.loading_bar import LoadingBar
-from genctl.render.run_history import LaneHistory, RunHistory, fold
+from genctl.render.run_history import RunHistory, fold
 
 _LOOK = Look()
 

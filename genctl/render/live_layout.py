@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
+from genctl.history import LaneHistory, Path
 from genctl.render import theme, widgets
 from genctl.render.explain import explain_heading, explain_lines
 from genctl.render.explain import no_room as no_room_to_explain
-from genctl.render.run_history import LaneHistory, LiveRow, Path
 from genctl.render.summary import stop_words
 
 _BLOCK = 500  # characters; the omitted beginning grows in steps of at least this, so that lines wrap the same way
@@ -96,21 +96,19 @@ def sections_of(lane: LaneHistory, look: Look) -> list[Section]:
 
 def slots(lane: LaneHistory) -> dict[int, tuple[Path, str]]:
     """The text and state of each returned sequence, where rows are independent; empty where they compete."""
-    rows: list[LiveRow] = [row for row in lane.rows if row.slot is not None]
-    texts = {row.slot: (row.path, "") for row in rows if row.slot is not None}
-    for leaf in lane.endings or ():
-        if leaf.hypothesis.slot is not None:
-            words = stop_words(leaf.hypothesis.reason, leaf.hypothesis.cause)
-            texts.setdefault(leaf.hypothesis.slot, (leaf.path, words))
+    texts = {row.slot: (row, "") for row in lane.rows if row.slot is not None}
+    for path in lane.endings or ():
+        if path.slot is not None:
+            words = stop_words(path.hypothesis.reason, path.hypothesis.cause)
+            texts.setdefault(path.slot, (path, words))
     return texts
 
 
 def best_path(lane: LaneHistory) -> Path:
     """The best live row, or the best finished one if none is live."""
     if lane.rows:
-        return lane.rows[0].path
-    leaves = lane.ended
-    return max(leaves, key=lambda leaf: leaf.hypothesis.score).path if leaves else Path()
+        return lane.rows[0]
+    return max(lane.ended, key=lambda path: path.hypothesis.score, default=Path())
 
 
 def names(lane: LaneHistory, look: Look) -> tuple[str, str]:

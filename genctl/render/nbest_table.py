@@ -8,9 +8,9 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from genctl.events import Hypothesis
+from genctl.history import LaneHistory
 from genctl.render import theme, widgets
 from genctl.render.beam_picture import by_score, excerpt, lead
-from genctl.render.run_history import LaneHistory
 from genctl.render.score_formula import number
 from genctl.render.text_width import first_cells, one_line
 
@@ -35,18 +35,18 @@ def ranking(lane: LaneHistory, beams: int) -> list[RankedSequence]:
 
     `beams` is how many finished sequences the search keeps: better ones pushed the others out.
     """
-    leaves = by_score(lane.endings or ())
+    ended = by_score(lane.endings or ())
     entries = []
     for hypothesis in lane.finished.hypotheses if lane.finished else ():
-        match = next((leaf for leaf in leaves if _same(leaf.hypothesis, hypothesis)), None)
+        match = next((path for path in ended if _same(path.hypothesis, hypothesis)), None)
         if match is not None:
-            leaves.remove(match)
-        text = hypothesis.text or (match.path.text() if match else "")
+            ended.remove(match)
+        text = hypothesis.text or (match.text() if match else "")
         entries.append(RankedSequence(hypothesis, text, RETURNED))
     grouped = lane.began is not None and lane.began.strategy in GROUPED
-    for leaf in leaves:
+    for path in ended:
         mark = KEPT if grouped or len(entries) < beams else PUSHED_OUT
-        entries.append(RankedSequence(leaf.hypothesis, leaf.hypothesis.text or leaf.path.text(), mark))
+        entries.append(RankedSequence(path.hypothesis, path.hypothesis.text or path.text(), mark))
     return entries
 
 

@@ -11,13 +11,14 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Loading, Prefilled, Stepped, Token
+from genctl.history import LaneHistory, Path
 from genctl.render import theme, widgets
 from genctl.render.explain import explain_summary
 from genctl.render.live_layout import Look, names, no_room, place_words, returned, sections_of, step_lines, tail
 from genctl.render.live_region import LiveRegion
 from genctl.render.loading_bar import LoadingBar
 from genctl.render.repeated import RepeatedErrors
-from genctl.render.run_history import LaneHistory, Path, RunHistory, fold
+from genctl.render.run_history import RunHistory, fold
 from genctl.render.summary import failure, lane_summary, put, put_words, stop_words, summary
 from genctl.render.word_wrap import terminal_wrap
 

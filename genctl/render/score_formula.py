@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from genctl.events import Hypothesis
+from genctl.history import LaneHistory
 from genctl.render import widgets
-from genctl.render.run_history import LaneHistory
 
 UNSCALED = frozenset({"stochastic-beam"})  # their score is the total
 
@@ -23,7 +23,7 @@ def penalty_of(lane: LaneHistory) -> float:
     setting = lane.began.settings.get("length_penalty")
     if isinstance(setting, (int, float)) and not isinstance(setting, bool):
         return float(setting)
-    hypotheses = [leaf.hypothesis for leaf in lane.endings or ()]
+    hypotheses = [path.hypothesis for path in lane.endings or ()]
     hypotheses += lane.finished.hypotheses if lane.finished else ()
     for hypothesis in sorted(hypotheses, key=lambda hypothesis: -len(hypothesis.tokens)):
         ratio = hypothesis.total / hypothesis.score if hypothesis.score else math.nan

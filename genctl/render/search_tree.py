@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Loading, Row, Stepped, Token, advance
+from genctl.events import Began, Ended, Event, Failed, Hypothesis, Loading, Stepped, Token
+from genctl.history import ROOT, LaneHistory, Path
 
 # inner: has children · returned, finished: a sequence ends here · died: no row continued it ·
 # left: live when the search ended · live: still live
@@ -31,69 +32,63 @@ class Node:
     died: int | None = None  # the step that nothing of it survived
 
 
-@dataclass
 class SearchTree:
-    """The tree of one lane."""
+    """The tree of one lane: the root, where the prompt ends, and a node for each token of each of its `paths`.
 
-    lane: str
-    began: Began | None = None
-    nodes: list[Node] = field(default_factory=lambda: [Node(0, None)])
-    rows: list[Node] = field(default_factory=list)  # the live ones
-    over: bool = False
+    `paths` are those of all steps, in their order; `died` has the step after which no row continued a path.
+    """
 
-    def __post_init__(self) -> None:
-        self.rows = [self.root]
+    def __init__(self, history: LaneHistory, paths: Sequence[Path], died: Mapping[Path, int]) -> None:
+        self.lane = history.lane
+        self.began = history.began
+        self.prompt = history.prompt
+        self.root = Node(0, None)
+        self.nodes = [self.root]
+        newest = {ROOT: self.root}
+        for path in paths:
+            assert path.parent is not None
+            newest[path] = self._grow(newest[path.parent], path)
+            newest[path].died = died.get(path)
+        for node in self.nodes:
+            if node.children:
+                node.died = None
+            elif node.hypothesis is not None:
+                node.state = "finished"
+            elif node.died is not None:
+                node.state = "died"
+            else:
+                node.state = "live" if history.finished is None else "left"
+        if history.finished is not None:
+            self._mark(history.finished.hypotheses)
 
-    @property
-    def root(self) -> Node:
-        """Where all rows begin: the prompt."""
-        return self.nodes[0]
+    def _grow(self, node: Node, path: Path) -> Node:
+        """Add the nodes of a step. Returns the newest one."""
+        row = path.row
+        for token in row.written:
+            node = self._add(node, token, path.step)
+        if isinstance(row, Ended):
+            node = node if row.written else self._add(node, None, path.step)
+            node.hypothesis, node.total, node.logprob = row.hypothesis, row.hypothesis.total, row.hypothesis.logprob
+        elif node is not self.root:
+            node.total, node.logprob, node.note = row.total, row.logprob, row.note
+        return node
 
-    @property
-    def prompt(self) -> str:
-        return self.began.prompt if self.began else ""
+    def _add(self, parent: Node, token: Token | None, step: int) -> Node:
+        node = Node(len(self.nodes), parent, token, step)
+        parent.children.append(node)
+        self.nodes.append(node)
+        return node
 
-    def step(self, event: Stepped) -> None:
-        """Add one step. Raises InputError if a row continues one that does not exist."""
-        rows, _ = advance(self.rows, event, lambda node, row: self._grow(node, row, event.step))
-        continued = {row.parent for row in event.children}
-        for place, node in enumerate(self.rows):
-            if place not in continued and node not in rows and not node.children:
-                node.state, node.died = "died", event.step
-        self.rows = rows
-
-    def finish(self, event: Finished) -> None:
-        """Mark the returned sequences and the rows that were live when the search ended."""
-        for node in self.rows:
-            if not node.children and node.hypothesis is None:
-                node.state = "left"
-        self.rows, self.over = [], True
+    def _mark(self, hypotheses: Iterable[Hypothesis]) -> None:
+        """Mark the returned sequences."""
         waiting = [node for node in self.nodes if node.hypothesis is not None]
-        for place, hypothesis in enumerate(event.hypotheses, start=1):
+        for place, hypothesis in enumerate(hypotheses, start=1):
             for node in waiting:
                 ended = node.hypothesis
                 if ended is not None and (ended.tokens, ended.slot) == (hypothesis.tokens, hypothesis.slot):
                     node.state, node.place, node.hypothesis = "returned", place, hypothesis
                     waiting.remove(node)
                     break
-
-    def _grow(self, node: Node, row: Row | Ended, step: int) -> Node:
-        for token in row.written:
-            node = self._add(node, token, step)
-        if isinstance(row, Ended):
-            node = node if row.written else self._add(node, None, step)
-            node.hypothesis, node.state = row.hypothesis, "finished"
-            node.total, node.logprob = row.hypothesis.total, row.hypothesis.logprob
-        elif node is not self.root:
-            node.total, node.logprob, node.note, node.state = row.total, row.logprob, row.note, "live"
-        return node
-
-    def _add(self, parent: Node, token: Token | None, step: int) -> Node:
-        node = Node(len(self.nodes), parent, token, step)
-        parent.children.append(node)
-        parent.state = "inner"
-        self.nodes.append(node)
-        return node
 
     def weights(self) -> tuple[dict[Node, int], dict[Node, int]]:
         """For each node how many nodes it leads to, itself included, and the best place among their sequences."""
@@ -106,35 +101,62 @@ class SearchTree:
         return sizes, places
 
 
+class TreeBuilder:
+    """Keeps all paths that the history of a lane ever had."""
+
+    def __init__(self, lane: str) -> None:
+        self.history = LaneHistory(lane)
+        self.size = 1  # nodes of the tree
+        self.has_tokens = True  # the rows were not dropped
+        self._paths: list[Path] = []
+        self._died: dict[Path, int] = {}
+
+    def feed(self, event: Event) -> None:
+        """Take in an event of the lane. Raises InputError if it cannot follow."""
+        before = self.history.rows
+        self.history = self.history.after(event)
+        if isinstance(event, Began):
+            self._paths, self._died, self.size = [], {}, 1
+        elif isinstance(event, Stepped):
+            self._paths += [*self.history.rows, *self.history.latest_ended(len(event.ended))]
+            continued = {row.parent for row in event.children}
+            self._died |= {path: event.step for place, path in enumerate(before) if place not in continued}
+            self.size += sum(len(row.written) for row in event.children) + sum(not row.written for row in event.ended)
+
+    def tree(self) -> SearchTree:
+        """The tree so far."""
+        return SearchTree(self.history, self._paths, self._died)
+
+    def drop_rows(self) -> None:
+        """Forget the rows, which frees their memory; the other events of the lane are kept."""
+        self.history = replace(self.history, rows=(), endings=None)
+        self._paths, self._died, self.has_tokens = [], {}, False
+
+
 class SearchTrees:
     """Builds the tree of every lane from its events, until it is taken."""
 
     def __init__(self) -> None:
-        self._trees: dict[str, SearchTree] = {}
+        self._lanes: dict[str, TreeBuilder] = {}
 
     def feed(self, event: Event) -> None:
         """Take in one event. Raises InputError for one that cannot follow the ones before it."""
         if isinstance(event, Loading):
             return
         if isinstance(event, Failed):
-            self._trees.pop(event.lane, None)
+            self._lanes.pop(event.lane, None)
             return
-        tree = self._trees.setdefault(event.lane, SearchTree(event.lane))
-        if isinstance(event, Began):
-            tree.began = event
-        elif isinstance(event, Stepped):
-            tree.step(event)
-        elif isinstance(event, Finished):
-            tree.finish(event)
+        self._lanes.setdefault(event.lane, TreeBuilder(event.lane)).feed(event)
 
     def take(self, lane: str) -> SearchTree | None:
         """Remove and return the tree of a lane; None if the lane is unknown or failed."""
-        return self._trees.pop(lane, None)
+        builder = self._lanes.pop(lane, None)
+        return None if builder is None else builder.tree()
 
     def take_all(self) -> Iterator[SearchTree]:
         """Remove and yield all trees in the order in which the lanes began."""
-        for lane in list(self._trees):
-            yield self._trees.pop(lane)
+        for lane in list(self._lanes):
+            yield self._lanes.pop(lane).tree()
 
 
 def plain(value: Any) -> Any:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from types import TracebackType
 
 from genctl.events import Event
+from genctl.history import LaneHistory
 from genctl.render import widgets
 from genctl.render.common_prefix import certain
 from genctl.render.console import Color, make_consoles
-from genctl.render.run_history import LaneHistory, RunHistory, fold
+from genctl.render.run_history import RunHistory, fold
 from genctl.render.word_wrap import terminal_wrap
 
 

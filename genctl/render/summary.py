@@ -6,9 +6,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from genctl.history import LaneHistory
 from genctl.plural import count
 from genctl.render import theme, widgets
-from genctl.render.run_history import LaneHistory, Totals
+from genctl.render.run_history import Totals
 
 DOT = " · "
 

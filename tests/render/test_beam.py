@@ -14,8 +14,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
+from genctl.history import LaneHistory
 from genctl.render.beam_view import BeamView
-from genctl.render.run_history import LaneHistory, RunHistory, fold
+from genctl.render.run_history import RunHistory, fold
 from genctl.render.score_formula import formula, meaning, penalty_of
 from genctl.render.text_width import last_cells, wrap
 from tests.render.beams import STEPS, random_searches, search

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from genctl.comparing import formats
-from genctl.events import Began
+from genctl.events import Began, Row
+from genctl.history import Path
 from genctl.plural import count
 from genctl.render import cache_report, score_formula, token_heat, widgets
 from genctl.render.beam_picture import from_word
-from genctl.render.run_history import Path, RunHistory, fold
+from genctl.render.run_history import RunHistory, fold
 from tests.render.streams import token
 
 
@@ -32,7 +33,7 @@ def test_only_runs_that_draw_have_a_seed_in_the_summary() -> None:
 
 
 def test_a_dead_row_shows_its_whole_word() -> None:
-    path = Path().grow((token(0, " was"), token(1, " P"), token(2, "ip")))
+    path = Path(Path(), Row("0", 0, (token(0, " was"), token(1, " P"), token(2, "ip")), -1.0, -1.0), 0)
     assert from_word(path, 6) == "Pip"
     assert from_word(path, 4) == "Pip"
     assert from_word(path, 0) == "was Pip"

@@ -13,9 +13,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from genctl.events import Failed, Row, Stepped, Token, Trace
+from genctl.history import LaneHistory
 from genctl.render import theme, widgets
 from genctl.render.explain import explain_heading, explain_lines, explain_summary, no_room
-from genctl.render.run_history import LaneHistory, RunHistory, fold
+from genctl.render.run_history import RunHistory, fold
 from genctl.render.summary import failure
 from tests.render.streams import STORY, check_screen, console, lane, token, written
 

@@ -6,26 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from genctl.events import Began, CacheRead, Event, Failed, Finished, Loading, Prefilled, Stepped
+from genctl.events import Began, CacheRead, Event, Finished, Loading
 from genctl.render.html.tree_columns import TreeDetail, Vocabulary, columns, scaled, unscaled
 from genctl.render.run_history import WITHOUT_SEED
-from genctl.render.search_tree import Node, SearchTree
+from genctl.render.search_tree import TreeBuilder
 
 HELD = 300_000  # nodes of search trees that are held; prompts that end later keep their texts alone
 LISTED = 20_000  # prompts on a page; of more only the number is said
 LONG = 400  # characters of a prompt or text in a page that is cut down
-
-
-@dataclass
-class PageLane:
-    """One lane, as far as it has come."""
-
-    tree: SearchTree
-    began: Began | None = None
-    prefilled: Prefilled | None = None
-    finished: Finished | None = None
-    failed: Failed | None = None
-    has_tokens: bool = True  # the tree is still held
 
 
 @dataclass
@@ -42,7 +30,7 @@ class PageData:
     cache: Mapping[str, Any] | None = None
     comparison: Mapping[str, Any] | None = None
     figures: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    lanes: dict[str, PageLane] = field(default_factory=dict)
+    lanes: dict[str, TreeBuilder] = field(default_factory=dict)
     unlisted: int = 0
     _nodes: int = 0
 
@@ -54,25 +42,26 @@ class PageData:
             if len(self.lanes) >= LISTED:
                 self.unlisted += isinstance(event, Began)
                 return
-            self.lanes[event.lane] = PageLane(SearchTree(event.lane))
+            self.lanes[event.lane] = TreeBuilder(event.lane)
         lane = self.lanes[event.lane]
-        if isinstance(event, Began):
-            lane.began = lane.tree.began = event
-        elif isinstance(event, Prefilled):
-            lane.prefilled = event
-        elif isinstance(event, Stepped):
-            lane.tree.step(event)
-        elif isinstance(event, Finished):
-            lane.finished = event
-            lane.tree.finish(event)
+        lane.feed(event)
+        if isinstance(event, Finished):
             self._let_go(lane)
-        elif isinstance(event, Failed):
-            lane.failed = event
+
+    @property
+    def begun(self) -> list[Began]:
+        """How each lane began."""
+        return [lane.history.began for lane in self.lanes.values() if lane.history.began is not None]
+
+    @property
+    def done(self) -> list[Finished]:
+        """What each lane returned that is done."""
+        return [lane.history.finished for lane in self.lanes.values() if lane.history.finished is not None]
 
     @property
     def title(self) -> str:
         """What the page is about, in a few words."""
-        begun = [lane.began for lane in self.lanes.values() if lane.began is not None]
+        begun = self.begun
         if not begun:
             return "genctl"
         strategies = list(dict.fromkeys(began.strategy for began in begun))
@@ -97,18 +86,18 @@ class PageData:
             document["cache"] = dict(self.cache)
         return document
 
-    def _let_go(self, lane: PageLane) -> None:
+    def _let_go(self, lane: TreeBuilder) -> None:
         """Keep the tokens of a lane that is done, as long as there is room."""
-        self._nodes += len(lane.tree.nodes)
+        self._nodes += lane.size
         if self._nodes > HELD and len(self.lanes) > 1:
-            lane.has_tokens = False
-            lane.tree = SearchTree(lane.tree.lane)
+            lane.drop_rows()
 
     def _entry(
-        self, lane: PageLane, vocabulary: Vocabulary | None, detail: TreeDetail, long: int | None
+        self, lane: TreeBuilder, vocabulary: Vocabulary | None, detail: TreeDetail, long: int | None
     ) -> dict[str, Any]:
-        began, finished, prefilled = lane.began, lane.finished, lane.prefilled
-        entry: dict[str, Any] = {"lane": lane.tree.lane}
+        history = lane.history
+        began, finished, prefilled = history.began, history.finished, history.prefilled
+        entry: dict[str, Any] = {"lane": history.lane}
         if began is not None:
             entry |= {"prompt": cut(began.prompt, long), "strategy": began.strategy, "model": began.model}
             entry |= {"seed": began.seed, "place": began.place}
@@ -131,18 +120,18 @@ class PageData:
                 }
                 for hypothesis in finished.hypotheses
             ]
-        elif lane.failed is None:
+        elif history.failed is None:
             entry["sequences"] = [
-                {"text": cut(_text_of(node), long), "tokens": _length(node), "reason": "unfinished"}
-                for node in lane.tree.rows
-                if node is not lane.tree.root
+                {"text": cut(path.text(), long), "tokens": path.length, "reason": "unfinished"}
+                for path in history.rows
+                if path.length
             ]
-        if lane.failed is not None:
-            entry["error"] = {"code": lane.failed.code, "message": lane.failed.message}
-        if lane.tree.lane in self.figures:
-            entry["figures"] = dict(self.figures[lane.tree.lane])
-        if vocabulary is not None and len(lane.tree.nodes) > 1:
-            entry["tree"] = columns(lane.tree, vocabulary, detail)
+        if history.failed is not None:
+            entry["error"] = {"code": history.failed.code, "message": history.failed.message}
+        if history.lane in self.figures:
+            entry["figures"] = dict(self.figures[history.lane])
+        if vocabulary is not None and lane.size > 1:
+            entry["tree"] = columns(lane.tree(), vocabulary, detail)
         return entry
 
 
@@ -155,8 +144,7 @@ def cut(text: str, most: int | None) -> str:
 
 def facts_of(page: PageData) -> list[tuple[str, str]]:
     """The summary that the events alone can give."""
-    lanes = list(page.lanes.values())
-    begun = [lane.began for lane in lanes if lane.began is not None]
+    begun = page.begun
     facts = []
     for label, values in (
         ("checkpoint", [began.model for began in begun]),
@@ -169,29 +157,13 @@ def facts_of(page: PageData) -> list[tuple[str, str]]:
     seeds = list(dict.fromkeys(began.seed for began in begun if began.strategy not in WITHOUT_SEED))
     if len(seeds) == 1:
         facts.append(("seed", str(seeds[0])))
-    done = [lane.finished for lane in lanes if lane.finished is not None]
-    tokens = sum(hypothesis.length for finished in done for hypothesis in finished.hypotheses)
+    tokens = sum(hypothesis.length for finished in page.done for hypothesis in finished.hypotheses)
     if page.comparison is not None:
         facts.append(("runs", ", ".join(page.comparison["runs"])))
-    prompts = len(lanes) if page.comparison is None else len(page.comparison["prompts"])
+    prompts = len(page.lanes) if page.comparison is None else len(page.comparison["prompts"])
     facts.append(("prompts", f"{prompts + page.unlisted:,}"))
     facts.append(("new tokens", f"{tokens:,}"))
-    failed = sum(lane.failed is not None for lane in lanes)
+    failed = sum(lane.history.failed is not None for lane in page.lanes.values())
     if failed:
         facts.append(("failed", f"{failed:,}"))
     return facts
-
-
-def _text_of(node: Node | None) -> str:
-    words = []
-    while node is not None and node.token is not None:
-        words.append(node.token.text)
-        node = node.parent
-    return "".join(reversed(words))
-
-
-def _length(node: Node | None) -> int:
-    length = 0
-    while node is not None and node.token is not None:
-        length, node = length + 1, node.parent
-    return length

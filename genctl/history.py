@@ -1,0 +1,233 @@
+"""The history of a lane: what its events add up to. Views, results, search trees and pages are made from it.
+
+Everything is immutable. A row is a path of linked steps: rows that fork share their beginning, and the cost of adding
+a step depends on that step alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from genctl.events import (
+    Began,
+    CacheRead,
+    Ended,
+    Event,
+    Failed,
+    Finished,
+    Hypothesis,
+    Loading,
+    Prefilled,
+    Row,
+    Stepped,
+    Token,
+    advance,
+)
+
+_PROMPT = Row("", 0, (), 0.0, 0.0)  # what the root of a path has written
+
+
+class Path:
+    """A row after a step, linked to the row that it continued. The root, before the first step, has written nothing."""
+
+    __slots__ = ("chars", "length", "parent", "row", "step")
+
+    parent: Path | None
+    row: Row | Ended  # what the step wrote, and the sums after it
+    step: int  # -1 at the root
+    length: int  # tokens from the root to here
+    chars: int  # characters from the root to here
+
+    def __init__(self, parent: Path | None = None, row: Row | Ended = _PROMPT, step: int = -1) -> None:
+        self.parent, self.row, self.step = parent, row, step
+        self.length = len(row.written) + (parent.length if parent else 0)
+        self.chars = sum([len(token.text) for token in row.written]) + (parent.chars if parent else 0)
+
+    def back(self) -> Iterator[Path]:
+        """This path, the one that it continues, and so on; the root is left out."""
+        path = self
+        while path.parent is not None:
+            yield path
+            path = path.parent
+
+    def tokens(self, last: int | None = None) -> list[Token]:
+        """The tokens in reading order, or only the `last` of them. Costs what it returns."""
+        missing = count = self.length if last is None else min(last, self.length)
+        pieces = []
+        for path in self.back():
+            if missing <= 0:
+                break
+            pieces.append(path.row.written)
+            missing -= len(path.row.written)
+        tokens = [token for written in reversed(pieces) for token in written]
+        return tokens[len(tokens) - count :]
+
+    def text(self, start: int = 0) -> str:
+        """The characters from `start` on. Costs what it returns, plus one step."""
+        pieces: list[str] = []
+        for path in self.back():
+            if path.chars <= start:
+                break
+            pieces.append("".join(token.text for token in path.row.written))
+        joined = "".join(reversed(pieces))
+        return joined[max(0, start - (self.chars - len(joined))) :]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The token ids in reading order."""
+        return tuple(token.id for token in self.tokens())
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """The place of the row that was continued, at each step."""
+        return tuple(path.row.parent for path in self.back())[::-1]
+
+    @property
+    def slot(self) -> int | None:
+        """Which returned sequence this is, where rows are independent."""
+        return self.row.hypothesis.slot if isinstance(self.row, Ended) else self.row.slot
+
+    @property
+    def live(self) -> Row:
+        """The newest step of a live row, with its sums and its note."""
+        assert isinstance(self.row, Row)
+        return self.row
+
+    @property
+    def hypothesis(self) -> Hypothesis:
+        """The sequence that a row became when it ended."""
+        assert isinstance(self.row, Ended)
+        return self.row.hypothesis
+
+    def __repr__(self) -> str:
+        return f"Path({self.length} tokens, {self.text(max(0, self.chars - 20))!r})"
+
+
+ROOT = Path()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Endings:
+    """The rows of a lane that ended, newest first, linked so that adding one never copies the others."""
+
+    path: Path
+    count: int
+    before: Endings | None = field(default=None, repr=False)
+
+    def __iter__(self) -> Iterator[Path]:
+        node: Endings | None = self
+        while node is not None:
+            yield node.path
+            node = node.before
+
+
+@dataclass(frozen=True, slots=True)
+class LaneHistory:
+    """One prompt with one strategy, so far."""
+
+    lane: str
+    began: Began | None = None
+    prefilled: Prefilled | None = None
+    rows: tuple[Path, ...] = (ROOT,)
+    endings: Endings | None = None
+    finished: Finished | None = None
+    failed: Failed | None = None
+    cache: CacheRead | None = None
+    steps: int = 0
+    written: int = 0  # tokens written in all rows together
+    drafted: int = 0
+    accepted: int = 0
+
+    def after(self, event: Event) -> LaneHistory:
+        """The history after one more event of this lane. Raises InputError if the event cannot follow."""
+        if isinstance(event, Stepped):
+            return self._stepped(event)
+        if isinstance(event, Began):
+            return LaneHistory(self.lane, event)
+        if isinstance(event, Prefilled):
+            return replace(self, prefilled=event)
+        if isinstance(event, Finished):
+            return replace(self, finished=event)
+        if isinstance(event, Failed):
+            return replace(self, failed=event)
+        if isinstance(event, CacheRead):
+            return replace(self, cache=event)
+        if isinstance(event, Ended):
+            alone = self._stepped(Stepped(self.lane, self.steps, (), (event,)))
+            return replace(self, endings=alone.endings, written=alone.written)
+        assert isinstance(event, Loading)
+        return self
+
+    def _stepped(self, event: Stepped) -> LaneHistory:
+        def grown(path: Path, row: Row | Ended) -> Path:
+            return Path(path, row, event.step)
+
+        rows, ended = advance(self.rows, event, grown)
+        endings = self.endings
+        for path in ended:
+            endings = Endings(path, endings.count + 1 if endings else 1, endings)
+        # spelled out: `dataclasses.replace` takes several times as long, for every step
+        return LaneHistory(
+            self.lane,
+            self.began,
+            self.prefilled,
+            tuple(rows),
+            endings,
+            self.finished,
+            self.failed,
+            self.cache,
+            self.steps + 1,
+            self.written + sum([len(row.written) for row in event.children]),
+            self.drafted + event.drafted,
+            self.accepted + event.accepted,
+        )
+
+    @property
+    def prompt(self) -> str:
+        """The prompt, or nothing if the lane failed before it began."""
+        return self.began.prompt if self.began else ""
+
+    @property
+    def between(self) -> str:
+        """What separates the prompt from the text on a screen: a line end if an encoder-decoder answers it."""
+        return "\n" if self.began and self.began.encoder_decoder else ""
+
+    @property
+    def name(self) -> str:
+        """What messages call the prompt: `prompt 2`, or `prompt` and the id that somebody gave it."""
+        return f"prompt {self.began.place if self.began and self.began.place else self.lane}"
+
+    @property
+    def over(self) -> bool:
+        """Whether the lane finished or failed."""
+        return self.finished is not None or self.failed is not None
+
+    @property
+    def ended(self) -> tuple[Path, ...]:
+        """The rows that ended, in that order."""
+        return tuple(self.endings or ())[::-1]
+
+    def latest_ended(self, count: int) -> list[Path]:
+        """The last `count` rows that ended, in that order."""
+        return [*islice(self.endings or (), count)][::-1]
+
+    def path_of(self, hypothesis: Hypothesis) -> Path | None:
+        """The path of a finished hypothesis, or None if no event contained it."""
+        path = self._path_among_endings(hypothesis)
+        if path is not None:
+            return path
+        for row in self.rows:  # an interrupted row has no `Ended` event
+            if row.length == len(hypothesis.tokens) and row.ids == hypothesis.tokens:
+                return row
+        return None
+
+    def _path_among_endings(self, hypothesis: Hypothesis) -> Path | None:
+        same = None
+        for path in self.endings or ():
+            if path.hypothesis.tokens == hypothesis.tokens:
+                if path.hypothesis.slot == hypothesis.slot:
+                    return path
+                same = path
+        return same
