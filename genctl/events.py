@@ -11,10 +11,10 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Generic, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from genctl.errors import InputError, nearest
 
@@ -246,39 +246,6 @@ def advance(
     return grown[: len(rows)], grown[len(rows) :]
 
 
-class RowStates(Generic[S]):
-    """A state for each live row of each lane, carried from parent to child at every step.
-
-    `begin(lane)` is the state of the one row that a lane begins with, before its first token. `grow` and `fork` are
-    those of `advance`.
-    """
-
-    def __init__(
-        self,
-        begin: Callable[[str], S],
-        grow: Callable[[S, Row | Ended], S],
-        fork: Callable[[S], S] | None = None,
-    ) -> None:
-        self._begin, self._grow, self._fork = begin, grow, fork
-        self._lanes: dict[str, list[S]] = {}
-
-    def step(self, event: Stepped) -> tuple[list[S], list[S]]:
-        """Take a step; return the states of `event.rows` and of `event.ended`. Raises InputError as `advance` does."""
-        live, ended = advance(self.rows(event.lane), event, self._grow, self._fork)
-        self._lanes[event.lane] = live
-        return live, ended
-
-    def forget(self, event: Event) -> None:
-        """Forget the lane of an event that begins or ends it. Other events change nothing."""
-        if isinstance(event, (Began, Finished, Failed)):
-            self._lanes.pop(event.lane, None)
-
-    def rows(self, lane: str) -> list[S]:
-        """The states of a lane's live rows, in their order."""
-        rows = self._lanes.get(lane)
-        return [self._begin(lane)] if rows is None else rows
-
-
 def with_tokens(event: Stepped, written: Sequence[tuple[Token, ...]], ended: tuple[Ended, ...]) -> Stepped:
     """The step with other tokens in its rows, and with these ended rows. Unchanged rows are not copied."""
     rows, same = [], not ended
@@ -289,32 +256,6 @@ def with_tokens(event: Stepped, written: Sequence[tuple[Token, ...]], ended: tup
             same = False
         rows.append(row)
     return event if same else Stepped(event.lane, event.step, tuple(rows), ended, event.drafted, event.accepted)
-
-
-def reworded(
-    stream: Iterable[Event],
-    states: RowStates[S],
-    written: Callable[[S], tuple[Token, ...]],
-    end: Callable[[Ended, S], Ended],
-    finish: Callable[[str, Hypothesis], Hypothesis],
-    lanes: Container[str] | None = None,
-) -> Iterator[Event]:
-    """The same events with other texts: `written` are the newest tokens of a row's state, `end` changes an ended row by
-    its state, and `finish` a hypothesis of a lane that is done. Only `lanes`, which may grow meanwhile, are changed.
-    """
-    for event in stream:
-        if isinstance(event, Loading) or (lanes is not None and event.lane not in lanes):
-            yield event
-        elif isinstance(event, Stepped):
-            live, ended = states.step(event)
-            last = tuple(map(end, event.ended, ended)) if ended else ()
-            yield with_tokens(event, [written(state) for state in live], last)
-        else:
-            states.forget(event)
-            if isinstance(event, Finished):
-                hypotheses = tuple(finish(event.lane, hypothesis) for hypothesis in event.hypotheses)
-                event = dataclasses.replace(event, hypotheses=hypotheses)
-            yield event
 
 
 def to_json(event: Event) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,16 +69,3 @@ def forced_phrases(generation: Generation, text: Callable[[Sequence[int]], str])
             ForcedPhrase(" | ".join(words), tuple(alternative.strip() or alternative for alternative in words), True)
         )
     return tuple(result)
-
-
-def with_unmet(stream: Iterable[events.Event], lanes: Mapping[str, ForcedPhrases]) -> Iterator[events.Event]:
-    """The same events, with the missing phrases in the hypotheses of `lanes`, which may grow during the run."""
-    for event in stream:
-        phrase = lanes.get(event.lane) if isinstance(event, (events.Stepped, events.Finished)) else None
-        if phrase is None:
-            yield event
-        elif isinstance(event, events.Finished):
-            yield dataclasses.replace(event, hypotheses=tuple(map(phrase.unmet, event.hypotheses)))
-        elif isinstance(event, events.Stepped):
-            ended = [dataclasses.replace(row, hypothesis=phrase.unmet(row.hypothesis)) for row in event.ended]
-            yield dataclasses.replace(event, ended=tuple(ended)) if ended else event

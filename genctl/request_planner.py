@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from genctl import rerank
+from genctl import events, rerank
 from genctl.errors import InputError, ModelError, UsageError
 from genctl.forced_phrases import ForcedPhrases, forced_phrases
+from genctl.lane_text import LaneText
 from genctl.params import Generation, Runtime
 from genctl.plural import count
 from genctl.stop_text import StopTrimmer
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from genctl.decode.token_healing import HealedPrompt
     from genctl.decode.types import Lane, Processor, Strategy
     from genctl.models.hub import LoadedModel
+    from genctl.models.text import Words
     from genctl.requests import Report, Request
 
 DEFAULT_NEW_TOKENS = 256
@@ -42,10 +44,37 @@ class PlannedLane:
     prompt: Prompt
     kind: str  # the strategy's name
     settings: dict[str, Any]  # for viewers
-    guard: StopTrimmer
+    stops: StopTrimmer
     healed: HealedPrompt | None = None
-    rerank: rerank.RerankPlan | None = None
+    ranking: rerank.RerankPlan | None = None
     phrases: ForcedPhrases | None = None
+
+    def began(self, request: Request, model: str, *, encoder_decoder: bool) -> events.Began:
+        """The event with which the lane begins."""
+        return events.Began(
+            request.id,
+            self.prompt.text,
+            self.kind,
+            model,
+            request.seed,
+            self.settings,
+            request.place,
+            encoder_decoder,
+        )
+
+    def text(self, words: Words) -> LaneText:
+        """Fills in the texts of the lane's events. `words` detokenizes."""
+        from genctl.decode.grammar.processor import grammar_of
+
+        return LaneText(
+            words,
+            stops=self.stops,
+            healed=self.healed,
+            phrases=self.phrases,
+            grammar=grammar_of(self.lane.processors),
+            prompt_length=len(self.lane.tokens),
+            ranking=self.ranking,
+        )
 
 
 class Planner:
@@ -173,9 +202,9 @@ class Planner:
             settings["num_return_sequences"] = generation.num_return_sequences
         if truncated:
             settings["truncated"] = truncated
-        guard = StopTrimmer(criteria, generation.keep_stop, self.text)
+        stops = StopTrimmer(criteria, generation.keep_stop, self.text)
         kind, phrases = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy)
-        return PlannedLane(lane, prompt, kind, settings, guard, healed, ranking, phrases)
+        return PlannedLane(lane, prompt, kind, settings, stops, healed, ranking, phrases)
 
     def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
         """The strategy for these knobs. It has no state, so requests with equal knobs share one."""

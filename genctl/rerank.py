@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,17 +74,6 @@ def rerank(
         scores = expected_chrf(texts)
     ranked = sorted(zip(scores, hypotheses, strict=True), key=lambda pair: (-pair[0], -pair[1].logprob))
     return tuple(dataclasses.replace(hypothesis, score=score) for score, hypothesis in ranked[: plan.returned])
-
-
-def reranked(stream: Iterable[events.Event], plans: Mapping[str, RerankPlan]) -> Iterator[events.Event]:
-    """The same events, with the hypotheses of lanes in `plans` reranked. `plans` may grow meanwhile."""
-    for event in stream:
-        plan = plans.get(event.lane) if isinstance(event, events.Finished) else None
-        if isinstance(event, events.Finished) and plan is not None:
-            texts = [hypothesis.text for hypothesis in event.hypotheses]
-            yield dataclasses.replace(event, hypotheses=rerank(event.hypotheses, texts, plan))
-        else:
-            yield event
 
 
 def expected_chrf(texts: Sequence[str]) -> list[float]:

@@ -5,7 +5,6 @@ Nothing here decides what a person sees.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -20,9 +19,9 @@ from genctl.params import Generation, Runtime
 from genctl.requests import Report, Request
 
 if TYPE_CHECKING:
-    from genctl.decode.grammar.processor import Grammar
     from genctl.decode.saved_prompt import PromptIdentity
     from genctl.decode.types import Lane, Prefix
+    from genctl.lane_text import LaneText
     from genctl.models.generation_settings import GenerationSettings
     from genctl.models.hub import LoadedModel
     from genctl.request_planner import PlannedLane
@@ -228,34 +227,13 @@ class Session:
         `requests` is read lazily, at most `ahead` beyond those that have begun: of them the longest begins first.
         `interrupted` is called once per step, `watch` adds CacheRead (`decode.loop.decode`).
         """
-        from genctl.decode.grammar.processor import grammar_of
         from genctl.decode.loop import decode
-        from genctl.decode.token_healing import HealedPrompt, unhealed
-        from genctl.forced_phrases import ForcedPhrases, with_unmet
-        from genctl.models.text import caption, detokenizer
-        from genctl.stop_text import StopTrimmer, trimmed
+        from genctl.models.text import detokenizer
 
-        asides: deque[events.Event] = deque()
+        words = detokenizer(self.loaded.tokenizer)
         begins: dict[str, events.Began] = {}
-        guards: dict[str, StopTrimmer] = {}
-        healed: dict[str, HealedPrompt] = {}
-        ranked: dict[str, rerank.RerankPlan] = {}
-        grammars: dict[str, tuple[Grammar, int]] = {}  # and how long the lane's prompt is
-        phrases: dict[str, ForcedPhrases] = {}
-        name = self.loaded.name
-
-        def keep(planned: PlannedLane) -> None:
-            lane = planned.lane.name
-            if planned.guard.needed:
-                guards[lane] = planned.guard
-            if planned.healed is not None and planned.healed.text:
-                healed[lane] = planned.healed
-            if planned.rerank is not None:
-                ranked[lane] = planned.rerank
-            if (grammar := grammar_of(planned.lane.processors)) is not None:
-                grammars[lane] = grammar, len(planned.lane.tokens)
-            if planned.phrases is not None:
-                phrases[lane] = planned.phrases
+        texts: dict[str, LaneText] = {}
+        refused: deque[events.Event] = deque()  # of requests that cannot be planned
 
         def lanes() -> Iterator[Lane]:
             for request in requests:
@@ -263,64 +241,36 @@ class Session:
                     planned = self.planner.plan(request, report or Report())
                 except GenctlError as error:
                     prompt = request.prompt or ""
-                    asides.append(events.Began(request.id, prompt, "", name, request.seed, {}, request.place))
-                    asides.append(events.Failed(request.id, error.code, error.message))
+                    refused.append(events.Began(request.id, prompt, "", self.name, request.seed, {}, request.place))
+                    refused.append(events.Failed(request.id, error.code, error.message))
                     continue
-                keep(planned)
-                begins[planned.lane.name] = events.Began(
-                    request.id,
-                    planned.prompt.text,
-                    planned.kind,
-                    name,
-                    request.seed,
-                    planned.settings,
-                    request.place,
-                    self.forward.is_encoder_decoder,
-                )
+                begins[request.id] = planned.began(request, self.name, encoder_decoder=self.is_encoder_decoder)
+                texts[request.id] = planned.text(words)
                 yield planned.lane
 
-        def told() -> Iterator[events.Event]:
-            for event in decode(
-                self.forward,
-                lanes(),
-                width=width,
-                interrupted=interrupted,
-                watch=watch,
-                saved=self.saved,
-                on_shortage=on_shortage,
-                ahead=ahead,
-                clock=self.clock,
-            ):
-                while asides:
-                    yield asides.popleft()
-                began = None if isinstance(event, events.Loading) else begins.pop(event.lane, None)
-                if began is not None:
-                    yield began
-                if isinstance(event, events.Finished) and event.lane in grammars:
-                    event = _incomplete(event, *grammars.pop(event.lane))
-                yield event
-            while asides:
-                yield asides.popleft()
+        def drain() -> Iterator[events.Event]:
+            while refused:
+                yield refused.popleft()
 
-        worded = caption(told(), lambda: detokenizer(self.loaded.tokenizer))
-        whole = with_unmet(unhealed(trimmed(worded, guards), healed), phrases)
-        for event in rerank.reranked(whole, ranked):
-            yield event
-            if isinstance(event, (events.Finished, events.Failed)):
-                for plans in (guards, healed, ranked, grammars, phrases):
-                    plans.pop(event.lane, None)
-
-
-def _incomplete(event: events.Finished, grammar: Grammar, before: int) -> events.Finished:
-    """The event with a mark on texts whose grammar the budget or the time cut off."""
-    knob = grammar.source.knob
-    found = (
-        dataclasses.replace(hypothesis, incomplete=knob)
-        if hypothesis.reason in ("length", "time") and grammar.cut(hypothesis.tokens, before)
-        else hypothesis
-        for hypothesis in event.hypotheses
-    )
-    return dataclasses.replace(event, hypotheses=tuple(found))
+        for event in decode(
+            self.forward,
+            lanes(),
+            width=width,
+            interrupted=interrupted,
+            watch=watch,
+            saved=self.saved,
+            on_shortage=on_shortage,
+            ahead=ahead,
+            clock=self.clock,
+        ):
+            yield from drain()
+            assert not isinstance(event, events.Loading)
+            if event.lane in begins:
+                yield begins.pop(event.lane)
+            over = isinstance(event, (events.Finished, events.Failed))
+            text = texts.pop(event.lane, None) if over else texts.get(event.lane)
+            yield event if text is None else text.filled(event)
+        yield from drain()
 
 
 def check_settings(generation: Generation) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,60 +60,31 @@ class StopTrimmer:
         return self.marks.clean(cut(text, self.criteria, self.keep)[0])
 
 
-class _Row:
-    """The part of a row's text that was released."""
+class HeldText:
+    """The text of one row, of which the end is held back as long as a stop could still remove it."""
 
-    def __init__(self, guard: StopTrimmer) -> None:
-        self.guard = guard
-        self.hold = HoldBack(guard.stops, guard.keep)
-        self.pushed = self.released = 0  # characters
-        self.written: tuple[events.Token, ...] = ()  # the newest tokens, as they are shown
+    def __init__(self, trimmer: StopTrimmer) -> None:
+        self.trimmer = trimmer
+        self.hold = HoldBack(trimmer.stops, trimmer.keep)
+        self.pushed = self.released = 0  # characters so far
 
-    def fork(self) -> _Row:
-        new = _Row.__new__(_Row)
-        new.guard, new.hold, new.written = self.guard, self.hold.fork(), ()
-        new.pushed, new.released = self.pushed, self.released
-        return new
+    def fork(self) -> HeldText:
+        """A second row in the same state."""
+        twin = copy.copy(self)
+        twin.hold = self.hold.fork()
+        return twin
 
-    def grow(self, row: events.Row | events.Ended) -> _Row:
-        """Take a row's new tokens: `written` has them with the text that no stop can remove any more."""
-        tokens, same = [], True
-        for token in row.written:
-            text = self._release(token)
-            if text != token.text:
-                token, same = dataclasses.replace(token, text=text), False
-            tokens.append(token)
-        self.written = row.written if same else tuple(tokens)
-        return self
-
-    def _release(self, token: events.Token) -> str:
-        guard, marks, text = self.guard, self.guard.marks, token.text
-        if guard.late or (not guard.keep and token.id in guard.ids):
+    def release(self, token: int, text: str) -> str:
+        """Take a token and its text. Returns the text that no stop can remove any more."""
+        trimmer, marks = self.trimmer, self.trimmer.marks
+        if trimmer.late or (not trimmer.keep and token in trimmer.ids):
             return ""
         if marks.ids:
-            text = marks.clean(self.hold.push(text + marks.ids.get(token.id, "")))
-        elif self.pushed > self.released or self.hold.stopped or not guard.beginnings.isdisjoint(text):
+            text = marks.clean(self.hold.push(text + marks.ids.get(token, "")))
+        elif self.pushed > self.released or self.hold.stopped or not trimmer.beginnings.isdisjoint(text):
             self.pushed += len(text)
             text = self.hold.push(text)
         else:  # nothing is held back and no stop string begins here
             self.pushed += len(text)
         self.released += len(text)
         return text
-
-    def end(self, row: events.Ended) -> events.Ended:
-        """The ended row: its last token gets the text that was held back."""
-        text = self.guard.text(row.hypothesis)
-        written, rest = self.written, text[self.released :]
-        if written and rest:
-            written = (*written[:-1], dataclasses.replace(written[-1], text=written[-1].text + rest))
-        return dataclasses.replace(row, written=written, hypothesis=dataclasses.replace(row.hypothesis, text=text))
-
-
-def trimmed(stream: Iterable[events.Event], guards: Mapping[str, StopTrimmer]) -> Iterator[events.Event]:
-    """The same events, with texts cut at stops. `guards` are the lanes whose stops cut text; it may grow meanwhile."""
-    states = events.RowStates(lambda lane: _Row(guards[lane]), _Row.grow, _Row.fork)
-
-    def finish(lane: str, whole: events.Hypothesis) -> events.Hypothesis:
-        return dataclasses.replace(whole, text=guards[lane].text(whole))
-
-    return events.reworded(stream, states, lambda row: row.written, lambda end, row: row.end(end), finish, guards)

@@ -24,16 +24,15 @@ from transformers import AutoTokenizer, GPT2Config
 from transformers.generation.utils import GenerationMixin
 
 import genctl
-from genctl import events, rerank
+from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import ProcessorContext, build
-from genctl.decode.token_healing import HealedPrompt, unhealed
 from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
-from genctl.models.text import Detokenizer, caption
+from genctl.lane_text import LaneText
+from genctl.models.text import Detokenizer
 from genctl.params import Generation
 from genctl.results import Collector
-from genctl.stop_text import StopTrimmer, trimmed
 from genctl.strategies.factory import choose
 
 MODES: dict[str, dict[str, Any]] = {
@@ -104,17 +103,16 @@ def per_step(
     """CPU seconds per step, the first eight not counted."""
     model = forward.model
     collector = Collector()
-    guards: dict[str, StopTrimmer] = {}
-    healed: dict[str, HealedPrompt] = {}
-    plans: dict[str, rerank.RerankPlan] = {}
-    told = decode(forward, list(lanes(forward, knobs, rows, prompt, steps)), width=rows)
-    worded = caption(told, lambda: Detokenizer(tokenizer))
+    words = Detokenizer(tokenizer)
+    planned = list(lanes(forward, knobs, rows, prompt, steps))
+    texts = {lane.name: LaneText(words) for lane in planned}
     counted, began, aside, ended = 0, 0.0, 0.0, 0.0
-    for event in rerank.reranked(unhealed(trimmed(worded, guards), healed), plans):
+    for event in decode(forward, planned, width=rows):
+        assert not isinstance(event, events.Loading)
         if isinstance(event, events.Finished):  # what is left is said once a text
             ended = time.thread_time()
             break
-        collector.feed(event)
+        collector.feed(texts[event.lane].filled(event))
         if isinstance(event, events.Stepped) and event.step == 8 and not began:
             counted, began, aside = model.calls, time.thread_time(), model.seconds
     spent: float = ended - began - (model.seconds - aside)

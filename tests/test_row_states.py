@@ -11,29 +11,27 @@ from hypothesis import strategies as st
 
 from genctl.decode.stopping import NamedCriterion, trim
 from genctl.decode.token_bytes import spelling
-from genctl.decode.token_healing import HealedPrompt, unhealed
+from genctl.decode.token_healing import HealedPrompt
 from genctl.errors import InputError
 from genctl.events import (
     Began,
     Ended,
     Event,
-    Failed,
     Finished,
     Hypothesis,
-    Loading,
     Prefilled,
     Row,
-    RowStates,
     Stepped,
     Token,
     advance,
     with_tokens,
 )
-from genctl.models.text import Detokenizer, caption
+from genctl.models.text import Detokenizer
 from genctl.render.run_history import RunHistory, fold
 from genctl.render.search_tree import Node, TreeBuilder
 from genctl.results import Collector
-from genctl.stop_text import StopTrimmer, trimmed
+from genctl.stop_text import StopTrimmer
+from tests.lane_texts import with_texts
 from tests.models.tokenizers_made import byte_level
 
 
@@ -62,24 +60,28 @@ class Copies:
         return ids.copy()
 
 
-def states(copies: Copies) -> RowStates[list[int]]:
-    return RowStates(lambda lane: [], grow, copies)
+class States:
+    """The states of one lane's rows; `copies` copies one."""
+
+    def __init__(self, copies: Copies) -> None:
+        self.live: list[list[int]] = [[]]
+        self.copies = copies
+
+    def step(self, event: Stepped) -> tuple[list[list[int]], list[list[int]]]:
+        self.live, ended = advance(self.live, event, grow, self.copies)
+        return self.live, ended
 
 
 # -- by hand ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lane_begins_with_one_empty_row() -> None:
-    found = states(Copies())
-    assert found.rows("0") == [[]]
-    assert found.step(Stepped("0", 0, (row(0, 1),))) == ([[1]], [])
-    assert found.rows("0") == [[1]]
-    assert found.rows("1") == [[]]
+def test_a_row_begins_from_the_state_before_it() -> None:
+    assert States(Copies()).step(Stepped("0", 0, (row(0, 1),))) == ([[1]], [])
 
 
 def test_only_the_last_of_several_children_takes_the_state_itself() -> None:
     copies = Copies()
-    found = states(copies)
+    found = States(copies)
     ((first,), _) = found.step(Stepped("0", 0, (row(0, 1),)))
     live, over = found.step(Stepped("0", 1, (row(0, 2), row(0, 3)), (ended(0, 4),)))
     assert (live, over) == ([[1, 2], [1, 3]], [[1, 4]])
@@ -90,7 +92,7 @@ def test_only_the_last_of_several_children_takes_the_state_itself() -> None:
 @pytest.mark.parametrize("moved", [[0], [0, 1, 2], [2, 0, 1], [1]])
 def test_rows_that_are_the_only_child_are_not_copied(moved: list[int]) -> None:
     copies = Copies()
-    found = states(copies)
+    found = States(copies)
     found.step(Stepped("0", 0, (row(0, 10), row(0, 11), row(0, 12))))
     copies.count = 0
     live, _ = found.step(Stepped("0", 1, tuple(row(parent, 5) for parent in moved)))
@@ -99,15 +101,15 @@ def test_rows_that_are_the_only_child_are_not_copied(moved: list[int]) -> None:
 
 
 def test_rows_die_and_a_lane_may_have_none_left() -> None:
-    found = states(Copies())
+    found = States(Copies())
     found.step(Stepped("0", 0, (row(0, 1), row(0, 2), row(0, 3))))
     assert found.step(Stepped("0", 1, (row(2, 4),)))[0] == [[3, 4]]
     assert found.step(Stepped("0", 2, (), (ended(0, 5),))) == ([], [[3, 4, 5]])
-    assert found.rows("0") == []
+    assert found.live == []
 
 
 def test_a_row_that_ended_is_not_continued() -> None:
-    found = states(Copies())
+    found = States(Copies())
     found.step(Stepped("0", 0, (row(0, 1),), (ended(0, 2),)))
     with pytest.raises(InputError, match="lane '0': a row continues row 1, but there are 1 before step 1"):
         found.step(Stepped("0", 1, (row(1, 3),)))
@@ -116,46 +118,19 @@ def test_a_row_that_ended_is_not_continued() -> None:
 @pytest.mark.parametrize("parent", [-1, 1, 7])
 @pytest.mark.parametrize("last", [False, True])
 def test_a_row_that_continues_no_row_is_refused_and_changes_nothing(parent: int, last: bool) -> None:
-    found = states(Copies())
+    found = States(Copies())
     found.step(Stepped("0", 0, (row(0, 1),)))
     event = Stepped("0", 1, (), (ended(parent, 2),)) if last else Stepped("0", 1, (row(parent, 2),))
     with pytest.raises(InputError, match=f"continues row {parent},"):
         found.step(event)
-    assert found.rows("0") == [[1]]
+    assert found.live == [[1]]
 
 
 def test_a_draft_is_several_tokens_of_a_row_and_may_be_empty() -> None:
-    found = states(Copies())
+    found = States(Copies())
     assert found.step(Stepped("0", 0, (row(0, 1, 2, 3),)))[0] == [[1, 2, 3]]
     assert found.step(Stepped("0", 1, (row(0),)))[0] == [[1, 2, 3]]
     assert found.step(Stepped("0", 2, (row(0, 4, 5),), (ended(0, 6),))) == ([[1, 2, 3, 4, 5]], [[1, 2, 3, 6]])
-
-
-def test_lanes_are_kept_apart() -> None:
-    found = states(Copies())
-    found.step(Stepped("0", 0, (row(0, 1),)))
-    found.step(Stepped("1", 0, (row(0, 2, lane="1"), row(0, 3, lane="1"))))
-    found.step(Stepped("0", 1, (row(0, 4),)))
-    found.step(Stepped("1", 1, (row(1, 5, lane="1"),)))
-    assert (found.rows("0"), found.rows("1")) == ([[1, 4]], [[3, 5]])
-
-
-@pytest.mark.parametrize("event", [Finished("0", ()), Failed("0", "model", "broken"), Began("0", "again", "sample")])
-def test_a_lane_that_is_over_or_begins_again_is_forgotten(event: Event) -> None:
-    found = states(Copies())
-    for lane in "01":
-        found.step(Stepped(lane, 0, (row(0, 1, lane=lane), row(0, 2, lane=lane))))
-    found.forget(event)
-    assert (found.rows("0"), found.rows("1")) == ([[]], [[1], [2]])
-    assert found._lanes.keys() == {"1"}, "a lane that is over takes no memory"
-
-
-@pytest.mark.parametrize("event", [Prefilled("0", 3), Loading("weights", 1, 2), ended(0, 9)])
-def test_other_events_forget_nothing(event: Event) -> None:
-    found = states(Copies())
-    found.step(Stepped("0", 0, (row(0, 1),)))
-    found.forget(event)
-    assert found.rows("0") == [[1]]
 
 
 def test_tokens_are_replaced_only_where_they_differ() -> None:
@@ -240,12 +215,11 @@ def steps_of(stream: Sequence[Event]) -> list[Stepped]:
 @given(made=forests(range(6)))
 def test_states_are_those_of_a_replay(made: Forest) -> None:
     copies = Copies()
-    found = states(copies)
+    found = {name: States(copies) for name in "abc"}
     wanted = 0
     for event in made.stream:
-        found.forget(event)
         if isinstance(event, Stepped):
-            live, over = found.step(event)
+            live, over = found[event.lane].step(event)
             expected, gone = made.truth.pop(0)
             assert (live, over) == ([list(one.ids) for one in expected], [list(one.ids) for one in gone])
             every = [id(one) for one in (*live, *over)]
@@ -253,7 +227,6 @@ def test_states_are_those_of_a_replay(made: Forest) -> None:
             parents = [child.parent for child in event.children]
             wanted += len(parents) - len(set(parents))
     assert copies.count == wanted
-    assert not found._lanes
 
 
 @SETTINGS
@@ -276,10 +249,11 @@ def test_values_need_no_copies_and_old_ones_stay(made: Forest) -> None:
 @given(made=forests(IDS))
 def test_captions_and_stops_of_a_row_are_those_of_its_whole_text(made: Forest) -> None:
     guard = StopTrimmer((NamedCriterion("stop_strings", lambda written: None, stops=STOPS),), False, TOKENIZER.decode)
-    worded = list(caption(made.stream, lambda: Detokenizer(TOKENIZER)))
-    cut = list(trimmed(worded, dict.fromkeys("abc", guard)))
+    words = Detokenizer(TOKENIZER)
+    worded = with_texts(made.stream, words)
+    cut = with_texts(made.stream, words, {lane: {"stops": guard} for lane in "abc"})
     healed = HealedPrompt((1,), " cat", spelling(TOKENIZER, len(TOKENIZER), "token_healing"))
-    bare = list(unhealed(worded, dict.fromkeys("abc", healed)))
+    bare = with_texts(made.stream, words, {lane: {"healed": healed} for lane in "abc"})
     texts = [replayed(steps_of(stream)) for stream in (worded, cut, bare)]
     for place, (live, gone) in enumerate(made.truth):
         for number, one in enumerate((*live, *gone)):

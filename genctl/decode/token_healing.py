@@ -13,12 +13,10 @@ tokens.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from genctl import events
 from genctl.decode.token_bytes import Spelling, spelling
 
 
@@ -69,43 +67,3 @@ def heal(tokenizer: Any, ids: Sequence[int], vocab_size: int, stops: Sequence[st
 def _overlaps(text: str, stop: str) -> bool:
     """Whether `stop` is in `text`, or could begin there and continue after it."""
     return stop in text or any(text.endswith(stop[:n]) for n in range(1, len(stop)))
-
-
-def unhealed(stream: Iterable[events.Event], plans: Mapping[str, HealedPrompt]) -> Iterator[events.Event]:
-    """The same events without the text that is already in the prompt. `plans`, the healed lanes, may grow meanwhile."""
-    states = events.RowStates(lambda lane: _Hidden(plans[lane], None, ()), _hide)
-    return events.reworded(
-        stream, states, lambda row: row.written, _ended, lambda lane, whole: _hypothesis(whole, plans[lane]), plans
-    )
-
-
-class _Hidden(NamedTuple):
-    """The part of a row's text that is not shown."""
-
-    plan: HealedPrompt
-    left: int | None  # characters still to hide; None before the first token
-    written: tuple[events.Token, ...]  # the newest tokens, as they are shown
-
-
-def _hide(state: _Hidden, row: events.Row | events.Ended) -> _Hidden:
-    plan, left, _ = state
-    if left == 0:
-        return _Hidden(plan, 0, row.written)
-    tokens = []
-    for token in row.written:
-        if left is None:
-            left = plan.hidden(token.id)
-        cut = min(left, len(token.text))
-        left -= cut
-        tokens.append(dataclasses.replace(token, text=token.text[cut:]) if cut else token)
-    return _Hidden(plan, left, tuple(tokens))
-
-
-def _ended(row: events.Ended, state: _Hidden) -> events.Ended:
-    return dataclasses.replace(row, written=state.written, hypothesis=_hypothesis(row.hypothesis, state.plan))
-
-
-def _hypothesis(hypothesis: events.Hypothesis, plan: HealedPrompt) -> events.Hypothesis:
-    if not hypothesis.tokens:
-        return hypothesis
-    return dataclasses.replace(hypothesis, text=hypothesis.text[plan.hidden(hypothesis.tokens[0]) :])

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import codecs
 import copy
-import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from genctl.byte_level import bytes_of
 from genctl.errors import InputError, ModelError
-from genctl.events import Ended, Event, Hypothesis, Row, RowStates, Token, reworded
 from genctl.models import rust_panics
 
 if TYPE_CHECKING:
@@ -326,44 +324,3 @@ def _safe_cut(text: str, start: int) -> int:
 
 def _byte_name(token: str | None) -> bool:
     return token is not None and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
-
-
-def caption(stream: Iterable[Event], detokenizer_factory: Callable[[], Words]) -> Iterator[Event]:
-    """Fill in every `text` of the events: tokens, alternatives, hypotheses.
-
-    Each live row has a detokenizer, which is forked if the row has several children. The last token of an ended row
-    gets the text that was held back.
-    """
-    reader = detokenizer_factory()
-    states = RowStates(lambda lane: (reader.fork(), ()), _captioned, _forked)
-    return reworded(stream, states, lambda state: state[1], _ended, lambda lane, whole: _hypothesis(whole, reader))
-
-
-_Captioned: TypeAlias = "tuple[Words, tuple[Token, ...]]"  # a row's detokenizer, and the newest tokens with their text
-
-
-def _captioned(state: _Captioned, row: Row | Ended) -> _Captioned:
-    words, written = state[0], []
-    for token in row.written:
-        top = token.top and tuple((id, words.piece(id), logprob) for id, _, logprob in token.top)
-        watched = token.watched and tuple((id, words.piece(id), value, rank) for id, _, value, rank in token.watched)
-        # spelled out: `dataclasses.replace` takes three times as long, for every token
-        text = words.push(token.id)
-        written.append(Token(token.id, token.logprob, text, token.rank, token.entropy, top, token.trace, watched))
-    return words, tuple(written)
-
-
-def _forked(state: _Captioned) -> _Captioned:
-    return state[0].fork(), ()
-
-
-def _ended(row: Ended, state: _Captioned) -> Ended:
-    words, written = state
-    if written:
-        *others, last = written
-        written = (*others, dataclasses.replace(last, text=last.text + words.flush()))
-    return dataclasses.replace(row, written=written, hypothesis=_hypothesis(row.hypothesis, words))
-
-
-def _hypothesis(hypothesis: Hypothesis, words: Words) -> Hypothesis:
-    return dataclasses.replace(hypothesis, text=words.decode(hypothesis.tokens))

@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from genctl.events import CacheRead, Ended, Event, Loading, Prefilled, Row, RowStates, Stepped
+from genctl.events import Began, CacheRead, Event, Failed, Finished, Loading, Prefilled, Stepped
+from genctl.history import ROOT, LaneHistory
 from genctl.render import cache_report as tables
 from genctl.render import theme, widgets
 from genctl.render.cache_report import Layer, grouped, share, size
@@ -43,9 +44,9 @@ class CacheView:
         self.weights = 0
         self.read: CacheRead | None = None
         self.step = 0
-        self.text = ""
+        self._best = ROOT  # the row that is shown
         self._passes: dict[str, int] = {}  # of each lane, after its prefill
-        self._texts = RowStates(lambda lane: "", _longer)
+        self._lanes: dict[str, LaneHistory] = {}
         self._live = live and out.is_interactive
         self._quiet = quiet
         self._clock = clock
@@ -61,11 +62,14 @@ class CacheView:
         self._bar.close()
         if not self._live:
             return
-        self._texts.forget(event)
-        if isinstance(event, Prefilled):
+        if isinstance(event, (Began, Finished, Failed)):
+            self._lanes.pop(event.lane, None)
+        elif isinstance(event, Prefilled):
             self._passes[event.lane] = 0
         elif isinstance(event, Stepped):
-            self._write(event)
+            history = self._lanes.get(event.lane) or LaneHistory(event.lane)
+            history = self._lanes[event.lane] = history.after(event)
+            self._best = history.rows[0] if history.rows else self._best
         elif isinstance(event, CacheRead):
             self.read = event
             for lane in set(event.lanes or (event.lane,)) & self._passes.keys():
@@ -73,12 +77,6 @@ class CacheView:
                 self.step = min(max(self.step, self._passes[lane]), self.steps)
             if self._region.is_due(self._clock()):
                 self._draw()
-
-    def _write(self, event: Stepped) -> None:
-        """Keep the text of the best row."""
-        rows, _ = self._texts.step(event)
-        if rows:
-            self.text = rows[0]
 
     def hide(self) -> None:
         """Erase the live region and every bar."""
@@ -96,14 +94,9 @@ class CacheView:
 
     def _draw(self) -> None:
         assert self.read is not None
-        lines = picture(
-            self.read, self.step, self.steps, self.weights, self.text, self.out.width, max(self.out.height - 1, 1)
-        )
+        text, height = self._best.text(), max(self.out.height - 1, 1)
+        lines = picture(self.read, self.step, self.steps, self.weights, text, self.out.width, height)
         self._region.draw(lines)
-
-
-def _longer(text: str, row: Row | Ended) -> str:
-    return text + "".join(token.text for token in row.written)
 
 
 def picture(read: CacheRead, step: int, steps: int, weights: int, text: str, width: int, height: int) -> list[Text]:

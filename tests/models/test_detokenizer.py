@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from genctl.events import Ended, Event, Finished, Hypothesis, Prefilled, Row, Stepped, Token
-from genctl.models.text import Detokenizer, caption, decode
+from genctl.models.text import Detokenizer, decode
+from tests.lane_texts import with_texts
 
 from .tokenizers_made import FAMILIES, byte_level, llama, metaspace, word_piece_cleaned
 
@@ -186,7 +187,7 @@ def test_captions_follow_parents_and_forks() -> None:
         Stepped("0", 2, (row(1, unicorn[-1]), row(1, b), row(0, b))),
         Stepped("0", 3, (), (ended(2, [a, b, eos], 1), ended(0, [*unicorn, unicorn[0]], 1))),
     ]
-    done = list(caption(stream, lambda: Detokenizer(tokenizer)))
+    done = with_texts(stream, Detokenizer(tokenizer))
     assert done[0] == stream[0]
     steps = [event for event in done if isinstance(event, Stepped)]
     assert texts(steps[0].rows) == ["a", ""]
@@ -202,7 +203,7 @@ def test_captions_keep_lanes_apart_and_name_alternatives() -> None:
     first, second = row(0, unicorn[0], top=((a, "", -0.5), (2, "", -3.0))), Row("1", 0, (Token(b, -1.0),), -1.0, -1.0)
     rest = Row("0", 0, tuple(Token(id, -1.0) for id in unicorn[1:]), -1.0, -1.0)
     stream = [Stepped("0", 1, (first,)), Stepped("1", 1, (second,)), Stepped("0", 2, (rest,))]
-    done = [event for event in caption(stream, lambda: Detokenizer(tokenizer)) if isinstance(event, Stepped)]
+    done = [event for event in with_texts(stream, Detokenizer(tokenizer)) if isinstance(event, Stepped)]
     assert [texts(event.rows) for event in done] == [[""], ["b"], ["🦄"]]
     assert done[0].rows[0].written[0].top == ((a, "a", -0.5), (2, "</s>", -3.0))
 
@@ -211,7 +212,7 @@ def test_finished_hypotheses_get_the_text_of_the_record() -> None:
     tokenizer = byte_level()
     ids = tuple(tokenizer("the 🦄")["input_ids"])
     event = Finished("0", (Hypothesis((*ids, tokenizer.eos_token_id), -1.0, -1.0, "eos"),))
-    (done,) = caption([event], lambda: Detokenizer(tokenizer))
+    (done,) = with_texts([event], Detokenizer(tokenizer))
     assert isinstance(done, Finished)
     assert done.hypotheses[0].text == "the 🦄"
 

@@ -9,11 +9,12 @@ import pytest
 
 from genctl import events
 from genctl.decode.prefix import RequiredPrefix
-from genctl.decode.token_healing import HealedPrompt, heal, unhealed
-from genctl.models.text import Detokenizer, caption
+from genctl.decode.token_healing import HealedPrompt, heal
+from genctl.models.text import Detokenizer
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
 from tests.decode.driver import Case
+from tests.lane_texts import with_texts
 from tests.models.tokenizers_made import byte_level, llama
 from tests.tiny import BOS, EOS, tokenizer
 
@@ -67,8 +68,7 @@ def stream(
         text = healed.text.encode()
         processors.append(RequiredPrefix(None, text, healed.words, len(tokens), (EOS,)))
     found = case.stream([case.lane(tokens, strategy, processors=tuple(processors), seed=seed)])
-    plans = {} if healed is None else {"0": healed}
-    return list(unhealed(caption(found, lambda: Detokenizer(tokenizer())), plans))
+    return with_texts(found, Detokenizer(tokenizer()), {"0": {"healed": healed}})
 
 
 @pytest.mark.parametrize("strategy", [Sample(), Sample(True, 3), Beam(3, n=2)])
@@ -108,9 +108,10 @@ def told(found: Sequence[events.Event]) -> set[tuple[tuple[int, ...], str]]:
 
 def test_a_lane_without_healing_is_left_alone() -> None:
     case = Case("llama")
-    plain = stream(case, "the ca", Sample())
-    nothing = list(unhealed(plain, {"0": heal(tokenizer(), ids("a!"), 300)}))
-    assert nothing == plain
+    found = list(case.stream([case.lane(ids("the ca"), Sample())]))
+    nothing = heal(tokenizer(), ids("a!"), 300)
+    words = Detokenizer(tokenizer())
+    assert with_texts(found, words, {"0": {"healed": nothing}}) == with_texts(found, words)
 
 
 def test_a_blank_that_the_decoder_strips_is_not_hidden_twice() -> None:

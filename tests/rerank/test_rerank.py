@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl import events
-from genctl.models.text import Detokenizer, caption
+from genctl.models.text import Detokenizer
 from genctl.params import Generation
-from genctl.rerank import RerankPlan, chrf, conflicts, expected_chrf, plan, rerank, reranked
+from genctl.rerank import RerankPlan, chrf, conflicts, expected_chrf, plan, rerank
 from genctl.strategies.sample import Sample
 from tests.decode.driver import PROMPTS, Case
+from tests.lane_texts import with_texts
 from tests.tiny import tokenizer
 
 
@@ -77,9 +78,10 @@ def test_equal_utilities_are_ordered_by_log_probability_then_by_the_draw() -> No
 def test_only_lanes_with_a_plan_are_touched() -> None:
     case, draws = Case("llama"), Sample(True, 6)
     lanes = [case.lane(PROMPTS[0], draws, name, seed=3) for name in ("plain", "best", "mbr")]
-    stream = list(caption(case.stream(lanes, width=2), lambda: Detokenizer(tokenizer())))
+    decoded, words = list(case.stream(lanes, width=2)), Detokenizer(tokenizer())
+    stream = with_texts(decoded, words)
     plans = {"best": RerankPlan("best_of", 6, 2), "mbr": RerankPlan("mbr", 6, 1)}
-    made = list(reranked(stream, plans))
+    made = with_texts(decoded, words, {name: {"ranking": plan} for name, plan in plans.items()})
     assert [event for event in made if not isinstance(event, events.Finished)] == [
         event for event in stream if not isinstance(event, events.Finished)
     ]
