@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from genctl.cli.options import ModelOptions
 from genctl.cli.standard_streams import is_terminal
 from genctl.cli.table import Conflict, OptionGroup, flag_of
 from genctl.config.layers import Resolved
@@ -54,9 +53,9 @@ def refused(*rows: Conflict) -> tuple[Conflict, ...]:
     )
 
 
-def check_workers(options: ModelOptions, early: Resolved) -> None:
+def check_workers(options: Any, early: Resolved) -> None:
     """What cannot work with workers, and is known once there are settings. Raises UsageError."""
-    from genctl.workers.cluster import require_ray
+    from genctl.workers.cluster import check_cores, require_ray
 
     flag, runtime = wanted(options), early.runtime
     if options.input == "-" and is_terminal(sys.stdin):
@@ -71,3 +70,4 @@ def check_workers(options: ModelOptions, early: Resolved) -> None:
             hint="say --device cuda",
         )
     require_ray(flag)
+    check_cores(number_of(options), options.address)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genctl import collection
 from genctl.cli import first_sign
@@ -15,9 +15,13 @@ from genctl.cli.worker_options import number_of
 from genctl.config.layers import Layer
 from genctl.params import Runtime
 from genctl.plural import count
-from genctl.workers.cluster import RayCluster
+from genctl.workers.cluster import RayCluster, is_running, stop_cluster
+from genctl.workers.memory import check_memory
 from genctl.workers.pool import WorkerPool
 from genctl.workers.worker import OpenedWorker, WorkerSetup, WorkerTask
+
+if TYPE_CHECKING:
+    from genctl.workers.processes import RayProcesses
 
 
 class JobWorkers:
@@ -27,7 +31,8 @@ class JobWorkers:
 
     def __init__(self, job: Job[Any], stack: ExitStack) -> None:
         self.job, self.started = job, False
-        stack.callback(self._close)
+        self.processes: RayProcesses | None = None
+        stack.push(lambda kind, *_: self._close(failed=kind is not None and not job.interrupt.status))
 
     def start(
         self,
@@ -44,6 +49,8 @@ class JobWorkers:
         collection.resume()  # torch is not imported here
 
         def setup(cluster: RayCluster) -> WorkerSetup:
+            if cluster.alone and not cluster.gpus:
+                check_memory(cluster.workers, runtime, options.trust)
             folder = Path(runtime.model)
             return WorkerSetup(
                 runtime,
@@ -57,8 +64,12 @@ class JobWorkers:
                 alone=cluster.alone,
             )
 
+        if options.address is None and not is_running():
+            from genctl.workers.processes import RayProcesses
+
+            self.processes = RayProcesses()
         gpu = runtime.device in ("auto", "cuda")
-        self.pool = WorkerPool(options.address, number_of(options), gpu, setup, task)
+        self.pool = WorkerPool(options.address, number_of(options), gpu, setup, task, self.processes)
         self.started = True
         opened = self.pool.open(waiting, job.remark)
         job.load_s += time.perf_counter() - began
@@ -78,7 +89,14 @@ class JobWorkers:
             deaths = f", {count(worker.deaths, 'group')} tried again alone" if worker.deaths else ""
             self.job.detail(f"{worker.name}: {done}{deaths}")
 
-    def _close(self) -> None:
-        """End the workers. After a signal a Ray that was started here ends with this process, which must not wait."""
-        if self.started and not (self.job.interrupt.status and self.pool.cluster.ours):
+    def _close(self, *, failed: bool) -> None:
+        """End the workers, and what Ray has started for them. After a signal nothing may wait."""
+        hurried, ours = bool(self.job.interrupt.status), self.processes
+        if ours is not None:
+            ours.note()
+        if self.started and not (hurried and self.pool.cluster.ours):
             self.pool.close()
+        if ours is not None:
+            if not hurried:
+                stop_cluster()
+            ours.end(at_once=hurried, keep_logs=failed)

@@ -1,20 +1,24 @@
-"""Ray: started on this machine, or joined at an address. It stays quiet, and its signal handlers are not used."""
+"""Ray: started on this machine, or joined at an address. It stays quiet, and installs no signal handlers."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 import os
-import signal
-import socket
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genctl.errors import UsageError
 from genctl.plural import count
+from genctl.workers.address import nothing_there, probe
+
+if TYPE_CHECKING:
+    from genctl.workers.processes import RayProcesses
 
 # Read by Ray when it is imported or started. The messages of its daemons would go to standard output, between results.
 QUIET = {
@@ -22,7 +26,8 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",
 }
-PROBE_S = 10.0  # seconds until an address that does not answer is given up
+JOIN_S = 120.0  # seconds until a cluster that answers, but cannot be joined, is given up
+POLL_S = 0.05
 STORE = 256 << 20  # bytes for results on their way: a group's are a few MB
 
 
@@ -44,10 +49,28 @@ def require_ray(flag: str) -> None:
         raise UsageError(f"{flag} needs Ray, which is not installed: pip install 'genctl[ray]'")
 
 
-def start_cluster(address: str | None, workers: int | None, *, gpu: bool) -> RayCluster:
+def check_cores(workers: int | None, address: str | None) -> None:
+    """Raises UsageError for more workers than there are cores here. `start_cluster` checks those of a cluster."""
+    number = cores()
+    if workers is None or address is not None or is_running() or workers <= number:
+        return
+    there = f"there {'is' if number == 1 else 'are'} {count(number, 'core')}"
+    raise UsageError(f"--workers {workers}: {there}, and each worker takes one", hint=f"--workers {number} fits")
+
+
+def is_running() -> bool:
+    """Whether this process uses a Ray already."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def start_cluster(
+    address: str | None, workers: int | None, *, gpu: bool, processes: RayProcesses | None = None
+) -> RayCluster:
     """Start Ray here, or join the cluster at `address`. `gpu`: the checkpoint may go to GPUs.
 
-    Without `workers` there is one for each GPU, or, where there is none, for each machine. Raises UsageError.
+    Without `workers` there is one for each GPU, or, where there is none, for each machine. `processes` learns what was
+    started. Raises UsageError.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -55,7 +78,7 @@ def start_cluster(address: str | None, workers: int | None, *, gpu: bool) -> Ray
 
     ours = not ray.is_initialized()
     if ours:
-        _init(address, max(workers or 0, cores()))
+        _init(address, max(workers or 0, cores()), processes)
     total = ray.cluster_resources()
     machines = [node for node in ray.nodes() if node.get("Alive")]
     cpus, gpus = int(total.get("CPU", 1)), int(total.get("GPU", 0)) if gpu else 0
@@ -72,50 +95,66 @@ def start_cluster(address: str | None, workers: int | None, *, gpu: bool) -> Ray
     return RayCluster(number, int(gpus > 0), threads_for(available, number), address is None, where, ours)
 
 
-def _init(address: str | None, cpus: int) -> None:
+def stop_cluster() -> None:
+    """Leave the cluster; one that was started here ends."""
+    if is_running():
+        sys.modules["ray"].shutdown()
+
+
+def _init(address: str | None, cpus: int, processes: RayProcesses | None) -> None:
     """`ray.init`. Raises UsageError where no cluster can be reached."""
     import ray
 
-    _probe(address)
+    if address is not None:
+        probe(address)
     arguments: dict[str, Any] = {"address": "local" if address is None else address}
     if address is None:
         arguments |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": STORE}
     if address is None or "://" not in address:
         arguments |= {"log_to_driver": False, "configure_logging": False, "logging_level": logging.CRITICAL}
     try:
-        with _own_signals(), _hushed(address is not None):
-            ray.init(**arguments)
+        with _hushed(address is not None):
+            context = _apart(lambda: ray.init(**arguments), None if address is None else JOIN_S)
+    except TimeoutError as error:
+        assert address is not None
+        raise nothing_there(address, f"it cannot be joined within {JOIN_S:.0f} s") from error
     except (OSError, ValueError, RuntimeError, ImportError, ray.exceptions.RayError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if address is None:
             raise UsageError(f"Ray does not start: {reason}") from error
         hint = "ray start --head starts a cluster on this machine" if address == "auto" else ""
-        raise UsageError(f"--address {address}: there is no Ray cluster to join: {reason}", hint=hint) from error
+        raise nothing_there(address, reason, hint) from error
+    if address is None and processes is not None:
+        processes.logs = str(context.address_info.get("session_dir") or "")
+        processes.note()
 
 
-def _probe(address: str | None) -> None:
-    """Raises UsageError where nobody listens at HOST:PORT: Ray would try for minutes."""
-    host, colon, port = (address or "").rpartition("://")[2].rpartition(":")
-    if not (colon and port.isdecimal()):
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S).close()
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or "no answer"
-        raise UsageError(f"--address {address}: there is no Ray cluster to join: {reason}") from error
+def _apart(call: Callable[[], Any], limit_s: float | None) -> Any:
+    """What `call` returns, in a thread of its own. Raises what it raises, and TimeoutError after `limit_s`.
 
+    This thread stays free for signals: Ray would replace their handlers in the main thread, and swallow what they
+    raise. The other thread is kept to the end, because on Linux Ray's daemons end with the thread that started them.
+    """
+    outcome: list[Any] = []
+    done = threading.Event()
 
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep the signal handlers of this process: Ray replaces that of SIGTERM."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
+    def perform() -> None:
+        try:
+            outcome.append((call(), None))
+        except BaseException as error:  # whatever it is, it is raised where it is waited for
+            outcome.append((None, error))
+        done.set()
+        threading.Event().wait()
+
+    threading.Thread(target=perform, name="ray", daemon=True).start()
+    until = None if limit_s is None else time.monotonic() + limit_s
+    while not done.wait(POLL_S):
+        if until is not None and time.monotonic() > until:
+            raise TimeoutError
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value
 
 
 @contextmanager

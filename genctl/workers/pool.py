@@ -13,11 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genctl.errors import GenctlError, ModelError
 from genctl.workers.cluster import RayCluster, start_cluster
 from genctl.workers.worker import FinishedGroup, OpenedWorker, Worker, WorkerSetup, WorkerTask
+
+if TYPE_CHECKING:
+    from genctl.workers.processes import RayProcesses
 
 IN_FLIGHT = 2  # groups that a worker has at once
 HELD = 4  # times as many groups as workers are on their way or wait for an earlier one
@@ -100,8 +103,9 @@ class WorkerPool:
         gpu: bool,
         setup: Callable[[RayCluster], WorkerSetup],
         task: WorkerTask,
+        processes: RayProcesses | None = None,
     ) -> None:
-        self.cluster = start_cluster(address, workers, gpu=gpu)
+        self.cluster = start_cluster(address, workers, gpu=gpu, processes=processes)
         import ray
 
         self._ray = ray
@@ -167,7 +171,7 @@ class WorkerPool:
             raise error.cause or error from error
         except self._ray.exceptions.RayError as error:
             if worker.node:
-                self._give_up(worker)
+                self._give_up(worker, self._why(error))
                 return
             raise ModelError(
                 f"{worker.name} died {RETRIES + 1} times while it loaded the checkpoint{self._why(error)}",
@@ -185,13 +189,14 @@ class WorkerPool:
             lost = f"{worker.name} died {RETRIES + 1} times{suspect.why}"
             self._finished[suspect.number] = GroupResult(suspect.group, None, worker.number, lost)
 
-    def _give_up(self, worker: WorkerHandle) -> None:
+    def _give_up(self, worker: WorkerHandle, why: str) -> None:
         """Give the groups of a worker that cannot be started again to the others. Raises ModelError without others."""
         worker.gone = True
         others = [other for other in self.workers if not other.gone]
         if not others:
             raise ModelError(
-                "all workers are gone, and Ray cannot start them again", hint="--resume goes on with what is written"
+                f"all workers are gone: each died {RETRIES + 1} times while it loaded the checkpoint again{why}",
+                hint="the usual reason is memory: fewer --workers need less, and --resume goes on with what is written",
             )
         while worker.suspects:
             suspect = worker.suspects.popleft()
@@ -293,7 +298,7 @@ class WorkerPool:
             worker.deaths += 1
             worker.suspects.append(replace(assignment, why=self._why(error)))
             if worker.gone:
-                self._give_up(worker)
+                self._give_up(worker, self._why(error))
             elif worker.ready:
                 self._open(worker)  # whether it can be started again
             return

@@ -115,7 +115,9 @@ def test_when_all_workers_are_gone_the_run_ends(started: Callable[..., WorkerPoo
             raise Died
         return well(number, method, arguments)
 
-    with pytest.raises(ModelError, match="all workers are gone"):
+    with pytest.raises(
+        ModelError, match="all workers are gone: each died 3 times while it loaded the checkpoint again"
+    ):
         list(started(behave).results(groups(60), lambda: False))
 
 

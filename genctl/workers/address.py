@@ -1,0 +1,87 @@
+"""Whether a Ray cluster answers at an address: Ray itself would wait for minutes, or for ever, and say little.
+
+Ray's head (`HOST:PORT`) and its client server (`ray://HOST:PORT`) speak gRPC. Each has a call that only asks whether it
+is there; one such call, with a deadline, tells a cluster from a port that says nothing or speaks something else, and a
+token that is missing from one that is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from genctl.errors import UsageError
+
+ANSWER_S = 30.0  # until an address that accepts connections and does not answer is given up
+CONNECT_S = 10.0  # until one that does not accept is
+CLIENT = "ray://"
+# The calls, and what is sent: "are you alive?" to a head, "ping" to a client server (ray/protobuf).
+_HEAD = ("/ray.rpc.NodeInfoGcsService/CheckAlive", b"")
+_CLIENT_SERVER = ("/ray.rpc.RayletDriver/ClusterInfo", b"\x08\x04")
+
+
+def probe(address: str) -> None:
+    """Raises UsageError where no Ray cluster answers at HOST:PORT, within `ANSWER_S`. `auto` is not looked at."""
+    host, colon, port = address.removeprefix(CLIENT).rpartition(":")
+    if not (colon and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise nothing_there(address, getattr(error, "strerror", None) or "no answer") from error
+    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+        return  # Ray has the certificates
+    try:
+        import grpc
+    except ImportError:  # Ray without its client
+        return
+    method, request = _CLIENT_SERVER if address.startswith(CLIENT) else _HEAD
+    with grpc.insecure_channel(f"{host}:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary(method)(request, timeout=ANSWER_S, metadata=_token())
+        except grpc.RpcError as error:
+            _judge(address, error, grpc.StatusCode)
+
+
+def nothing_there(address: str, reason: str, hint: str = "") -> UsageError:
+    """The error of an address at which there is no cluster to join."""
+    return UsageError(f"--address {address}: there is no Ray cluster to join: {reason}", hint=hint)
+
+
+def _judge(address: str, error: Any, codes: Any) -> None:
+    """Raises UsageError for an answer that no cluster gives, or that asks for a token."""
+    code, details = error.code(), str(error.details())
+    if code == codes.UNAUTHENTICATED:
+        if _token():
+            raise UsageError(f"--address {address}: the cluster does not accept this token", hint=_WHERE)
+        raise UsageError(
+            f"--address {address}: the cluster asks for a token, and none is sent",
+            hint=f"RAY_AUTH_MODE=token sends it; {_WHERE}",
+        )
+    if code == codes.UNIMPLEMENTED:
+        raise nothing_there(address, "what listens there speaks gRPC, but is not Ray's")
+    if code == codes.DEADLINE_EXCEEDED or (code == codes.UNAVAILABLE and "timed out" in details):
+        raise nothing_there(address, f"what listens there does not answer within {ANSWER_S:.0f} s")
+    if code == codes.UNAVAILABLE:
+        http = "HTTP/2" in details or "http1" in details
+        raise nothing_there(address, "what listens there does not speak Ray's protocol" if http else "no answer")
+
+
+_WHERE = "it is read from RAY_AUTH_TOKEN, from the file RAY_AUTH_TOKEN_PATH, or from ~/.ray/auth_token"
+
+
+def _token() -> tuple[tuple[str, str], ...]:
+    """The header with the token that Ray sends, as Ray finds it; none unless RAY_AUTH_MODE is `token`."""
+    environment = os.environ
+    if environment.get("RAY_AUTH_MODE", "").lower() != "token":
+        return ()
+    token = environment.get("RAY_AUTH_TOKEN", "")
+    if not token:
+        path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token")
+        try:
+            token = path.expanduser().read_text(encoding="utf-8")
+        except (OSError, ValueError, RuntimeError):
+            return ()
+    return (("authorization", f"Bearer {token.strip()}"),)

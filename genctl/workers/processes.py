@@ -1,0 +1,52 @@
+"""The processes of a Ray that was started here, and its folder of logs: none of them outlives the run.
+
+Ray's daemons end with the process that started them (on Linux the kernel sees to it). What the daemons have started
+(workers, and two agents) would notice that a minute later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+
+import psutil
+
+DAEMONS = ("gcs_server", "raylet")
+
+
+class RayProcesses:
+    """Processes that are started below this one after this was made."""
+
+    def __init__(self) -> None:
+        self._before = psutil.Process().children(recursive=True)
+        self._known: list[psutil.Process] = []
+        self.logs = ""  # Ray's folder of this session, once it is known
+
+    def note(self) -> None:
+        """Remember those that are there: they cannot be found any more once the daemon that started them has ended."""
+        here = psutil.Process().children(recursive=True)
+        self._known += [process for process in here if process not in self._before and process not in self._known]
+
+    def end(self, *, at_once: bool, keep_logs: bool) -> None:
+        """End all that are left, and remove the logs.
+
+        `at_once`: this process still uses Ray, and is about to end. Where its daemons end with it, they are only
+        stopped: Ray ends a process that loses them, with a status of its own.
+        """
+        self.note()
+        for process in sorted(self._known, key=lambda process: not _is_daemon(process)):
+            with contextlib.suppress(psutil.Error):
+                if at_once and _is_daemon(process) and sys.platform == "linux":
+                    process.suspend()
+                else:
+                    process.kill()
+        if self.logs and not keep_logs:
+            shutil.rmtree(self.logs, ignore_errors=True)
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    try:
+        return process.name() in DAEMONS
+    except psutil.Error:
+        return False
