@@ -120,3 +120,20 @@ def llama(checkpoint_of: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="session")
 def t5(checkpoint_of: Callable[[str], Path]) -> Path:
     return checkpoint_of("t5")
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """Whoever asks for 3 GiB more than there are now does not get them (where the system can be told so)."""
+    resource = pytest.importorskip("resource")
+    status = Path("/proc/self/statm")
+    if not status.exists():
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(status.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (3 << 30), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

@@ -149,8 +149,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def check_numbers(config: dict[str, Any]) -> None:
-    """Refuse sizes that are not positive whole numbers, or larger than any model's. Raises ModelError."""
+def check_numbers(config: dict[str, Any], source: str = "config.json") -> None:
+    """Refuse sizes that are not positive whole numbers, or larger than any model's. Raises ModelError.
+
+    `source` is what the message calls the place of the config.
+    """
     for part, where in parts(config):
         for name in (*_HIDDEN, "vocab_size", *LAYERS, *_COUNTS, *_INNER, *_POSITIONS, *_WINDOWS):
             value = part.get(name)
@@ -158,7 +161,7 @@ def check_numbers(config: dict[str, Any]) -> None:
                 continue
             if name in (*_INNER, *_COUNTS) and isinstance(value, list):  # a list: one for each layer
                 continue
-            problem = f"config.json says {where}{name} = {value!r:.40}"
+            problem = f"{source} says {where}{name} = {value!r:.40}"
             if name in _POSITIONS and isinstance(value, float) and value.is_integer():
                 value = int(value)  # musicflamingo's, as transformers saves it
             if type(value) is not int or value < 0 or (value == 0 and name in _HIDDEN):
@@ -171,38 +174,50 @@ def check_numbers(config: dict[str, Any]) -> None:
                 raise ModelError(f"{problem}, far above what any model has ({most:,})")
 
 
-def check_size(config: dict[str, Any], files: WeightFiles) -> None:
+def check_size(config: dict[str, Any], files: WeightFiles, source: str = "config.json") -> None:
     """Refuse a config that implies far more parameters than the weight files hold, before anything is allocated.
 
     The config implies at least vocabulary x hidden + layers x (2 hidden² + 2 hidden x inner) parameters, and queries of
-    heads x their size. At most four times what the headers hold, plus a million, is accepted. Raises ModelError.
+    heads x their size. At most four times what the headers hold, plus a million, is accepted. A layer has a tensor of
+    its own, except where layers share them: at most four times as many layers as tensors, plus 256, are accepted.
+    Raises ModelError. `source` is what the message calls the place of the config.
     """
     if config.get("quantization_config"):
         packed = 8  # weights of at least four bits, packed in words of up to 32
     else:
         packed = 1
-        _check_dimensions(config, files)
-    held = sum(tensor.numel for tensor in files.tensors.values()) * packed
+        _check_dimensions(config, files, source)
+    for part, where in _built(config):
+        for name in LAYERS:
+            if type(part.get(name)) is int and part[name] > most_layers(len(files.tensors)):
+                held = f"the weight files hold {len(files.tensors):,} tensors"
+                raise ModelError(f"{source} says {where}{name} = {part[name]:,}, but {held}")
+    numbers = sum(tensor.numel for tensor in files.tensors.values()) * packed
     implied = sum(_implied(part) for part, _ in _built(config))
-    if implied > 4 * held + 1_000_000:
-        raise ModelError(f"config.json implies at least {implied:,} parameters, but the weight files hold {held:,}")
+    if implied > 4 * numbers + 1_000_000:
+        raise ModelError(f"{source} implies at least {implied:,} parameters, but the weight files hold {numbers:,}")
 
 
-def _check_dimensions(config: dict[str, Any], files: WeightFiles) -> None:
+def most_layers(tensors: int) -> int:
+    """The largest number of layers that so many tensors may belong to."""
+    return 4 * tensors + 256
+
+
+def _check_dimensions(config: dict[str, Any], files: WeightFiles, source: str) -> None:
     widest = max(max(tensor.shape, default=1) for tensor in files.tensors.values())
     for part, where in _built(config):
         for name in (*_HIDDEN, "vocab_size"):
             if isinstance(part.get(name), int) and part[name] > widest:
                 raise ModelError(
-                    f"config.json says {where}{name} = {part[name]:,}, but no tensor has a dimension above {widest:,}"
+                    f"{source} says {where}{name} = {part[name]:,}, but no tensor has a dimension above {widest:,}"
                 )
-    config_sizes.check(config, widest, known=(*_POSITIONS, *_WINDOWS))
+    config_sizes.check(config, widest, known=(*_POSITIONS, *_WINDOWS), source=source)
     rows = [t.shape[0] for name, t in files.tensors.items() if name.endswith(_POSITION_TABLES) and len(t.shape) == 2]
     for part, where in parts(config):
         for name in _POSITIONS:
             if rows and isinstance(part.get(name), int) and part[name] > 4 * max(rows) + 1000:
                 raise ModelError(
-                    f"config.json says {where}{name} = {part[name]:,}, but the position table has {max(rows):,} rows"
+                    f"{source} says {where}{name} = {part[name]:,}, but the position table has {max(rows):,} rows"
                 )
 
 

@@ -27,10 +27,10 @@ _TABLE = re.compile(
 MOST_ROWS = 1 << 20
 
 
-def check(config: dict[str, Any], widest: int, *, known: Collection[str] = ()) -> None:
+def check(config: dict[str, Any], widest: int, *, known: Collection[str] = (), source: str = "config.json") -> None:
     """Refuse sizes that no tensor has; `widest` is the largest dimension of any tensor. Raises ModelError.
 
-    `known` are names with bounds of their own.
+    `known` are names with bounds of their own; `source` is what the message calls the place of the config.
     """
     for where, value in _sizes(config, ""):
         name = where.rpartition(".")[2]
@@ -38,7 +38,7 @@ def check(config: dict[str, Any], widest: int, *, known: Collection[str] = ()) -
             continue
         most = max(MOST_ROWS, 64 * widest) if _OTHERWISE.fullmatch(name) else max(MOST, widest)
         if value > most:
-            raise ModelError(f"config.json says {where} = {value!r:.40}, far above what any model has ({most:,})")
+            raise ModelError(f"{source} says {where} = {value!r:.40}, far above what any model has ({most:,})")
 
 
 def _sizes(part: dict[str, Any], where: str) -> Iterator[tuple[str, int]]:

@@ -1,21 +1,35 @@
 """GGUF files: one file with the config, the tokenizer and the weights, which transformers reads as its own classes.
 
-The weights are unpacked to floating-point numbers when they are read.
+The weights are unpacked to floating-point numbers when they are read. Before a library reads the file, its header is
+checked (`gguf_header`), and the sizes in it are compared with its tensors. transformers skips tensors for which it has
+no place, so what it has read is compared with what the file holds (`check_read`).
 """
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import check, fingerprint, optional_packages
+from genctl.models import check, config_sizes, fingerprint, gguf_header, optional_packages
 from genctl.models.generation_settings import GenerationSettings
+from genctl.models.gguf_header import Header
 from genctl.models.library_errors import guarded
-from genctl.models.weights import WeightFiles, shown
+from genctl.models.weights import WeightFiles, few, shown
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SUFFIX = ".gguf"
-_MAGIC = b"GGUF"
+ROPE_FACTORS = "rope_freqs.weight"
+_LAYER = re.compile(r"((?:enc\.|dec\.)?blk)\.(\d{1,9})\.")
+_TOKENS = re.compile(
+    r"context_length|.*\.original_context_length|.*sliding_window|.*_theta|rope\.freq_base.*|.*_token_id"
+)
+# Tensors that change nothing: tables computed from the config, layers that predict further tokens, other modalities.
+_UNREAD = re.compile(r".*(rot_embd|\.nextn\.|mtp).*|(v|a|mm)\..*")
 
 
 def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
@@ -23,30 +37,113 @@ def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
     name = shown(path.name)
     try:
         with path.open("rb") as file:
-            magic = file.read(len(_MAGIC))
+            magic = file.read(len(gguf_header.MAGIC))
     except OSError as error:
         raise ModelError(f"cannot read {name}: {reason_of(error)}") from error
-    if magic != _MAGIC:
+    if magic != gguf_header.MAGIC:
         raise ModelError(f"{name} is no GGUF file: it does not begin with GGUF")
     optional_packages.require(name, ("gguf",), "gguf")
-    config, has_tokenizer = guarded(lambda: _read(path), f"{name} cannot be read")
+    header = gguf_header.read(path)
+    if not header.tensors:
+        raise ModelError(f"{name} holds no tensors")
+    _check_metadata(name, header)
+    has_tokenizer = "tokenizer.ggml.tokens" in header.metadata
     if need_tokenizer and not has_tokenizer:
         raise ModelError(
             f"{name} holds no tokenizer, so it cannot read text",
             hint='prompts in token ids need none: rows such as {"prompt_ids": [5, 60, 7]} in a JSONL input',
         )
-    check.check_numbers(config)
+    config = guarded(lambda: _config(path), f"the metadata of {name} cannot be used")
+    weights = WeightFiles((path,), header.tensors)
+    check.check_numbers(config, source=name)
+    check.check_size(config, weights, source=name)
     stamps = fingerprint.stamps(path.parent, [path], code=False)
     own = {path.name: stamps[path.name]}
     settings = GenerationSettings({}, name)
-    return check.Checkpoint(path.parent, config, settings, WeightFiles((path,), {}), has_tokenizer, own, path.name)
+    return check.Checkpoint(path.parent, config, settings, weights, has_tokenizer, own, path.name)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], bool]:
-    """The config as transformers reads it, and whether there is a tokenizer."""
-    from gguf import GGUFReader
+def _config(path: Path) -> dict[str, Any]:
+    """The config as transformers reads it."""
     from transformers import AutoConfig
 
-    fields = GGUFReader(path).fields
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    return {**config.to_dict(), "model_type": config.model_type}, "tokenizer.ggml.tokens" in fields
+    return {**json.loads(config.to_json_string(use_diff=False)), "model_type": config.model_type}
+
+
+def _check_metadata(name: str, header: Header) -> None:
+    """Compare the sizes in the metadata with the tensors, before a library makes lists of such lengths."""
+    begin = f"{header.architecture}."
+    widest = max(max(tensor.shape, default=1) for tensor in header.tensors.values())
+    for key, value in header.metadata.items():
+        size = key.removeprefix(begin)
+        if size == key or type(value) is not int or _TOKENS.fullmatch(size):
+            continue
+        most = widest if size in ("embedding_length", "vocab_size") else max(config_sizes.MOST, widest)
+        if not 0 <= value <= most:
+            shape = f"but no tensor has a dimension above {widest:,}"
+            raise ModelError(f"{name} says {shown(key, 60)} = {value:,}, {shape}")
+    layers: dict[str, set[int]] = {}
+    for tensor in header.tensors:
+        if match := _LAYER.match(tensor):
+            layers.setdefault(match[1], set()).add(int(match[2]))
+    for kind, numbers in layers.items():
+        key = f"{begin}decoder_block_count" if kind == "dec.blk" else f"{begin}block_count"
+        count = header.metadata.get(key, header.metadata.get(f"{begin}block_count"))
+        if count != max(numbers) + 1:
+            raise ModelError(f"{name} holds {kind}.0 to {kind}.{max(numbers)}, but {key} is {count!r:.40}")
+    if not layers:
+        raise ModelError(f"{name} holds no layers (tensors named blk.0 and so on)")
+
+
+def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> list[str]:
+    """Apply the tensors that transformers leaves out; the names of those that change nothing.
+
+    `unexpected` are the names that transformers reports. Raises ModelError for tensors that the model has no place for.
+    """
+    from genctl import compat
+
+    header = gguf_header.read(path)
+    reads = compat.gguf_reader(model, header.architecture)
+    left = sorted(unexpected if reads is None else (name for name in header.tensors if not reads(name)))
+    if ROPE_FACTORS in left and _scale_frequencies(model, path):
+        left.remove(ROPE_FACTORS)
+    missed = [name for name in left if not _UNREAD.fullmatch(name)]
+    if missed:
+        raise ModelError(
+            f"{shown(path.name)} holds {len(missed)} tensors for which the model of its metadata has no place: "
+            f"{few(missed)}"
+        )
+    if reads is not None:
+        _check_scaling(shown(path.name), header)
+    return left
+
+
+def _scale_frequencies(model: PreTrainedModel, path: Path) -> bool:
+    """Divide the rotary frequencies by the factors of the file (Llama 3.1); whether the model has such frequencies."""
+    import torch
+    from gguf import GGUFReader
+
+    held = next(tensor for tensor in GGUFReader(path).tensors if tensor.name == ROPE_FACTORS)
+    if held.tensor_type.name != "F32":
+        return False
+    factors = torch.from_numpy(held.data.copy()).flatten()
+    scaled = 0
+    for module in model.modules():
+        for name in ("inv_freq", "original_inv_freq"):
+            frequencies = getattr(module, name, None)
+            if isinstance(frequencies, torch.Tensor) and frequencies.shape == factors.shape:
+                frequencies.div_(factors.to(frequencies))
+                scaled += 1
+    return scaled > 0
+
+
+def _check_scaling(name: str, header: Header) -> None:
+    """Refuse a scaling of positions, which transformers does not read from the file."""
+    begin = f"{header.architecture}.rope.scal"
+    kind = header.metadata.get(f"{begin}ing.type", "none" if f"{begin}ing.factor" not in header.metadata else "linear")
+    factor = header.metadata.get(f"{begin}ing.factor", header.metadata.get(f"{begin}e_linear", 1.0))
+    if factor != 1.0 and kind != "none":
+        raise ModelError(
+            f"{name} scales positions ({kind!r:.40} by {factor!r:.20}), and transformers does not read that"
+        )

@@ -323,7 +323,10 @@ def _model(
     if missing:
         raise ModelError(f"the weight files lack {len(missing)} tensors that the model needs: {few(missing)}")
     notes = []
-    unused = unused_tensors.check(model, report["unexpected_keys"], checkpoint.weights.tensors, checkpoint.config)
+    if checkpoint.gguf:
+        unused = gguf.check_read(model, sorted(report["unexpected_keys"]), checkpoint.folder / checkpoint.gguf)
+    else:
+        unused = unused_tensors.check(model, report["unexpected_keys"], checkpoint.weights.tensors, checkpoint.config)
     if unused:
         notes.append(f"{len(unused)} tensors in the weight files are not used: {few(unused)}")
     model.eval().requires_grad_(False)

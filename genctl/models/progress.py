@@ -61,15 +61,18 @@ def download_bar(on_event: OnEvent | None, what: str) -> Any:
 
 @contextmanager
 def weights_bar(on_event: OnEvent | None, what: str) -> Iterator[None]:
-    """Route transformers' progress bar for weights to `on_event`."""
+    """Route transformers' progress bars for weights to `on_event`."""
     from transformers.utils import logging as hf
+
+    from genctl import compat
 
     def hook(factory: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> _Bar:
         return _Bar(args[0] if args else keywords.get("iterable", ()), on_event, what)
 
     before = hf.set_tqdm_hook(hook)
     try:
-        yield
+        with compat.gguf_bar(lambda items, **keywords: _Bar(items, on_event, what)):
+            yield
     finally:
         hf.set_tqdm_hook(before)
 

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -324,23 +324,6 @@ REFUSED: dict[str, tuple[Damage, str]] = {
 def gpt2(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> Path:
     """A copy that a test may spoil."""
     return Path(shutil.copytree(checkpoint_of("gpt2"), tmp_path / "gpt2"))
-
-
-@pytest.fixture
-def little_memory() -> Iterator[None]:
-    """Whoever asks for 3 GiB more than there are now does not get them (where the system can be told so)."""
-    resource = pytest.importorskip("resource")
-    status = Path("/proc/self/statm")
-    if not status.exists():
-        yield
-        return
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(status.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 3 * GIGABYTE, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def run(folder: Path, *options: str, prompt: str = "the cat") -> Done:

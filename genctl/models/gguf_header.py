@@ -1,0 +1,179 @@
+"""The header of a GGUF file: its metadata and where its tensors lie. Every claimed length is checked against the file.
+
+Little endian (github.com/ggml-org/ggml/blob/master/docs/gguf.md): `GGUF`, u32 version, u64 count of tensors, u64 count
+of keys; each key as a string (u64 length, bytes), u32 type, value; each tensor as a name, u32 count of dimensions, u64
+dimensions (the fastest first), u32 type, u64 offset. The tensors follow at the next multiple of `general.alignment`.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from genctl.errors import ModelError, reason_of
+from genctl.models.weights import LARGEST_NUMBER, Tensor, shown
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_MOST_DIMENSIONS = 4  # ggml's limit
+_MOST_ITEMS = 1 << 22  # in all arrays; three times those of the largest public vocabularies
+_LARGEST_ALIGNMENT = 1 << 20
+_ALIGNMENT = 32  # where the file names none
+_NUMBERS = ("F", "BF", "Q", "IQ", "TQ", "MXFP", "NVFP")  # beginnings of the names of types that hold weights
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a GGUF file holds: values of metadata (of arrays, the number of items), and tensors by their names."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata["general.architecture"])
+
+
+def read(path: Path) -> Header:
+    """The header of a file. Raises ModelError, in a sentence that names the file, for one that is damaged."""
+    name = shown(path.name)
+    try:
+        with path.open("rb") as file:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise ModelError(f"{name} is no GGUF file: it does not begin with GGUF")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _Reader(name, data).header()
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {name}: {reason_of(error)}") from error
+
+
+class _Reader:
+    """A place in a mapped file. Every step raises ModelError where the file ends before what it claims."""
+
+    def __init__(self, name: str, data: mmap.mmap) -> None:
+        self.name, self.data, self.at, self.items = name, data, len(MAGIC), 0
+
+    def header(self) -> Header:
+        version = self.number("<I")
+        if version & 0xFFFF == 0:
+            raise self.refused("it was written for big-endian machines")
+        if version not in _VERSIONS:
+            raise self.refused(f"its format has version {version:,}; known are 2 and 3")
+        count, keys = self.number("<Q"), self.number("<Q")
+        metadata: dict[str, Any] = {}
+        for _ in range(self.fits(keys, 13, "keys")):
+            key = self.string("a key")
+            if key in metadata:
+                raise self.refused(f"the key {shown(key, 60)} is given twice")
+            metadata[key] = self.value(key)
+        if not isinstance(metadata.get("general.architecture"), str):
+            raise self.refused("its general.architecture does not say which architecture it is")
+        tensors = self.tensors(count, self.alignment(metadata))
+        return Header(metadata, tensors)
+
+    def value(self, key: str) -> Any:
+        kind = self.number("<I")
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind == _STRING:
+            return self.string(shown(key, 60))
+        if kind != _ARRAY:
+            raise self.refused(f"{shown(key, 60)} has the unknown type {kind:,}")
+        kind, count = self.number("<I"), self.number("<Q")
+        if kind not in _SCALARS and kind != _STRING:
+            raise self.refused(f"{shown(key, 60)} is an array of the unknown type {kind:,}")
+        size = 8 if kind == _STRING else struct.calcsize(_SCALARS[kind])
+        self.fits(count, size, f"items of {shown(key, 60)}")
+        self.items += count
+        if self.items > _MOST_ITEMS:
+            raise self.refused(f"its arrays hold {self.items:,} items, far above what any model has")
+        if kind != _STRING:
+            self.skip(count * size, shown(key, 60))
+            return count
+        for _ in range(count):
+            self.skip(self.number("<Q"), shown(key, 60))
+        return count
+
+    def alignment(self, metadata: dict[str, Any]) -> int:
+        found = metadata.get("general.alignment", _ALIGNMENT)
+        if type(found) is not int or not 0 < found <= _LARGEST_ALIGNMENT or found & (found - 1):
+            raise self.refused(f"its general.alignment is {found!r:.40}, which is no power of two up to 2^20")
+        return found
+
+    def tensors(self, count: int, alignment: int) -> dict[str, Tensor]:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        kinds = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
+        tensors: dict[str, Tensor] = {}
+        for _ in range(self.fits(count, 24, "tensors")):
+            name = self.string("the name of a tensor")
+            if name in tensors:
+                raise self.refused(f"tensor {shown(name)} is there twice")
+            dimensions = self.number("<I")
+            if dimensions > _MOST_DIMENSIONS:
+                raise self.refused(f"tensor {shown(name)} has {dimensions:,} dimensions; at most 4 are known")
+            shape = tuple(self.number("<Q") for _ in range(dimensions))[::-1]
+            kind, offset = self.number("<I"), self.number("<Q")
+            if kind not in kinds:
+                raise self.refused(f"tensor {shown(name)} has the unknown type {kind:,}")
+            dtype, block, size = kinds[kind]
+            if not dtype.startswith(_NUMBERS):
+                raise self.refused(
+                    f"tensor {shown(name)} holds {dtype} numbers; weights must be floating-point numbers"
+                )
+            if max((*shape, math.prod(shape)), default=0) >= LARGEST_NUMBER or (shape and shape[-1] % block):
+                raise self.refused(f"tensor {shown(name)} has an impossible shape")
+            if offset % alignment:
+                raise self.refused(f"tensor {shown(name)} does not lie at a multiple of {alignment:,} bytes")
+            tensors[name] = Tensor(dtype, shape, offset, offset + math.prod(shape) // block * size)
+        begin = -(-self.at // alignment) * alignment
+        placed = {
+            name: Tensor(each.dtype, each.shape, begin + each.begin, begin + each.end) for name, each in tensors.items()
+        }
+        self.check_ranges(placed)
+        return placed
+
+    def check_ranges(self, tensors: dict[str, Tensor]) -> None:
+        before, at = "", 0
+        for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+            if tensor.begin < at:
+                raise self.refused(f"tensor {shown(name)} overlaps {before}")
+            if tensor.end > len(self.data):
+                missing = tensor.end - len(self.data)
+                raise self.refused(f"{missing:,} bytes of tensor {shown(name)} lie beyond its end")
+            before, at = shown(name), tensor.end
+
+    def number(self, form: str) -> Any:
+        size = struct.calcsize(form)
+        if self.at + size > len(self.data):
+            raise self.refused("it ends within its header")
+        self.at += size
+        return struct.unpack_from(form, self.data, self.at - size)[0]
+
+    def string(self, what: str) -> str:
+        begin = self.at + 8
+        self.skip(self.number("<Q"), what)
+        try:
+            return self.data[begin : self.at].decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.refused(f"{what} is not UTF-8 text") from None
+
+    def skip(self, size: int, what: str) -> None:
+        if size > len(self.data) - self.at:
+            raise self.refused(f"{what} claims {size:,} bytes, and {len(self.data) - self.at:,} are left")
+        self.at += size
+
+    def fits(self, count: int, least: int, what: str) -> int:
+        """`count`, where so many things of `least` bytes fit into the rest of the file."""
+        if count * least > len(self.data) - self.at:
+            raise self.refused(f"it claims {count:,} {what}, more than fit into {len(self.data):,} bytes")
+        return count
+
+    def refused(self, why: str) -> ModelError:
+        return ModelError(f"{self.name} is damaged: {why}")

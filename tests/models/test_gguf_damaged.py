@@ -1,0 +1,212 @@
+"""GGUF files that lie: each is refused with one line that names it, and nothing is allocated that it only claims."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from genctl.errors import ModelError
+from genctl.models import gguf_header
+from genctl.models.hub import load
+from genctl.params import Runtime
+from tests.cli.tool import genctl
+from tests.models.test_gguf import written
+
+gguf = pytest.importorskip("gguf")
+Change = Callable[[bytes], bytes]
+FIRST, SECOND = "blk.0.attn_q.weight", "blk.0.attn_k.weight"
+
+
+def string(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def at(data: bytes, text: str) -> int:
+    """Where the string ends that a key or the name of a tensor is."""
+    return data.index(string(text)) + len(string(text))
+
+
+def put(data: bytes, place: int, form: str, value: int) -> bytes:
+    return data[:place] + struct.pack(form, value) + data[place + struct.calcsize(form) :]
+
+
+def key(name: str, value: int) -> Change:
+    """A u32 of the metadata with another value."""
+    return lambda data: put(data, at(data, name) + 4, "<I", value)
+
+
+def items(name: str, count: int) -> Change:
+    """An array of the metadata that claims so many items."""
+    return lambda data: put(data, at(data, name) + 8, "<Q", count)
+
+
+def kind(name: str, number: int) -> Change:
+    """A key or a matrix of another type."""
+    return lambda data: put(data, at(data, name) + (20 if name.endswith(".weight") else 0), "<I", number)
+
+
+def shape(name: str, size: int) -> Change:
+    return lambda data: put(data, at(data, name) + 4, "<Q", size)
+
+
+def offset(name: str, change: Callable[[int], int]) -> Change:
+    """A matrix at another place."""
+
+    def changed(data: bytes) -> bytes:
+        place = at(data, name) + 24
+        return put(data, place, "<Q", change(struct.unpack_from("<Q", data, place)[0]))
+
+    return changed
+
+
+def place_of(name: str) -> Change:
+    """The first matrix at the place of another."""
+    return lambda data: offset(FIRST, lambda _: struct.unpack_from("<Q", data, at(data, name) + 24)[0])(data)
+
+
+BOMB = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string("a") + struct.pack("<IIQ", 9, 0, 1 << 40)
+REFUSED: dict[str, tuple[Change, str]] = {
+    "57 bytes that claim 2^40 items": (lambda data: BOMB, "claims 1,099,511,627,776 items of a, more than fit"),
+    "2^40 tokens": (items("tokenizer.ggml.tokens", 1 << 40), "claims 1,099,511,627,776 items of tokenizer.ggml.tokens"),
+    "2^40 keys": (lambda data: put(data, 16, "<Q", 1 << 40), "claims 1,099,511,627,776 keys"),
+    "2^40 tensors": (lambda data: put(data, 8, "<Q", 1 << 40), "claims 1,099,511,627,776 tensors"),
+    "a key of 2^62 bytes": (lambda data: put(data, 24, "<Q", 1 << 62), "a key claims 4,611,686,018,427,387,904 bytes"),
+    "a key that is no text": (lambda data: put(data, 32, "<B", 255), "a key is not UTF-8 text"),
+    "an unknown type": (kind("qwen2.block_count", 77), "qwen2.block_count has the unknown type 77"),
+    "version 9": (lambda data: put(data, 4, "<I", 9), "its format has version 9; known are 2 and 3"),
+    "big-endian": (lambda data: put(data, 4, ">I", 3), "it was written for big-endian machines"),
+    "a header cut in half": (lambda data: data[: data.index(string(SECOND))], "27 tensors, more than fit"),
+    "data cut in half": (lambda data: data[: len(data) // 2], "bytes of tensor .* lie beyond its end"),
+    "a tensor beyond the end": (offset(FIRST, lambda place: 1 << 40), f"bytes of tensor {FIRST} lie beyond its end"),
+    "overlapping tensors": (place_of(SECOND), f"tensor ({FIRST}|{SECOND}) overlaps ({FIRST}|{SECOND})"),
+    "a tensor between places": (offset(FIRST, lambda place: place + 1), "does not lie at a multiple of 32 bytes"),
+    "a tensor of 2^40 columns": (shape(FIRST, 1 << 40), f"bytes of tensor {FIRST} lie beyond its end"),
+    "a tensor of 2^63 columns": (shape(FIRST, 1 << 63), f"tensor {FIRST} has an impossible shape"),
+    "a row of half a block": (shape(FIRST, 31), f"tensor {FIRST} has an impossible shape"),
+    "4 billion dimensions": (
+        lambda data: put(data, at(data, FIRST), "<I", 0xFFFFFFFF),
+        f"tensor {FIRST} has 4,294,967,295 dimensions",
+    ),
+    "a tensor of no known type": (kind(FIRST, 77), f"tensor {FIRST} has the unknown type 77"),
+    "whole numbers": (kind(FIRST, 26), f"tensor {FIRST} holds I32 numbers"),
+    "a tensor twice": (lambda data: data.replace(b"blk.0.attn_v.bias", b"blk.0.attn_k.bias"), "is there twice"),
+    "no layers": (key("qwen2.block_count", 0), "holds blk.0 to blk.1, but qwen2.block_count is 0"),
+    "a layer less": (key("qwen2.block_count", 1), "holds blk.0 to blk.1, but qwen2.block_count is 1"),
+    "a layer more": (key("qwen2.block_count", 3), "holds blk.0 to blk.1, but qwen2.block_count is 3"),
+    "65,535 layers": (key("qwen2.block_count", 65_535), "holds blk.0 to blk.1, but qwen2.block_count is 65535"),
+    "4 billion layers": (key("qwen2.block_count", 0xFFFFFFFF), "says qwen2.block_count = 4,294,967,295, but no tensor"),
+    **{
+        f"{name} = {value:,}": (key(f"qwen2.{name}", value), said)
+        for name, value, said in (
+            ("embedding_length", 4_000_000, "says qwen2.embedding_length = 4,000,000, but no tensor"),
+            ("embedding_length", 0, "says hidden_size = 0, which is not a positive"),
+            ("feed_forward_length", 0xFFFFFFFF, "says qwen2.feed_forward_length = 4,294,967,295, but no tensor"),
+            ("feed_forward_length", 60_000, "implies at least"),
+            ("vocab_size", 10_000_000, "says qwen2.vocab_size = 10,000,000, but no tensor"),
+            ("attention.head_count", 1_000_000, "says qwen2.attention.head_count = 1,000,000, but no tensor"),
+            ("context_length", 0xFFFFFFFF, "max_position_embeddings = 4294967295, far above"),
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return written(tmp_path_factory.mktemp("gguf") / "tiny.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.usefixtures("little_memory")
+def test_a_file_that_lies_is_refused_with_one_line(name: str, sound: bytes, tmp_path: Path) -> None:
+    change, said = REFUSED[name]
+    path = tmp_path / "lies.gguf"
+    path.write_bytes(change(sound))
+    done = genctl("run", "-m", str(path), "-n", "3", "the cat")
+    (line,) = done.err.splitlines()
+    assert (done.status, done.out) == (3, "")
+    assert re.match(r"error: lies\.gguf ", line)
+    assert re.search(said, line), line
+    assert len(line) < 300
+
+
+def test_a_file_cut_anywhere_in_its_header_is_refused(sound: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    for length in range(4, len(sound), 997):
+        path.write_bytes(sound[:length])
+        with pytest.raises(ModelError, match=r"cut\.gguf is damaged: "):
+            gguf_header.read(path)
+
+
+def test_the_header_is_read_as_its_library_reads_it(sound: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "sound.gguf"
+    path.write_bytes(sound)
+    header, theirs = gguf_header.read(path), gguf.GGUFReader(path)
+    assert header.metadata["qwen2.block_count"] == 2
+    assert {tensor.name for tensor in theirs.tensors} == set(header.tensors)
+    for tensor in theirs.tensors:
+        ours = header.tensors[tensor.name]
+        assert ours.shape == tuple(int(size) for size in reversed(tensor.shape))
+        assert (ours.begin, ours.end) == (tensor.data_offset, tensor.data_offset + tensor.n_bytes)
+        assert ours.dtype == tensor.tensor_type.name
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_rotary_dimensions_that_lie_are_refused(tmp_path: Path) -> None:
+    def refused(size: int) -> str:
+        path = written(
+            tmp_path / f"{size}.gguf", arch="llama", more=lambda writer: writer.add_rope_dimension_count(size)
+        )
+        with pytest.raises(ModelError) as said:
+            load(Runtime(model=str(path)))
+        return said.value.message
+
+    assert "says llama.rope.dimension_count = 4,000,000,000, but no tensor" in refused(4_000_000_000)
+    assert "implies at least" in refused(65_000)
+
+
+def test_a_tensor_that_the_model_has_no_place_for_is_refused(tmp_path: Path) -> None:
+    def bias(writer: Any) -> None:
+        writer.add_tensor("blk.0.attn_output.bias", numpy.ones(32, dtype=numpy.float32))
+
+    path = written(tmp_path / "more.gguf", more=bias)
+    with pytest.raises(ModelError, match=r"more\.gguf holds 1 tensors .* has no place: blk\.0\.attn_output\.bias"):
+        load(Runtime(model=str(path)))
+
+
+def test_positions_that_nobody_would_scale_are_refused(tmp_path: Path) -> None:
+    def scaled(writer: Any) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(4.0)
+
+    path = written(tmp_path / "scaled.gguf", more=scaled)
+    with pytest.raises(ModelError, match=r"scaled\.gguf scales positions \('linear' by 4\.0\)"):
+        load(Runtime(model=str(path)))
+
+
+def test_rotary_factors_are_applied(tmp_path: Path) -> None:
+    """A llama with scaled frequencies computes what transformers computes with them in its config."""
+    rope = {"rope_theta": 10_000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+    from tests.tiny import tiny
+
+    scaled, plain = tiny("llama", rope_parameters=rope), tiny("llama")
+    factors = plain.model.rotary_emb.inv_freq / scaled.model.rotary_emb.inv_freq
+    assert factors.max() > 2
+
+    def with_factors(writer: Any) -> None:
+        writer.add_tensor("rope_freqs.weight", factors.float().numpy())
+
+    path = written(tmp_path / "llama.gguf", arch="llama", packed=False, more=with_factors)
+    ids = torch.tensor([[5, 60, 250, 7] * 20])
+    with torch.no_grad():
+        found = load(Runtime(model=str(path), pack=False)).model(ids).logits
+        expected, without = scaled(ids).logits, plain(ids).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert (expected - without).abs().max() > 1e-2
