@@ -187,15 +187,15 @@ def check_size(config: dict[str, Any], files: WeightFiles, source: str = "config
     else:
         packed = 1
         _check_dimensions(config, files, source)
+    numbers = sum(tensor.numel for tensor in files.tensors.values()) * packed
+    implied = sum(_implied(part) for part, _ in _built(config))
+    if implied > 4 * numbers + 1_000_000:
+        raise ModelError(f"{source} implies at least {implied:,} parameters, but the weight files hold {numbers:,}")
     for part, where in _built(config):
         for name in LAYERS:
             if type(part.get(name)) is int and part[name] > most_layers(len(files.tensors)):
                 held = f"the weight files hold {len(files.tensors):,} tensors"
                 raise ModelError(f"{source} says {where}{name} = {part[name]:,}, but {held}")
-    numbers = sum(tensor.numel for tensor in files.tensors.values()) * packed
-    implied = sum(_implied(part) for part, _ in _built(config))
-    if implied > 4 * numbers + 1_000_000:
-        raise ModelError(f"{source} implies at least {implied:,} parameters, but the weight files hold {numbers:,}")
 
 
 def most_layers(tensors: int) -> int:

@@ -62,6 +62,15 @@ def test_sizes_that_are_absurd_only_together_are_refused(tmp_path: Path) -> None
         load(Runtime(model=str(folder)))
 
 
+def test_more_layers_than_tensors_are_refused_however_small(tmp_path: Path) -> None:
+    folder = checkpoint("llama", tmp_path)
+    told = json.loads((folder / "config.json").read_text())
+    many = {"hidden_size": 2, "intermediate_size": 1, "num_hidden_layers": 50_000}
+    (folder / "config.json").write_text(json.dumps({**told, **many}))
+    with pytest.raises(ModelError, match="says num_hidden_layers = 50,000, but the weight files hold 21 tensors"):
+        load(Runtime(model=str(folder)))
+
+
 @pytest.mark.zoo
 def test_no_architecture_of_transformers_is_above_the_bounds_by_its_defaults() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
