@@ -7,8 +7,7 @@ to compute the same, None, or a refusal. tests/test_compat.py has a test for eac
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -222,51 +221,3 @@ def synthid_keys(processor: Any, contexts: Tensor, ids: Tensor) -> tuple[Tensor,
         )
     keys, hashes = method(contexts, ids)
     return keys, hashes
-
-
-# -- transformers: GGUF files ------------------------------------------------------------------------------------------
-
-
-def gguf_reader(model: Any, architecture: str) -> Callable[[str], bool] | None:
-    """Whether a tensor of a GGUF file goes into `model`, by its name; None if transformers reports those left out."""
-    try:
-        from transformers.integrations.gguf.utils import is_gguf_arch_supported
-
-        if is_gguf_arch_supported(architecture):
-            return None
-    except ImportError:  # an older transformers has the other reader alone
-        pass
-    try:
-        from transformers.modeling_gguf_pytorch_utils import (
-            TENSOR_PROCESSORS,
-            TensorProcessor,
-            get_gguf_hf_weights_map,
-        )
-    except ImportError as error:
-        raise ModelError(f"this transformers does not say which tensors of a GGUF file it reads: {error}") from error
-    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config={})
-    names = {*get_gguf_hf_weights_map(model, processor)}
-
-    def reads(name: str) -> bool:
-        # stacked experts have no suffix in the map; GPT-2's head is read under its own name
-        return (
-            name in names or name.removesuffix(".weight") in names or (architecture, name) == ("gpt2", "output.weight")
-        )
-
-    return reads
-
-
-@contextmanager
-def gguf_bar(bar: Callable[..., Any]) -> Iterator[None]:
-    """Replace the progress bar of transformers' reader of GGUF files, which its settings do not reach."""
-    try:
-        from transformers import modeling_gguf_pytorch_utils as reader
-    except ImportError:
-        yield
-        return
-    before = getattr(reader, "tqdm", None)
-    reader.tqdm = bar  # type: ignore[attr-defined, unused-ignore]
-    try:
-        yield
-    finally:
-        reader.tqdm = before  # type: ignore[attr-defined, unused-ignore]

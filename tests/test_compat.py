@@ -194,22 +194,3 @@ def test_synthid_keys() -> None:
     assert (keys.shape, hashes.shape) == ((1, 4, 2), (1,))
     with pytest.raises(ModelError, match="_compute_keys"):
         compat.synthid_keys(object(), torch.tensor([[1, 2]]), torch.tensor([[0]]))
-
-
-def test_gguf_reader() -> None:
-    pytest.importorskip("gguf")
-    reads = compat.gguf_reader(tiny("llama"), "llama")
-    assert reads is not None, "transformers.modeling_gguf_pytorch_utils.get_gguf_hf_weights_map has moved"
-    assert all(map(reads, ("token_embd.weight", "output.weight", "blk.1.ffn_down.weight")))
-    assert not any(map(reads, ("blk.2.ffn_down.weight", "blk.1.attn_q.bias", "rope_freqs.weight")))
-    assert compat.gguf_reader(object(), "lfm2") is None
-
-
-def test_gguf_bar() -> None:
-    from transformers import modeling_gguf_pytorch_utils as reader
-
-    assert hasattr(reader, "tqdm"), "the reader of GGUF files has another progress bar"
-    before = reader.tqdm
-    with compat.gguf_bar(len):
-        assert reader.tqdm is len
-    assert reader.tqdm is before

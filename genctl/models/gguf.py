@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import check, config_sizes, fingerprint, gguf_header, optional_packages
+from genctl.models import check, config_sizes, fingerprint, gguf_header, gguf_reader, optional_packages
 from genctl.models.generation_settings import GenerationSettings
 from genctl.models.gguf_header import Header
 from genctl.models.library_errors import guarded
@@ -101,10 +101,8 @@ def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> lis
 
     `unexpected` are the names that transformers reports. Raises ModelError for tensors that the model has no place for.
     """
-    from genctl import compat
-
     header = gguf_header.read(path)
-    reads = compat.gguf_reader(model, header.architecture)
+    reads = gguf_reader.reads(model, header.architecture)
     left = sorted(unexpected if reads is None else (name for name in header.tensors if not reads(name)))
     if ROPE_FACTORS in left and _scale_frequencies(model, path):
         left.remove(ROPE_FACTORS)

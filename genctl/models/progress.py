@@ -64,14 +64,14 @@ def weights_bar(on_event: OnEvent | None, what: str) -> Iterator[None]:
     """Route transformers' progress bars for weights to `on_event`."""
     from transformers.utils import logging as hf
 
-    from genctl import compat
+    from genctl.models import gguf_reader
 
     def hook(factory: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> _Bar:
         return _Bar(args[0] if args else keywords.get("iterable", ()), on_event, what)
 
     before = hf.set_tqdm_hook(hook)
     try:
-        with compat.gguf_bar(lambda items, **keywords: _Bar(items, on_event, what)):
+        with gguf_reader.progress_bar(lambda items, **keywords: _Bar(items, on_event, what)):
             yield
     finally:
         hf.set_tqdm_hook(before)

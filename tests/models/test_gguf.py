@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from genctl.errors import ModelError
-from genctl.models import optional_packages
+from genctl.models import gguf_reader, optional_packages
 from genctl.models.hub import load
 from genctl.params import Runtime
 from tests.cli.tool import genctl
@@ -150,3 +150,21 @@ def test_a_plan_of_a_gguf_file_is_refused(tmp_path: Path) -> None:
     done = genctl("inspect-cache", "--plan", "--length", "100", "-m", str(written(tmp_path / "tiny.gguf")))
     assert done.status == 3, done.err
     assert "is a GGUF file, and a plan is made of a config.json" in done.err
+
+
+def test_transformers_says_which_tensors_it_reads() -> None:
+    reads = gguf_reader.reads(tiny("llama"), "llama")
+    assert reads is not None, "transformers.modeling_gguf_pytorch_utils.get_gguf_hf_weights_map has moved"
+    assert all(map(reads, ("token_embd.weight", "output.weight", "blk.1.ffn_down.weight")))
+    assert not any(map(reads, ("blk.2.ffn_down.weight", "blk.1.attn_q.bias", "rope_freqs.weight")))
+    assert gguf_reader.reads(object(), "lfm2") is None
+
+
+def test_the_progress_bar_of_the_reader_is_replaced() -> None:
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    assert hasattr(reader, "tqdm"), "the reader of GGUF files has another progress bar"
+    before = reader.tqdm
+    with gguf_reader.progress_bar(len):
+        assert reader.tqdm is len
+    assert reader.tqdm is before
