@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from urllib.parse import urlsplit
 from genctl.errors import UsageError
 
 SCHEME = "openai:"
-KEYS = ("GENCTL_API_KEY", "OPENAI_API_KEY")  # environment variables that hold the key, the first one that is set
+KEYS = ("GENCTL_API_KEY", "OPENAI_API_KEY")  # environment variables that hold a key
+OPENAI_HOST = "api.openai.com"
+OPENAI_URL = "OPENAI_BASE_URL"  # environment variable of OpenAI's own programs: another server for their key
 
 
 @dataclass(frozen=True)
@@ -72,3 +75,30 @@ def _read(text: str) -> Address:
     url = url.rstrip("/")
     base = url if re.search(r"/v\d+$", url) else f"{url}/v1"
     return Address(f"{SCHEME}{url}", base)
+
+
+def key_of(address: Address) -> tuple[str, str]:
+    """The key for a server, and what to say where it asks for one and there is none.
+
+    `GENCTL_API_KEY` goes to every server, since the user names all of them (see `genctl.config.found_files`).
+    `OPENAI_API_KEY` was given for OpenAI: it goes there, over HTTPS, or to the server that `OPENAI_BASE_URL` names.
+    """
+    own, openai = (os.environ.get(name, "").strip() for name in KEYS)
+    hint = f"a key is needed: set {KEYS[0]}"
+    if own or not openai:
+        return own, hint
+    parts = urlsplit(address.base)
+    host = parts.hostname or ""
+    is_openai = parts.scheme == "https" and (host == OPENAI_HOST or host.endswith(f".{OPENAI_HOST}"))
+    if is_openai or _origin(address.base) == _origin(os.environ.get(OPENAI_URL, "").strip()):
+        return openai, hint
+    return "", f"{hint}; {KEYS[1]} is for {OPENAI_HOST} or the server of {OPENAI_URL}"
+
+
+def _origin(url: str) -> tuple[str, str, int | None] | None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return None
+    return (parts.scheme, parts.hostname, port) if parts.hostname else None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from genctl import events
-from genctl.backend.answer import AnswerPiece, ending_of, pieces_of, usage_of
-from genctl.backend.failure import RowFailure, Trouble
+from genctl.backend.answer import AnswerPiece, Usage, ending_of, pieces_of, usage_of
+from genctl.backend.failure import RowFailure, Trouble, one_line
+from genctl.backend.reading import loads
 from genctl.batch.records import error_record, record
 from genctl.batch.rows import InputRow
 from genctl.errors import InputError, reason_of
@@ -37,7 +38,7 @@ def read_lines(name: str) -> Iterator[BatchLine]:
                     continue
                 where = f"{name}, line {number}"
                 try:
-                    data = json.loads(line)
+                    data = loads(line)
                 except (ValueError, RecursionError) as error:
                     raise InputError(f"{where}: {reason_of(error)}") from None
                 id = data.get("custom_id") if isinstance(data, dict) else None
@@ -61,10 +62,13 @@ def by_id(names: Sequence[str]) -> dict[str, BatchLine]:
     return lines
 
 
-def imported(results: Sequence[str], requests: str | None) -> Iterator[list[dict[str, Any]]]:
+def imported(
+    results: Sequence[str], requests: str | None, say: Callable[[str], object] = lambda line: None
+) -> Iterator[list[dict[str, Any]]]:
     """The records of each request, in the order of `requests`, or else of the results.
 
-    A request without a result gives an error record. Raises InputError for files that do not fit together.
+    `say` reports results that are not as they should be, a line for each kind of them. A request without a result gives
+    an error record. Raises InputError for files that do not fit together.
     """
     found = by_id(results)
     asked = {} if requests is None else by_id([requests])
@@ -72,30 +76,52 @@ def imported(results: Sequence[str], requests: str | None) -> Iterator[list[dict
         for id, line in found.items():
             if id not in asked:
                 raise InputError(f"{line.where}: the custom_id {id} is not in {requests}")
+    reported: set[str] = set()
     for id in asked or found:
         body = asked[id].data.get("body") if id in asked else None
         if id not in found:
             yield [error_record(id, RowFailure.code, "the results have no line for this request")]
             continue
-        yield _records(id, found[id], body if isinstance(body, Mapping) else None)
+        doubts: set[str] = set()
+        try:
+            records = _records(id, found[id], body if isinstance(body, Mapping) else None, doubts)
+        except Exception as error:  # whatever a result holds may cost its row, never the others
+            message = f"the result cannot be read: unexpected {type(error).__name__}: {one_line(str(error))}"
+            records = [error_record(id, RowFailure.code, message)]
+        for doubt in sorted(doubts - reported):
+            say(f"{found[id].where}: {doubt}")
+        reported |= doubts
+        yield records
 
 
-def _records(id: str, line: BatchLine, asked: Line | None) -> list[dict[str, Any]]:
+def _records(id: str, line: BatchLine, asked: Line | None, doubts: set[str]) -> list[dict[str, Any]]:
     response, error = line.data.get("response"), line.data.get("error")
     body = response.get("body") if isinstance(response, Mapping) else None
     status = response.get("status_code") if isinstance(response, Mapping) else None
     if error or status != 200 or not isinstance(body, Mapping):
         return [error_record(id, RowFailure.code, _why(error, status, body))]
     try:
-        pieces = sorted(pieces_of(body, _top(asked)), key=lambda piece: piece.choice)
+        pieces = sorted(pieces_of(body, _top(asked), doubts), key=lambda piece: piece.choice)
         if not pieces:
             raise Trouble("the result has no choices")
     except Trouble as trouble:
         return [error_record(id, RowFailure.code, trouble.message)]
-    usage = usage_of(body)
+    usage = usage_of(body, doubts)
     new = usage.new if usage is not None and len(pieces) == 1 else None
+    if _is_too_long(asked, pieces, usage):
+        doubts.add("the text has more tokens than were asked for")
     prompt_tokens = None if usage is None else usage.prompt
-    return [_record(id, piece, str(body.get("model", "")), prompt_tokens, new, asked) for piece in pieces]
+    return [_record(id, piece, one_line(str(body.get("model", ""))), prompt_tokens, new, asked) for piece in pieces]
+
+
+def _is_too_long(asked: Line | None, pieces: Sequence[AnswerPiece], usage: Usage | None) -> bool:
+    """Whether a result has more tokens than its request allows."""
+    limits = [(asked or {}).get(name) for name in ("max_tokens", "max_completion_tokens")]
+    most = next((one for one in limits if isinstance(one, int)), None)
+    if most is None:
+        return False
+    counted = max((len(piece.tokens) for piece in pieces if piece.counted), default=0)
+    return counted > most or (usage is not None and (usage.new or 0) > most * len(pieces))
 
 
 def _record(
@@ -103,7 +129,7 @@ def _record(
 ) -> dict[str, Any]:
     stops = asked is None or "stop" in asked or "stop_token_ids" in asked
     reason, stop, kind = ending_of(piece, could_stop=stops)
-    total = sum(token.logprob for token in piece.tokens)
+    total = math.fsum(token.logprob for token in piece.tokens)
     told = any(token.logprob == token.logprob for token in piece.tokens)
     length = new if new is not None else len(piece.tokens) if told else 0  # 0: nobody counts them
     text = "".join(token.text for token in piece.tokens)
@@ -149,7 +175,8 @@ def _why(error: Any, status: Any, body: Any) -> str:
     """Why a request failed."""
     for said in (error, body.get("error") if isinstance(body, Mapping) else None):
         if isinstance(said, Mapping) and said.get("message"):
-            return f"{said['message']}" if status in (None, 200) else f"{status} {said['message']}"
+            words = one_line(str(said["message"]))
+            return words if status in (None, 200) else f"{one_line(str(status))} {words}"
         if isinstance(said, str) and said:
-            return said
-    return f"the answer has status {status}" if status not in (None, 200) else "the result has no answer"
+            return one_line(said)
+    return f"the answer has status {one_line(str(status))}" if status not in (None, 200) else "the result has no answer"

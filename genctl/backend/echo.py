@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,15 @@ class EchoedPrompt:
 
 
 def echoed(answer: Mapping[str, Any], text: str, top: int = 0) -> EchoedPrompt:
-    """The prompt `text` in an answer to `echo`. Raises InputError where its tokens are not those of the text."""
+    """The prompt `text` in an answer to `echo`.
+
+    Raises InputError where its tokens are not those of the text or a number cannot be true, and one of MALFORMED.
+    """
+    doubts: set[str] = set()
     logprobs = answer["choices"][0]["logprobs"]
-    tokens = tokens_of(logprobs, top)
+    tokens = tokens_of(logprobs, top, doubts)
+    if doubts:
+        raise InputError("the server gives a log-probability that is not a number up to 0")
     starts = _starts(tokens, text)
     if starts is None:
         said = logprobs.get("text_offset") or ()  # where a character is spread over several tokens
@@ -61,7 +68,9 @@ def scored_after(prompt: EchoedPrompt, begin: int) -> tuple[int, list[Token]]:
         raise InputError("the server reads the end of the context and the beginning of the text as one token")
     if begin and any(math.isnan(token.logprob) for _, token in own):
         raise InputError("the server has no score for a token after the context")
-    scored = [(start, token) for start, token in own if not math.isnan(token.logprob)]
+    scored = list(itertools.dropwhile(lambda pair: math.isnan(pair[1].logprob), own))
+    if any(math.isnan(token.logprob) for _, token in scored):
+        raise InputError("the server has no score for a token in the middle of the text")
     if not scored:
         raise InputError(
             "the text is a single token, and the server has no score for the first one; "

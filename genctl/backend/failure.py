@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from genctl.errors import GenctlError, ModelError
+import re
+
+from genctl.batch.printable import printable
+from genctl.errors import GenctlError, ModelError, without_secrets
+
+LONGEST = 200  # characters of a server's own words in a message
+
+# What taking a JSON value apart may raise, whatever it holds.
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
 class BackendError(ModelError):
@@ -48,3 +56,10 @@ class Late(Exception):
 
 class Gone(Exception):
     """Nobody waits for the answer any more."""
+
+
+def one_line(text: str, most: int = LONGEST) -> str:
+    """The first line of a text from a server, harmless for a terminal and free of keys."""
+    line = re.split(r"[\r\n]", text.strip()[: 4 * most], maxsplit=1)[0]
+    line = printable(without_secrets(line))
+    return line if len(line) <= most else line[: most - 1] + "…"

@@ -49,5 +49,6 @@ def described(description: Any, path: str) -> frozenset[str]:
 
 def kind_of(description: Any, owner: str) -> str:
     """The kind of a server: who owns its models, or its title."""
-    title = description.get("info", {}).get("title", "") if isinstance(description, dict) else ""
+    info = description.get("info") if isinstance(description, dict) else None
+    title = info.get("title", "") if isinstance(info, dict) else ""
     return LLAMA_CPP_PYTHON if "llama.cpp Python" in str(title) else owner

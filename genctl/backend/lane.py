@@ -9,7 +9,7 @@ from time import monotonic
 
 from genctl import events
 from genctl.backend.answer import AnswerPiece, Usage, ending_of
-from genctl.backend.failure import Trouble
+from genctl.backend.failure import RowFailure, Trouble
 from genctl.backend.structure import incomplete
 from genctl.events import Token
 from genctl.params import Generation
@@ -73,6 +73,11 @@ class RemoteLane:
             if mine.text != theirs.text:
                 raise Trouble("the answer was cut off, and the next one does not begin with the text that was shown")
         yield from self._tell(sequence, sequence.tokens[told:])
+
+    def fail(self, message: str) -> Iterator[events.Event]:
+        """The row is an error."""
+        self.over = True
+        yield events.Failed(self.name, RowFailure.code, message)
 
     def count(self, slots: Sequence[int], usage: Usage | None) -> None:
         """Take note of the tokens that a request took."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,14 @@ from genctl.backend.address import Address
 from genctl.backend.answer import tokens_of
 from genctl.backend.client import Client
 from genctl.backend.echo import echoed
-from genctl.backend.failure import BackendError, Trouble
+from genctl.backend.failure import MALFORMED, BackendError, Late, Trouble, one_line
 from genctl.errors import InputError
 
 PROMPT = "Hello"
 TOLERANCE = 0.1  # nats, between a token that is read and the same one that is written: passes differ a little
 UNABLE = (500, 501)  # what servers answer, besides 400, to what they cannot do
 LISTED = 8  # models named in a message
+PROBE_S = 30.0  # for all questions of the probe together, their pauses and further attempts included
 
 
 @dataclass(frozen=True)
@@ -39,16 +40,17 @@ def logprob_fields(top: int, *, chat: bool) -> dict[str, Any]:
 class Server:
     """A server that has answered. Raises BackendError where it cannot be used."""
 
-    def __init__(self, address: Address, model: str | None) -> None:
-        self.client = Client(address)
+    def __init__(self, address: Address, model: str | None, say: Callable[[str], object] = lambda line: None) -> None:
+        self.client = Client(address, say)
         self.name = address.name
+        self._left = PROBE_S
         self._endpoints: dict[bool, Endpoint] = {}
         self._able: dict[str, bool] = {}
         try:
             self.model, owner = self._model(model)
             self._description = self._openapi()
         except BaseException as error:
-            self.client.close()
+            self.close()
             if isinstance(error, Trouble):
                 raise self.error(error) from None
             raise
@@ -87,18 +89,18 @@ class Server:
         asked: dict[str, Any] = {"model": self.model, "max_tokens": 1, "temperature": 0.0, "logprobs": 1}
         path, prompt = self.endpoint(chat=False).path, f"{PROMPT}, {PROMPT}"
         try:
-            answer = self._patiently(lambda: self.client.post(path, {**asked, "prompt": prompt}), UNABLE)
-            written = tokens_of(answer["choices"][0].get("logprobs"), 0)
+            answer = self._post(path, {**asked, "prompt": prompt}, UNABLE)
+            written = tokens_of(answer["choices"][0].get("logprobs"), 0, set())
             if not written:
                 return "gives no log-probabilities"
             whole = prompt + written[0].text
-            answer = self._patiently(lambda: self.client.post(path, {**asked, "prompt": whole, "echo": True}), UNABLE)
+            answer = self._post(path, {**asked, "prompt": whole, "echo": True}, UNABLE)
             read = echoed(answer, whole).tokens
         except Trouble as trouble:
             if trouble.fatal:
                 raise self.error(trouble) from None
             return "gives no log-probabilities of a prompt"
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, InputError):
+        except (*MALFORMED, InputError):
             return "gives no log-probabilities of a prompt"
         start, token = read[-1]
         if start != len(prompt):
@@ -111,17 +113,17 @@ class Server:
     def _model(self, wanted: str | None) -> tuple[str, str]:
         """The model's name and its owner, who tells the kind of server."""
         try:
-            listed = self._patiently(lambda: self.client.get("/models")).get("data")
+            listed = self._ask(lambda deadline: self.client.get("/models", deadline=deadline)).get("data")
         except Trouble as trouble:
             if wanted is None or trouble.status != 404:
                 raise
             return wanted, ""  # it lists no models
         models = {
-            str(entry["id"]): str(entry.get("owned_by", ""))
+            entry["id"]: str(entry.get("owned_by", ""))
             for entry in (listed if isinstance(listed, list) else [])
-            if isinstance(entry, dict) and "id" in entry
+            if isinstance(entry, dict) and isinstance(entry.get("id"), str)
         }
-        names = ", ".join([*list(models)[:LISTED], *(["…"] if len(models) > LISTED else [])])
+        names = ", ".join([*map(one_line, list(models)[:LISTED]), *(["…"] if len(models) > LISTED else [])])
         if wanted is not None:
             if models and wanted not in models:
                 raise Trouble(f"there is no model {wanted}; there are: {names}", fatal=True)
@@ -135,7 +137,9 @@ class Server:
     def _openapi(self) -> Any:
         """The server's description of itself, if it has one."""
         try:
-            return self.client.get("/openapi.json", root=True)
+            return self._ask(
+                lambda deadline: self.client.get("/openapi.json", root=True, deadline=deadline), attempts=1
+            )
         except Trouble:
             return {}
 
@@ -146,7 +150,7 @@ class Server:
         most = "max_tokens" if "max_tokens" in fields else "max_completion_tokens"
         asked |= {"model": self.model, most: 1}
         try:
-            self._patiently(lambda: self.client.post(path, asked))
+            self._post(path, asked)
         except Trouble as trouble:
             if trouble.status == 404 and not chat:
                 raise BackendError(
@@ -154,9 +158,9 @@ class Server:
                 ) from None
             raise self.error(trouble) from None
         try:
-            answer = self._patiently(lambda: self.client.post(path, {**asked, **logprob_fields(1, chat=chat)}), UNABLE)
-            told = bool(tokens_of(answer["choices"][0].get("logprobs"), 0))
-        except (Trouble, KeyError, IndexError, TypeError, ValueError, AttributeError):
+            answer = self._post(path, {**asked, **logprob_fields(1, chat=chat)}, UNABLE)
+            told = bool(tokens_of(answer["choices"][0].get("logprobs"), 0, set()))
+        except (Trouble, *MALFORMED):
             told = False
         return Endpoint(path, fields, told)
 
@@ -166,26 +170,50 @@ class Server:
             path = self.endpoint(chat=False).path
             try:
                 body = {"model": self.model, "prompt": PROMPT, "max_tokens": 1, **asked}
-                answer = self._patiently(lambda: self.client.post(path, body), UNABLE)
-                self._able[what] = holds(answer)
+                self._able[what] = holds(self._post(path, body, UNABLE))
             except Trouble as trouble:
                 if trouble.fatal:
                     raise self.error(trouble) from None
                 self._able[what] = False
-            except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            except MALFORMED:
                 self._able[what] = False
         return self._able[what]
 
-    def _patiently(self, ask: Callable[[], Any], final: Sequence[int] = ()) -> Any:
-        """The answer, asked for again while the server is busy or still loads its model. Raises Trouble.
+    def _post(self, path: str, body: dict[str, Any], final: Sequence[int] = ()) -> dict[str, Any]:
+        """The answer to a request of the probe; see `_ask`."""
+        return self._ask(lambda deadline: self.client.post(path, body, deadline=deadline), final)
 
-        `final`: statuses that also mean that a server cannot do the request.
+    def _ask(
+        self,
+        ask: Callable[[float], Awaitable[dict[str, Any]]],
+        final: Sequence[int] = (),
+        *,
+        attempts: int = retry.ATTEMPTS,
+    ) -> dict[str, Any]:
+        """The answer, asked for again while the server is busy or still loads its model. `ask` gets the deadline.
+
+        `final`: statuses that also mean that a server cannot do the request. Raises Trouble, and BackendError once the
+        questions have taken `PROBE_S` together.
         """
-        for attempt in range(1, retry.ATTEMPTS):
-            try:
-                return ask()
-            except Trouble as trouble:
-                if not trouble.again or trouble.status in final or trouble.message.startswith("no connection"):
-                    raise
-                time.sleep(retry.pause_s(attempt, 0, trouble.wait_s))
-        return ask()
+        began = time.monotonic()
+        deadline = began + self._left
+
+        def hopeless(trouble: Trouble) -> bool:
+            return trouble.status in final or trouble.message.startswith("no connection")
+
+        try:
+            return self.client.wait(
+                retry.patiently(
+                    lambda: ask(deadline),
+                    seed=0,
+                    deadline=deadline,
+                    say=self.client.note_pause,
+                    hopeless=hopeless,
+                    attempts=attempts,
+                    counts=False,
+                )
+            )
+        except Late:
+            raise BackendError(f"{self.name}: the probe got no answer within {PROBE_S:g} s") from None
+        finally:
+            self._left -= time.monotonic() - began

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from genctl import events
 from genctl.backend import address
 from genctl.backend.answer import AnswerPiece
-from genctl.backend.body import messages_of, samples, sampling_fields, seed_field, unused_default
+from genctl.backend.body import MAX_NEW, messages_of, samples, sampling_fields, seed_field, unused_default
 from genctl.backend.exchanges import Answered, Attempt, Exchange, Exchanges, News
-from genctl.backend.failure import BackendError, Late, RowFailure, Trouble
+from genctl.backend.failure import BackendError, Late, RowFailure, Trouble, one_line
 from genctl.backend.lane import RemoteLane
 from genctl.backend.server import Endpoint, Server, logprob_fields
 from genctl.batch.seeds import row_seed
@@ -41,9 +41,16 @@ class RemoteSession:
     has_texts = True
     passes = 0  # forward passes, which no server tells of
 
-    def __init__(self, backend: str | Sequence[str], model: str | None, tokenizer: str | None = None) -> None:
+    def __init__(
+        self,
+        backend: str | Sequence[str],
+        model: str | None,
+        tokenizer: str | None = None,
+        say: Callable[[str], object] = lambda line: None,
+    ) -> None:
         """`tokenizer`: the checkpoint whose tokenizer makes token ids of prompts; None leaves that to the server.
 
+        `say` reports waits, and answers that are not as they should be, a line for each.
         Raises BackendError where a server cannot be used, UsageError for what names none, ModelError for the tokenizer.
         """
         self._tokenizer: LoneTokenizer | None = None
@@ -54,7 +61,7 @@ class RemoteSession:
         self.servers: list[Server] = []
         try:
             for one in address.read(backend):
-                self.servers.append(Server(one, model))
+                self.servers.append(Server(one, model, say))
             if len({server.model for server in self.servers}) > 1:
                 each = "; ".join(f"{server.name} has {server.model}" for server in self.servers)
                 raise BackendError(f"the servers have different models: {each}", hint="name one with --model")
@@ -127,6 +134,11 @@ class RemoteSession:
         for server in self.servers:
             server.close()
 
+    def hear(self) -> None:
+        """Report what there is to say of the servers."""
+        for server in self.servers:
+            server.client.hear()
+
     def stream(
         self,
         requests: Iterable[Request],
@@ -165,6 +177,7 @@ class RemoteSession:
                         exchanges.send(waiting.popleft())
                 if not (exchanges.busy or waiting or reading):
                     return
+                self.hear()
                 try:
                     exchange, news = exchanges.news.get(timeout=TICK_S)
                 except queue.Empty:
@@ -178,6 +191,7 @@ class RemoteSession:
                     waiting = deque(one for one in waiting if not one.lane.over)
         finally:
             exchanges.close()
+            self.hear()
             for lane in lanes.values():
                 lane.over = True
 
@@ -229,7 +243,8 @@ class RemoteSession:
             if together and count > 1:
                 own["n"] = count
             slots = tuple(range(count)) if together else (first,)
-            exchanges.append(Exchange(lane, server, endpoint.path, own, slots, seed, report.top, deadline))
+            most = generation.max_new_tokens or MAX_NEW
+            exchanges.append(Exchange(lane, server, endpoint.path, own, slots, seed, report.top, most, deadline))
         return lane, exchanges
 
     def _prompt(self, request: Request, server: Server) -> str | list[int]:
@@ -285,8 +300,10 @@ def _events_of(exchange: Exchange, news: News) -> Iterator[events.Event]:
     except Trouble as trouble:
         if trouble.fatal:
             raise exchange.server.error(trouble) from None
-        lane.over = True
-        yield events.Failed(lane.name, RowFailure.code, f"{exchange.server.name}: {trouble.message}")
+        yield from lane.fail(f"{exchange.server.name}: {trouble.message}")
+    except Exception as error:  # whatever a server sends may cost its row, never the others
+        words = f"unexpected {type(error).__name__}: {one_line(str(error))}"
+        yield from lane.fail(f"{exchange.server.name}: {words}")
 
 
 def _is_chat(resolved: Resolved) -> bool:

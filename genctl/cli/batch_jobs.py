@@ -60,7 +60,7 @@ def import_results(options: ImportOptions) -> int:
     from genctl.render.message import print_message
 
     form: Any = options.format or format_of(options.output, get_args(writers.Format), "jsonl")
-    records = list(batch_results.imported(options.input, options.requests))
+    records = list(batch_results.imported(options.input, options.requests, lambda line: print_message(f"note: {line}")))
     sink = writers.open_output(options.output, sys.stdout, force=options.force)
     failed = 0
     with ExitStack() as stack:

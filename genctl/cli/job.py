@@ -252,7 +252,7 @@ class Job(ABC, Generic[SomeOptions]):
         began = time.perf_counter()
         assert runtime.backend is not None
         named = origins.get("model", "default") != "default"
-        session = RemoteSession(runtime.backend, runtime.model if named else None, runtime.tokenizer)
+        session = RemoteSession(runtime.backend, runtime.model if named else None, runtime.tokenizer, self.note)
         self._servers.append(session)
         if self.page is not None:
             self.page.facts += [("server", server.name) for server in session.servers]

@@ -27,6 +27,7 @@ class Failure:
     headers: dict[str, str] = field(default_factory=dict)
     cut_after: int | None = None  # tokens of a right stream, after which the connection is closed
     slow_s: float = 0.0  # between two tokens
+    raw: Callable[[Callable[[bytes], object]], object] | None = None  # writes all bytes of the answer, status line too
 
 
 @dataclass
@@ -47,6 +48,7 @@ class StandIn:
     fault: Fault = lambda server, body: None
     wrong_models: Failure | None = None
     asked: list[Body] = field(default_factory=list)  # everything that came, with its path and key
+    on_headers: Callable[[Any], object] = lambda headers: None
     inside: int = 0  # requests in flight now
     most: int = 0  # and at the most
     url: str = ""
@@ -89,6 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         server = self.stand_in
+        server.on_headers(self.headers)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with server.lock:
             server.asked.append({**body, "path": self.path, "key": self.headers.get("Authorization", "")})
@@ -190,6 +193,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._fail(Failure(status, json.dumps(data).encode()))
 
     def _fail(self, failure: Failure) -> None:
+        if failure.raw is not None:
+            self.close_connection = True
+            failure.raw(self._raw)
+            return
         self.send_response(failure.status)
         self.send_header("Content-Type", failure.kind)
         self.send_header("Content-Length", str(len(failure.content)))

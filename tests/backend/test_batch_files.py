@@ -167,3 +167,41 @@ def test_batches_need_neither_torch_nor_a_network(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["body"]["prompt"] == "Hi"
+
+
+def test_a_result_that_cannot_be_true_costs_no_other_row(tmp_path: Path) -> None:
+    def scored(*logprobs: object) -> dict[str, object]:
+        told = {"tokens": [" a", " b"], "token_logprobs": list(logprobs)}
+        return {"index": 0, "text": " a b", "finish_reason": "stop", "logprobs": told}
+
+    many = completion("count", {"index": 0, "text": "x", "finish_reason": "stop"})
+    many["response"]["body"]["usage"] = {"prompt_tokens": True, "completion_tokens": 10**400}
+    results = lines(
+        tmp_path / "results.jsonl",
+        completion("inf", scored(float("inf"), float("-inf"))),
+        completion("low", scored(-1.7e308, -1.7e308)),
+        many,
+        completion("index", {"index": 10**400, "text": "x"}),
+        completion("text", {"index": 0, "text": "lone \ud800", "finish_reason": "stop"}),
+        completion("good", scored(-0.5, -0.5)),
+    )
+    done = genctl("batch", "import", "-i", results, "-o", str(tmp_path / "out.jsonl"))
+    assert done.status == 1
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [record.get("logprob") for record in records] == [None] * 5 + [-1.0]
+    assert records[2]["usage"] == {"prompt_tokens": None, "new_tokens": None}
+    assert [record["id"] for record in records if "error" in record] == ["index"]
+    assert records[4]["text"] == "lone \ufffd"
+    assert done.err == (
+        f"note: {results}, line 1: a log-probability that is not a number up to 0 counts as unknown\n"
+        f"note: {results}, line 3: a number of tokens that is not a whole number from 0 counts as unknown\n"
+    )
+
+
+def test_more_tokens_than_a_request_allows_are_reported(tmp_path: Path) -> None:
+    requests = lines(tmp_path / "requests.jsonl", {"custom_id": "a", "body": {"prompt": "x", "max_tokens": 8}})
+    long = completion("a", {"index": 0, "text": "x", "finish_reason": "length"})
+    long["response"]["body"]["usage"] = {"completion_tokens": 50}
+    results = lines(tmp_path / "results.jsonl", long)
+    done = genctl("batch", "import", "-i", results, "--requests", requests)
+    assert done.err == f"note: {results}, line 1: the text has more tokens than were asked for\n"

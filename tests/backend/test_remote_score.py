@@ -105,3 +105,32 @@ def test_a_heat_map_is_drawn() -> None:
         done = genctl("score", "--backend", server.url, "I drink tea", terminal=True, color="never")
         assert done.status == 0, done.err
         assert "I drink tea" in done.out
+
+
+@pytest.mark.parametrize("wrong", [float("inf"), float("-inf"), -(10**400), True, "x", 0.5])
+def test_a_number_that_cannot_be_true_is_the_error_of_its_text(wrong: object) -> None:
+    def fault(server: StandIn, body: Body) -> Failure | None:
+        if body.get("prompt") != "a bad text":
+            return None
+        told = {"tokens": ["a", " bad", " text"], "token_logprobs": [None, wrong, -1.0]}
+        return Failure(200, json.dumps({"choices": [{"text": "a bad text", "logprobs": told}]}).encode())
+
+    with running(fault=fault) as server:
+        done = genctl("score", "--backend", server.url, "--format", "jsonl", "a bad text", "I drink tea")
+        assert done.status == 1
+        message = "the server gives a log-probability that is not a number up to 0"
+        assert done.records[0]["error"] == {"code": "input", "message": message}
+        assert done.records[1]["nll"] == 3.0
+
+
+def test_a_token_without_a_number_inside_a_text_is_not_left_out_of_its_score() -> None:
+    def fault(server: StandIn, body: Body) -> Failure | None:
+        if body.get("prompt") != "a bad text":
+            return None
+        told = {"tokens": ["a", " bad", " text"], "token_logprobs": [None, -1.0, None]}
+        return Failure(200, json.dumps({"choices": [{"text": "a bad text", "logprobs": told}]}).encode())
+
+    with running(fault=fault) as server:
+        done = genctl("score", "--backend", server.url, "--format", "jsonl", "a bad text")
+        message = "the server has no score for a token in the middle of the text"
+        assert done.records[0]["error"] == {"code": "input", "message": message}
