@@ -6,18 +6,33 @@ The adapter is checked before and after: its files without torch, and each tenso
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError
 from genctl.identity import PREFIX
-from genctl.models import fingerprint, optional_packages, weights
+from genctl.models import check, fingerprint, optional_packages, weights
 from genctl.models.library_errors import guarded
+from genctl.models.weights import Tensor
 from genctl.params import Runtime
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # The kinds that live inside the base's own layers: what calls the base need not know of them.
+_FIRST = re.compile(r"\.lora_(A|embedding_A)(\.|$)")
+_SIZES = (
+    "r",
+    "init_r",
+    "target_r",
+    "oft_block_size",
+    "boft_block_size",
+    "boft_block_num",
+    "n_frequency",
+    "num_vectors",
+)
+_LEAST = 64  # accepted of every size
 _INSIDE = ("LORA", "ADALORA", "IA3", "LOHA", "LOKR", "OFT", "BOFT", "VERA", "HRA", "FOURIERFT", "LN_TUNING")
 
 
@@ -58,17 +73,56 @@ def find(runtime: Runtime) -> Adapter | None:
         raise ModelError(f"{what}: it is for a model of another library than transformers")
     if not (folder / WEIGHTS).is_file():
         raise ModelError(f"{what} has no {WEIGHTS}", hint="pickle files can run code; save it as safetensors")
-    tensors = frozenset(weights.read_header(folder / WEIGHTS))
+    tensors = weights.read_header(folder / WEIGHTS)
     if not tensors:
         raise ModelError(f"{what}: {WEIGHTS} holds no tensors")
+    _check_sizes(what, config, tensors)
     stamps = fingerprint.stamps(folder, [folder / CONFIG, folder / WEIGHTS], code=False)
-    return Adapter(folder, config, tensors, stamps)
+    return Adapter(folder, config, frozenset(tensors), stamps)
+
+
+def _check_sizes(what: str, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse sizes that the adapter's tensors do not have, before peft makes layers of them. Raises ModelError.
+
+    A rank is a dimension of LoRA's first factors [rank, in], and of some tensor in all other kinds.
+    """
+    first = [tensor.shape[0] for name, tensor in tensors.items() if _FIRST.search(name) and tensor.shape]
+    widest = max(first or (max(tensor.shape, default=1) for tensor in tensors.values()))
+    ranks = {f"rank_pattern of {weights.shown(key, 40)}": value for key, value in _items(what, config, "rank_pattern")}
+    for name, value in {**{key: config.get(key) for key in _SIZES}, **ranks}.items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, float) and number.is_integer():
+                number = int(number)
+            if type(number) is int and number > max(widest, 0 if name in ("r", *ranks) and first else _LEAST):
+                problem = f"{CONFIG} says {name} = {number!s:.30}"
+                raise ModelError(f"{what}: {problem}, but no tensor of {WEIGHTS} is of this rank (at most {widest:,})")
+    copies = config.get("layer_replication")
+    if copies is None:
+        return
+    if not isinstance(copies, list) or not all(_is_range(pair) for pair in copies):
+        raise ModelError(f"{what}: layer_replication in {CONFIG} is no list of first and last layers")
+    layers = sum(max(0, last - begin) for begin, last in copies)
+    if layers > check.most_layers(len(tensors)):
+        problem = f"layer_replication makes {layers!s:.30} layers, but {WEIGHTS} holds {len(tensors):,} tensors"
+        raise ModelError(f"{what}: {problem}")
+
+
+def _items(what: str, config: dict[str, Any], key: str) -> list[tuple[str, Any]]:
+    found = config.get(key) or {}
+    if not isinstance(found, dict):
+        raise ModelError(f"{what}: {key} in {CONFIG} is no object")
+    return list(found.items())
+
+
+def _is_range(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(type(end) is int and abs(end) < 1 << 31 for end in pair)
 
 
 def apply(model: Any, adapter: Adapter, *, merge: bool) -> tuple[Any, str]:
     """The base with the adapter inside, and a note. Raises ModelError where the two do not fit together.
 
-    With `merge` the adapter's product is added to the weights, and nothing of it is left.
+    With `merge` the adapter's product is added to the weights, and nothing of it is left. Layers that layer_replication
+    makes share their weights, so the products stay beside them.
     """
     from peft import PeftModel, get_peft_model_state_dict
 
@@ -86,7 +140,9 @@ def apply(model: Any, adapter: Adapter, *, merge: bool) -> tuple[Any, str]:
     if other:
         raise ModelError(f"{what} holds {len(other)} tensors that this model has no place for: {weights.few(other)}")
     kind = adapter.config["peft_type"]
-    if merge:
+    if merge and adapter.config.get("layer_replication"):
+        found, how = wrapped.get_base_model(), "beside the weights, which layer_replication shares between layers"
+    elif merge:
         merged = guarded(lambda: wrapped.merge_and_unload(safe_merge=True), f"{what} cannot be merged into the weights")
         found, how = merged, "merged into the weights"
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,46 @@ def test_files_that_are_no_adapter_are_refused(base: Path, adapter: Path, tmp_pa
     with pytest.raises(ModelError, match="is an adapter") as said:
         load(Runtime(model=str(adapter)))
     assert said.value.hint == f"give its base as the model, and --adapter {adapter}"
+
+
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"r": 10_000_000}, r"says r = 10000000, but no tensor .* \(at most 4\)"),
+        ({"r": 5}, "says r = 5, but no tensor"),
+        ({"r": 10**60}, "says r = 1000000"),
+        ({"rank_pattern": {"q_proj": 10_000_000}}, "says rank_pattern of q_proj = 10000000, but no tensor"),
+        ({"rank_pattern": [4]}, "rank_pattern in adapter_config.json is no object"),
+        ({"layer_replication": [[0, 2]] * 500_000}, "layer_replication makes 1000000 layers, but .* holds 8 tensors"),
+        ({"layer_replication": [[0, 10**9]]}, "layer_replication makes 1000000000 layers"),
+        ({"layer_replication": "all"}, "is no list of first and last layers"),
+        ({"peft_type": "LOHA", "r": 10_000_000}, "says r = 10000000, but no tensor"),
+    ],
+)
+def test_sizes_that_the_tensors_do_not_have_are_refused(
+    settings: Any, said: str, base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    lying = Path(shutil.copytree(adapter, tmp_path / "lying"))
+    config = json.loads((lying / "adapter_config.json").read_text())
+    (lying / "adapter_config.json").write_text(json.dumps({**config, **settings}))
+    with pytest.raises(ModelError, match=said) as caught:
+        load(Runtime(model=str(base), adapter=str(lying)))
+    assert len(caught.value.message) < 400
+
+
+def test_layers_that_are_used_twice_give_the_tokens_of_peft(base: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    deep = lora(base, tmp_path / "deep", layer_replication=[[0, 2], [1, 2]])
+    expected = greedy(peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(deep)))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt_ids": PROMPT}))
+    done = genctl(
+        *("run", "-m", str(base), "--adapter", str(deep), "-i", str(tmp_path / "rows.jsonl")),
+        *("--format", "jsonl", "--max-new-tokens", "12", "--no-do-sample"),
+    )
+    assert done.status == 0, done.err
+    assert done.records[0]["token_ids"] == expected
 
 
 def test_a_missing_peft_is_named(base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
