@@ -178,7 +178,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class CacheRead:
-    """The cache after a forward pass, layer by layer (see `decode.cache_contents`), and the input of the pass."""
+    """The cache after a forward pass, layer by layer (see `Cache.describe`), and the input of the pass."""
 
     lane: str  # the first of `lanes`
     step: int  # 0 is the prompt

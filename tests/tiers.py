@@ -29,7 +29,7 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
     "native/test_linear.py": ("test_*int8*", "test_rows_*"),
     "native/test_spec.py": (),
     "inspect/test_static.py": ("*[[]llama[]]", "test_rows_*"),
-    "inspect/test_layers.py": (),
+    "decode/cache/test_layers.py": (),
     "models/test_packed_layers.py": ("*int8[[]llama[]]", "test_int8_weights_*", "test_rows_do_not_depend_*"),
     "test_independence.py": ("*llama*", "*t5*"),
     # searches, processors, stops, grammars

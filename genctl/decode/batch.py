@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode import cache as caches
 from genctl.decode.batch_cache import BatchCache
 from genctl.decode.cache_observer import CacheObserver
 from genctl.decode.lane import LaneState
@@ -44,7 +43,7 @@ class Batch:
         if state.lane.strategy.drafts or other.lane.strategy.drafts or not self.model.together:
             return False
         cache = state.prefix.cache
-        if cache is not None and not caches.mergeable(cache):
+        if cache is not None and not cache.is_mergeable:
             return False
         if any(_source_length(state) != _source_length(one) for one in self.states) and not self.model.pads_sources:
             return False

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from genctl.decode import cache as caches
-from genctl.decode import shared_prompt
-from genctl.decode.cache import Cache
+from genctl.decode.cache.cache import Cache
 from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.lane import LaneState
 from genctl.decode.runtime import ModelRuntime
@@ -73,7 +71,8 @@ class BatchCache:
         joining = states[len(before) :]
         rows = [places[state] + parent for state in before for parent in state.reordered]
         room = max(state.lane.max_new_tokens - state.live.written for state in states)
-        if not caches.fixed(states[0].prefix.cache):
+        prefix = states[0].prefix.cache
+        if prefix is not None and not prefix.is_fixed:
             room = min(ROOM, room)
         parts, spare = [], 0
         if before:
@@ -83,23 +82,23 @@ class BatchCache:
             if spare or self.reordered:
                 index = to_device(rows, self.model.device)
                 if spare or joining or [(state, state.rows) for state in before] != self.held:
-                    self.cache = caches.keep(self.cache, rows, index, room=0 if joining else room, drop=spare)
+                    self.cache = self.cache.keep(rows, index, room=0 if joining else room, drop=spare)
                 else:  # rows move within their lanes, whose prompts are the same for all their rows
                     since = min(self.pads[state] + state.prefix.tokens.shape[1] for state in before)
-                    self.cache = caches.reorder(self.cache, index, since)
+                    self.cache = self.cache.reorder(index, since)
             # a lane that drafts is alone in its batch, and so are those with branches of one length
             rejected = before[0].fed_draft - before[0].accepted if before[0].fed_draft else 0
-            caches.crop(self.cache, rejected)
+            self.cache.crop(rejected)
             self.columns -= spare + rejected
             self.pads = {state: self.pads[state] - spare for state in before}
             parts.append(self.cache)
         if joining:
             together = self._together(states, before)
             if parts and not together:
-                parts = [shared_prompt.unshared(parts[0])]
+                parts = [parts[0].unshared()]
             lengths = {state: state.read for state in joining}
             parts += [self._fork(state, room, together, alone=len(states) == 1) for state in joining]
-            self.cache = caches.merge(parts, room=room)
+            self.cache = parts[0].merge(parts[1:], room=room)
             lengths |= {state: self.columns - self.pads[state] for state in before}
             self.columns = max(lengths.values())
             self.pads = {state: self.columns - length for state, length in lengths.items()}
@@ -109,9 +108,10 @@ class BatchCache:
         prefix = states[0].prefix
         return (
             sum(state.rows for state in states) > 1
-            and (not before or shared_prompt.is_shared(self.cache))
+            and prefix.cache is not None
+            and prefix.cache.is_shareable
+            and (not before or (self.cache is not None and self.cache.is_shared))
             and all(one.prefix is prefix and one.own is None and not one.lane.strategy.drafts for one in states)
-            and shared_prompt.shareable(prefix.cache)
             and self.model.shares(prefix)
         )
 
@@ -119,24 +119,27 @@ class BatchCache:
         """The cache of a lane that joins: its prompt's, for as many rows as it has."""
         device = self.model.device
         if state.own is not None:  # its rows were read again: they differ, and there are as many as it needs
-            part, state.own = state.own, None
-            return caches.select(part, torch.arange(state.rows, device=device), room=room if alone else 0)
-        part = caches.self_part(state.prefix.cache)
+            own, state.own = state.own, None
+            return own.select(torch.arange(state.rows, device=device), room=room if alone else 0)
+        part = state.prefix.cache
+        assert part is not None
         if together:
-            return shared_prompt.share(part, state.rows, room)
+            return part.share(state.rows, room)
         rows = torch.zeros(state.rows, dtype=torch.long, device=device)
         if alone:
-            part = (caches.continued if state.rows == 1 else caches.select)(part, rows, room=room)
+            part = part.continued(rows, room) if state.rows == 1 else part.select(rows, room=room)
         elif state.rows > 1:  # else it is copied by the merge
-            part = caches.select(part, rows)
-        return caches.rewindable(part) if state.lane.strategy.drafts else part
+            part = part.select(rows)
+        if state.lane.strategy.drafts:
+            part.activate_past_recording()
+        return part
 
     def _arrange_sources(self, states: list[LaneState]) -> None:
         if self.held == self._source_rows:
             return
         self._source_rows = self.held
         prefixes = [state.prefix for state in states]
-        cross = [None if prefix.cache is None else prefix.cache.cross_attention_cache for prefix in prefixes]
+        cross = [None if prefix.cache is None else prefix.cache.cross for prefix in prefixes]
         sources = [prefix.source for prefix in prefixes if prefix.source is not None]
         counts = [state.rows for state in states]
         group = len(counts) > 1 and counts[0] > 1 and cross[0] is not None and self.model.groups(prefixes[0])

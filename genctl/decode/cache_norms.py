@@ -11,10 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from genctl.decode import cache as caches
-from genctl.decode.cache import Cache
+from genctl.decode.cache.cache import Cache
 from genctl.decode.cache_observer import CacheObserver
-from genctl.decode.layers import GrowingLayer
 from genctl.decode.runtime import ModelRuntime
 
 
@@ -30,16 +28,13 @@ def norms(cache: Cache, *, cross: bool = False) -> tuple[int, list[dict[str, Any
     None marks positions that a window dropped. Layers with a state instead of positions are left out. `cross` reads an
     encoder-decoder's cross-attention, whose positions are the source's.
     """
-    part = caches.self_part(cache)
-    if cross:
-        part = cache.cross_attention_cache if caches.is_double(cache) else None
     entries = []
     total = 0
-    for number, layer in enumerate(part.layers if part is not None else ()):
-        if not caches.has_columns(layer) or not layer.is_initialized:
+    for number, layer in enumerate((cache.cross or ()) if cross else cache.layers):
+        if not layer.is_initialized:
             continue
-        keys, values = layer.content() if isinstance(layer, GrowingLayer) else (layer.keys, layer.values)
-        seen = max(int(layer.get_seq_length()), int(keys.shape[-2]))
+        keys, values = layer.content()
+        seen = max(layer.get_seq_length(), int(keys.shape[-2]))
         total = max(total, seen)
         gone = [None] * (seen - int(keys.shape[-2]))
         entries.append({"layer": number, "keys": [*gone, *_lengths(keys)], "values": [*gone, *_lengths(values)]})

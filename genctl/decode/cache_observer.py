@@ -9,19 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from genctl import events
-from genctl.decode import cache as caches
-from genctl.decode.cache_contents import describe, reserved
-from genctl.decode.runtime import ModelRuntime
-
-
-@dataclass
-class Passed:
-    """One pass through the decoder, for a watcher."""
-
-    inputs: dict[str, Any]  # what the model was given
-    cache: Any  # as it is after the pass
-    past: int  # columns it held before
-    first: bool
+from genctl.decode.cache.layer import CROSS
+from genctl.decode.runtime import ModelRuntime, Passed
 
 
 @dataclass
@@ -47,14 +36,13 @@ class CacheObserver:
         passed = self.passed
         assert passed is not None
         cache = passed.cache
-        cross = cache.cross_attention_cache if caches.is_double(cache) else None
         fed = passed.inputs.get("decoder_input_ids", passed.inputs.get("input_ids"))
         assert fed is not None
         mask = passed.inputs.get("decoder_attention_mask" if self.forward.is_encoder_decoder else "attention_mask")
         count = int(fed.shape[1])
-        layers = describe(cache, cross)
+        layers = [] if cache is None else cache.describe()
         for layer in layers:  # what this pass wrote: cross-attention is computed with the prompt and never again
-            layer["new"] = (layer["shape"][2] if passed.first else 0) if layer["kind"] == "cross-attention" else count
+            layer["new"] = (layer["shape"][2] if passed.first else 0) if layer["kind"] == CROSS else count
         return events.CacheRead(
             lanes[0] if lanes else "",
             step,
@@ -68,7 +56,7 @@ class CacheObserver:
             ),
             tuple(lanes),
             tuple(reordered),
-            reserved(cache),
+            0 if cache is None else cache.reserved(),
         )
 
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
-from genctl.decode import cache as caches
+from genctl.decode.cache.cache import Cache
 from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.types import Source
 
@@ -116,7 +115,7 @@ class Probe:
             self._step(rows, [other[3], text[3]])
             assert rows.cache is not None
             swap = torch.tensor([1, 0], device=self.forward.device)
-            rows.cache, rows.tokens = caches.reorder(rows.cache, swap, 3), rows.tokens[swap]
+            rows.cache, rows.tokens = rows.cache.reorder(swap, 3), rows.tokens[swap]
             return self.alike(self._step(rows, [text[4], other[4]]), reference)
         except _FAILURES:
             return False
@@ -210,11 +209,11 @@ class Probe:
         """The same row `count` times."""
         index = torch.zeros(count, dtype=torch.long, device=self.forward.device)
         assert rows.cache is not None
-        part = caches.select(caches.self_part(rows.cache), index, room=2)
+        part = rows.cache.select(index, room=2)
         sources = rows.sources
         if sources is not None:
             source = Source(rows.tokens, sources.states)
-            sources = join_sources([source], [rows.cache.cross_attention_cache], [count])
+            sources = join_sources([source], [rows.cache.cross], [count])
         return _Rows(part, rows.tokens[index], rows.pads * count, sources)
 
     def _merge(self, parts: Sequence[_Rows], sources: Sequence[Source] = ()) -> _Rows:
@@ -225,8 +224,8 @@ class Probe:
         held = [rows.cache for rows in parts if rows.cache is not None]
         joined = None
         if sources:
-            joined = join_sources(sources, [cache.cross_attention_cache for cache in held], [1] * len(parts))
-        merged = caches.merge([caches.self_part(cache) for cache in held], room=2)
+            joined = join_sources(sources, [cache.cross for cache in held], [1] * len(parts))
+        merged = held[0].merge(held[1:], room=2)
         return _Rows(merged, torch.cat(tokens), pads, joined)
 
     def _prefilled(self, texts: Sequence[Sequence[int]]) -> Tensor:

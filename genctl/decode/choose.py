@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode import cache as caches
 from genctl.decode.commit import Facts
 from genctl.decode.lane import LaneState
 from genctl.decode.out_of_memory import OutOfMemory, shortages
@@ -252,10 +251,8 @@ def _watched(logprobs: Tensor, ids: Sequence[int]) -> list[Tensor]:
 def _refuse(state: LaneState) -> None:
     """Raises ModelError, before the first choice, where the cache cannot take back what the strategy puts on trial."""
     strategy, cache = state.lane.strategy, state.prefix.cache
-    if state.search is None and strategy.drafts and cache is not None and not caches.croppable(cache):
-        layers = caches.self_part(cache).layers
-        recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
-        what = "recurrent states" if recurrent else "states that cannot be cut back"
+    if state.search is None and strategy.drafts and cache is not None and not cache.is_croppable:
+        what = "recurrent states" if cache.is_recurrent else "states that cannot be cut back"
         raise ModelError(
             f"{strategy.kind} decoding takes back tokens that it tried; {state.model.name} cannot, "
             f"it keeps {what}: use_cache = false reads everything again instead"

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers import cache_utils
 from transformers.generation.utils import GenerationMixin
 
 from genctl import compat
-from genctl.decode import cache as caches
-from genctl.decode.layers import GrowingLayer, SlottedLayer
+from genctl.decode.cache.cache import Cache
+from genctl.decode.cache.foreign import CompiledLayer, new_cache
 from genctl.errors import ModelError
 
 VARIANTS = 64  # compilations that one process may hold; each model needs two
@@ -31,39 +31,6 @@ _ALIKE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}  # dif
 
 Step = Callable[[Tensor, Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]], Tensor]
 Eager = Callable[[Cache], Tensor]
-
-
-class CompiledLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
-    """What a model is given during a compiled step: a layer's buffers, and where the new column goes."""
-
-    is_compileable = True
-    is_sliding = False
-
-    def __init__(self, keys: Tensor, values: Tensor, place: Tensor) -> None:
-        super().__init__()
-        self.keys, self.values, self.place = keys, values, place
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing is left to do."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write one column; returns all, `[rows, heads, capacity, head_dim]`."""
-        self.keys.index_copy_(2, self.place, key_states)
-        self.values.index_copy_(2, self.place, value_states)
-        return self.keys, self.values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """All columns; which of them count is the mask's to say."""
-        return self.keys.shape[2], 0
-
-    def get_seq_length(self) -> int:
-        """As if all columns but the last were the past, so that causality takes none away."""
-        return self.keys.shape[2] - 1  # int() would bind what is compiled to this width
-
-    def get_max_length(self) -> int:
-        """Columns there are."""
-        return self.keys.shape[2]
 
 
 class Compiled:
@@ -85,11 +52,9 @@ class Compiled:
             compat.raise_recompile_limit(VARIANTS)
             self._step: Step = torch.compile(_stepping(model, accepted), mode=mode)
 
-    def takes(self, feed: Tensor, cache: Any, *, hidden: bool) -> bool:
+    def takes(self, feed: Tensor, cache: Cache, *, hidden: bool) -> bool:
         """Whether a pass over `feed` int64 [N, F] is a step that can be compiled. Says once why one is not."""
-        if self.failed or not isinstance(cache, Cache):
-            return False
-        if not all(type(layer) is SlottedLayer for layer in cache.layers):
+        if self.failed or not cache.is_slotted:
             return False
         if hidden:
             return self._refuse("steps that look at hidden states")
@@ -102,16 +67,16 @@ class Compiled:
         logits, this and all later steps are eager.
         """
         if positions is None:
-            positions = torch.full((1, 1), cache.layers[0].length, dtype=torch.long, device=feed.device)
+            positions = torch.full((1, 1), cache.length, dtype=torch.long, device=feed.device)
         rows, several = feed.shape[0], feed.shape[0] > 1
         if several in self._tried:
             return self._compute(feed, cache, mask, positions)
         # compared on a copy: both ways write the new column
         index = torch.arange(rows, device=self.device)
-        reference = eager(caches.select(cache, index, room=1))
+        reference = eager(cache.select(index, room=1))
         self.say(f"compiling the step for {'several rows' if several else '1 row'} …")
         began = time.perf_counter()
-        length = cache.layers[0].length
+        length = cache.length
         try:
             with calm():
                 logits = self._compute(feed, cache, mask, positions)
@@ -127,8 +92,8 @@ class Compiled:
         return logits
 
     def _compute(self, feed: Tensor, cache: Cache, mask: Tensor | None, positions: Tensor) -> Tensor:
-        rows, length = feed.shape[0], cache.layers[0].length
-        buffers = [layer.slots() for layer in cache.layers]
+        rows, length = feed.shape[0], cache.length
+        buffers = cache.slots()
         capacity = buffers[0][0].shape[2]
         # made on the device: nothing here waits for it
         whole = torch.zeros(rows, capacity, dtype=torch.long, device=feed.device)
@@ -146,8 +111,7 @@ class Compiled:
         if self.device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch is, here
         logits = self._step(feed, whole, positions, place, buffers)
-        for layer in cache.layers:
-            layer.written()
+        cache.written()
         self.steps += 1
         # what a CUDA graph returns is overwritten by its next run
         return logits.clone() if self.device.type == "cuda" else logits
@@ -168,8 +132,7 @@ class Compiled:
     def _give_up(self, why: str, cache: Cache, length: int, eager: Eager) -> Tensor:
         self.failed = True
         self.say(f"{why}: going on without --compile")
-        for layer in cache.layers:  # as it was before
-            layer.crop(layer.length - length)
+        cache.crop(cache.length - length)  # as it was before
         return eager(cache)
 
 
@@ -199,7 +162,7 @@ def _check(model: Any, accepted: frozenset[str]) -> None:
     why = ""
     if not {"past_key_values", "attention_mask"} <= accepted or not compat.takes_dynamic_cache(model):
         why = "keeps no cache of keys and values that could be masked"
-    elif any(type(layer) is not GrowingLayer for layer in caches.new_cache(model.config).layers):
+    elif not new_cache(model.config).is_plain:
         why = "has layers that keep a window or a recurrent state"
     elif type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
         why = "prepares what it reads in a way of its own"
@@ -216,7 +179,7 @@ def _stepping(model: Any, accepted: frozenset[str]) -> Step:
     def step(
         feed: Tensor, mask: Tensor, positions: Tensor, place: Tensor, buffers: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
-        cache = Cache(layers=[CompiledLayer(keys, values, place) for keys, values in buffers])
+        cache = cache_utils.Cache(layers=[CompiledLayer(keys, values, place) for keys, values in buffers])
         inputs = {"input_ids": feed, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
         if takes_positions:
             inputs["position_ids"] = positions

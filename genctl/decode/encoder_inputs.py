@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from genctl.decode import cache as caches
-from genctl.decode.cache import Cache
+from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.types import Source
 
 
@@ -20,12 +19,16 @@ class Sources:
 
     states: Tensor  # [N, S, H]; views of one row where a prompt has several
     mask: Tensor | None  # int64 [N, S], None when nothing is padded
-    cross: Cache | None  # the cross-attention cache, computed once per prompt
+    cross: Sequence[GrowingLayer] | None  # the layers of cross-attention, computed once per prompt
     grouped: bool = False  # whether `cross` has one row for each prompt, for as many decoder rows each
 
 
 def join_sources(
-    sources: Sequence[Source], cross: Sequence[Cache | None], counts: Sequence[int], *, group: bool = False
+    sources: Sequence[Source],
+    cross: Sequence[Sequence[GrowingLayer] | None],
+    counts: Sequence[int],
+    *,
+    group: bool = False,
 ) -> Sources:
     """The encoder side of a batch from one prompt each: lane i has `counts[i]` rows.
 
@@ -46,16 +49,14 @@ def join_sources(
     return Sources(states, mask, joined, group and joined is not None)
 
 
-def _join_cross(cross: Sequence[Cache], counts: Sequence[int], longest: int) -> Cache:
-    layers = []
-    for parts in zip(*(cache.layers for cache in cross), strict=True):
-        new = caches.GrowingLayer()
-        keys, values = (
-            _padded([getattr(part, name) for part in parts], counts, longest) for name in ("keys", "values")
-        )
-        new.hold(keys, values)
-        layers.append(new)
-    return caches.with_layers(cross[0], layers)
+def _join_cross(cross: Sequence[Sequence[GrowingLayer]], counts: Sequence[int], longest: int) -> list[GrowingLayer]:
+    joined: list[GrowingLayer] = []
+    for parts in zip(*cross, strict=True):
+        layer = GrowingLayer()
+        keys, values = zip(*(part.content() for part in parts), strict=True)
+        layer.hold(_padded(keys, counts, longest), _padded(values, counts, longest))
+        joined.append(layer)
+    return joined
 
 
 def _padded(parts: Sequence[Tensor], counts: Sequence[int], longest: int) -> Tensor:

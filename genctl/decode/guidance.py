@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from genctl.decode import cache as caches
-from genctl.decode.cache import Cache
+from genctl.decode.cache.cache import Cache
+from genctl.decode.cache.growing import STEP
 from genctl.decode.runtime import ModelRuntime
 
 
@@ -37,7 +37,7 @@ class Unconditional:
         else:
             assert self.cache is not None
             if parents != list(range(self._rows())):
-                self.cache = caches.select(self.cache, torch.tensor(parents, device=new.device), room=caches.STEP)
+                self.cache = self.cache.select(torch.tensor(parents, device=new.device), room=STEP)
             history = self._tokens(new)
             logits = self.forward(new[:, -1:], self.cache, keep=1, history=history).logits
         self.known = new.clone()
@@ -61,7 +61,7 @@ class Unconditional:
         tokens = self._tokens(new)
         self.cache = self.forward.new_cache() if self.use_cache else None
         logits = self.forward(tokens, self.cache, keep=1, first=True).logits
-        self.cache = self.forward.kept(self.cache)
+        self.forward.prepare(self.cache)
         return logits
 
     def _tokens(self, new: Tensor) -> Tensor:

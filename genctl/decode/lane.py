@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from genctl import events
 from genctl.decode import lane_events
 from genctl.decode.beam_places import retain
+from genctl.decode.cache.cache import Cache
 from genctl.decode.choice_mode import choice_mode
 from genctl.decode.commit import Facts, commit
 from genctl.decode.row_tokens import RowTokens
@@ -56,7 +56,7 @@ class LaneState:
         self.accepted = 0  # and those of them that stay
         self.front: ModelScores | None = None  # F = 1, after the newest token, where the draft held that token
         self.torn = False  # whether memory ran out within its search
-        self.own: Any = None  # a cache of its rows, made by `preemption.reread`
+        self.own: Cache | None = None  # a cache of its rows, made by `preemption.reread`
 
     @property
     def length(self) -> int:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from genctl.decode.cache_contents import describe
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane
 
@@ -37,7 +36,8 @@ def fitting(forward: ModelRuntime, lane: Lane, columns: int) -> int:
         return min(16, most)
     source = None if lane.source is None else forward.encode(lane.source[:1])
     prefix = forward.prefill(lane.tokens[:1], source, use_cache=lane.use_cache)
-    bytes_of_row = sum(_grown(part, columns) for part in describe(prefix.cache))
+    parts = [] if prefix.cache is None else prefix.cache.describe()
+    bytes_of_row = sum(_grown(part, columns) for part in parts)
     if not bytes_of_row:  # without a cache everything is read again: as long as the rows are, so are the activations
         width = int(getattr(forward.config.get_text_config(decoder=True), "hidden_size", 1024))
         bytes_of_row = columns * width * 16

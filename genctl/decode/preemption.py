@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 
 from genctl import events
-from genctl.decode import cache as caches
 from genctl.decode.batch import Batch
 from genctl.decode.lane import LaneState
 from genctl.decode.out_of_memory import OutOfMemory, release
@@ -39,7 +38,8 @@ def reread(state: LaneState) -> None:
     known = tokens if state.front is not None else tokens[:, :-1]
     cache = state.model.reread(known, state.prefix)
     branches = torch.arange(len(known), device=known.device).repeat_interleave(state.branches)
-    state.own = caches.kept_as(caches.select(cache, branches), state.lane.cache)
+    state.own = cache.select(branches)
+    state.own.convert(state.lane.cache)
 
 
 def too_large(lane: Lane, rows: int, shortage: OutOfMemory) -> events.Failed:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.decode import cache as caches
+from genctl.decode.cache.cache import Cache
 from genctl.decode.cut_windows import CutWindow
 from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.runtime import Output
@@ -45,7 +45,7 @@ class Reader(ABC):
     def __call__(
         self,
         feed: Tensor,
-        cache: Any,
+        cache: Cache | None,
         *,
         mask: Tensor | None = None,
         positions: Tensor | None = None,
@@ -58,12 +58,11 @@ class Reader(ABC):
         """See `runtime.ModelRuntime`."""
 
     @abstractmethod
-    def new_cache(self, *, room: int = 0, whole: bool = False) -> Any:
+    def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
         """See `runtime.ModelRuntime`."""
 
-    def kept(self, cache: Any) -> Any:
+    def prepare(self, cache: Cache | None) -> None:  # noqa: B027 — most runtimes take any form
         """See `runtime.ModelRuntime`."""
-        return cache
 
     def limit_cuts(self, window: CutWindow | None) -> None:
         """Cut no text beyond the bound of a window."""
@@ -100,7 +99,7 @@ class Reader(ABC):
         sources = None if source is None else Sources(source.states, None, None)
         output = self(tokens, cache, sources=sources, keep=0 if hidden else 1, hidden=hidden, first=True)
         if not whole:
-            output.cache = self.kept(output.cache)
+            self.prepare(output.cache)
         return _prefix(tokens, output, output.hidden, source)
 
     def prefill_together(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
@@ -114,10 +113,12 @@ class Reader(ABC):
         if any(pads):
             before = torch.tensor(pads, device=self.device)[:, None]
             mask, positions = (positions >= before).long(), (positions - before).clamp(min=0)
-        output = self(tokens, self.new_cache(), mask=mask, positions=positions, keep=1, first=True)
+        together = self.new_cache()
+        output = self(tokens, together, mask=mask, positions=positions, keep=1, first=True)
         found = []
         for row, pad in enumerate(pads):
-            cache = self.kept(caches.select(output.cache, torch.tensor([row], device=self.device), drop=pad))
+            cache = together.select(torch.tensor([row], device=self.device), drop=pad)
+            self.prepare(cache)
             found.append(Prefix(tokens[row : row + 1, pad:], cache, output.logits[row : row + 1, -1], None, None, None))
         return found
 
@@ -133,32 +134,36 @@ class Reader(ABC):
         known = saved.tokens[0].tolist()
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, ids, strict=False)))
         kept = min(same, len(ids) - 1)
-        forgets = caches.croppable(saved.cache)
+        assert saved.cache is not None
+        forgets = saved.cache.is_croppable
         if source is not saved.source or (kept == 0 and source is None) or (kept < len(known) and not forgets):
             return None, 0
         if (hidden and saved.hidden is None) or self.in_one_piece(max(len(known), len(ids))):
             return None, 0
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
         row = torch.zeros(1, dtype=torch.long, device=self.device)
-        cache = caches.select(caches.self_part(saved.cache), row, room=len(ids) - kept)
-        caches.crop(cache, len(known) - kept)
-        sources = None if source is None else Sources(source.states, None, saved.cache.cross_attention_cache)
+        cache = saved.cache.select(row, room=len(ids) - kept)
+        cache.crop(len(known) - kept)
+        sources = None if source is None else Sources(source.states, None, saved.cache.cross)
         seen = [] if saved.hidden is None else [saved.hidden[:, :kept]]
         # a recurrent state takes up what follows it token by token
         for feed in [tokens[:, kept:]] if forgets else torch.split(tokens[:, kept:], 1, 1):
             output = self(feed, cache, sources=sources, first=kept == 0, keep=0 if hidden else 1, hidden=hidden)
+            assert output.cache is not None
             cache = output.cache
             if output.hidden is not None:
                 seen.append(output.hidden)
-        output.cache = self.kept(caches.narrowed(cache, self.new_cache()))
+        cache.narrow(self.new_cache())
+        self.prepare(cache)
         return _prefix(tokens, output, torch.cat(seen, 1) if hidden else None, source), kept
 
-    def reread(self, tokens: Tensor, prefix: Prefix) -> Any:
+    def reread(self, tokens: Tensor, prefix: Prefix) -> Cache:
         """The cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
-        cache = caches.self_part(self.new_cache())
+        cache = self.new_cache()
         sources = None
         if prefix.source is not None:
-            sources = join_sources([prefix.source], [prefix.cache.cross_attention_cache], [len(tokens)])
+            assert prefix.cache is not None
+            sources = join_sources([prefix.source], [prefix.cache.cross], [len(tokens)])
         length, prompt = tokens.shape[1], int(prefix.tokens.shape[1])
         ends = [length]
         if self.in_one_piece(length) and not self.reads_again:
@@ -168,26 +173,27 @@ class Reader(ABC):
         for end in ends:  # where it matters, what was one piece is one again
             self(tokens[:, at:end], cache, sources=sources, keep=1, first=at == 0, history=tokens[:, :end])
             at = end
-        return self.kept(cache)
+        self.prepare(cache)
+        return cache
 
     def _grown(
-        self, feed: Tensor, cache: Any, history: Tensor | None, past: int, *, first: bool, hidden: bool
+        self, feed: Tensor, cache: Cache | None, history: Tensor | None, past: int, *, first: bool, hidden: bool
     ) -> Output | None:
         """A pass that reads whole texts again, because they pass the bound with what is fed; None for all others."""
         if cache is None or history is None or first or not (self.reads_again and past <= self.bound):
             return None
         beyond = past + feed.shape[1] > self.bound
         # a cache holds what was read beyond the bound where a draft went there and was taken back
-        if not beyond and not getattr(cache, "beyond", False):
+        if not beyond and not cache.beyond:
             return None
         cache.beyond = beyond
         return self._again(history, cache, keep=feed.shape[1], hidden=hidden)
 
-    def _again(self, history: Tensor, cache: Any, *, keep: int, hidden: bool) -> Output:
+    def _again(self, history: Tensor, cache: Cache, *, keep: int, hidden: bool) -> Output:
         """Read texts int64 [N, T+F] as a whole; `cache` then holds what was computed now, in the form that it had."""
         fresh = self.new_cache()
         output = self(history, fresh, first=True, keep=0 if hidden else keep, hidden=hidden)
-        caches.refill(cache, fresh)
+        cache.refill(fresh)
         if not hidden:
             return Output(output.logits, cache)
         layers = tuple(layer[:, -keep:] for layer in output.layers or ())

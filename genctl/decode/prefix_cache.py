@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from genctl.decode import cache as caches
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane, Prefix, Source
 
@@ -46,7 +45,8 @@ class PrefixCache:
         """Read the prompts of these lanes in one pass, to be taken next."""
         prefixes = self.forward.prefill_together([lane.tokens for lane in lanes])
         for lane, prefix in zip(lanes, prefixes, strict=True):
-            caches.kept_as(prefix.cache, lane.cache)
+            if prefix.cache is not None:
+                prefix.cache.convert(lane.cache)
             self.ready[(lane.tokens, lane.source), lane.cache] = prefix
 
     def take(self, lane: Lane, room: int = 0) -> tuple[Prefix, bool]:
@@ -85,7 +85,7 @@ class PrefixCache:
         if prefix is None:
             prefix = self.forward.prefill(lane.tokens, source, use_cache=cached, hidden=hidden)
         if prefix.cache is not None:
-            caches.kept_as(prefix.cache, lane.cache, room)
+            prefix.cache.convert(lane.cache, room)
         prefix = replace(prefix, reused=reused)
         self.made[prompt, form, hidden] = prefix
         return prefix, False

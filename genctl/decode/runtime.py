@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from genctl.decode.cache_observer import Passed
+    from genctl.decode.cache.cache import Cache
     from genctl.decode.cut_windows import CutWindow
     from genctl.decode.encoder_inputs import Sources
     from genctl.decode.types import Prefix, Source
@@ -24,9 +24,19 @@ class Output:
     """What one forward pass said of the fed tokens: F tokens for each of N rows."""
 
     logits: Tensor  # f32 [N, F, V]
-    cache: Any
+    cache: Cache | None
     hidden: Tensor | None = None  # [N, F, H]
     layers: tuple[Tensor, ...] | None = None  # per layer [N, F, H]
+
+
+@dataclass
+class Passed:
+    """One pass through the decoder, for a watcher."""
+
+    inputs: dict[str, Any]  # what the model was given
+    cache: Cache | None  # as it is after the pass
+    past: int  # columns it held before
+    first: bool
 
 
 class ModelRuntime(Protocol):
@@ -103,11 +113,11 @@ class ModelRuntime(Protocol):
 
     # -- caches --------------------------------------------------------------------------------------------------------
 
-    def new_cache(self, *, room: int = 0, whole: bool = False) -> Any:
+    def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
         """An empty cache with `room` for columns after the prefill; a `whole` one keeps what windows would drop."""
 
-    def kept(self, cache: Any) -> Any:
-        """A cache, or None, in the form that the steps to come want, in place."""
+    def prepare(self, cache: Cache | None) -> None:
+        """Bring a cache into the form that the steps to come want, in place."""
 
     def shares(self, prefix: Prefix) -> bool:
         """Whether rows that continue a prompt may share its keys and values."""
@@ -146,13 +156,13 @@ class ModelRuntime(Protocol):
         Returns the prefix and how many tokens were not read again; (None, 0) where nothing can be reused.
         """
 
-    def reread(self, tokens: Tensor, prefix: Prefix) -> Any:
+    def reread(self, tokens: Tensor, prefix: Prefix) -> Cache:
         """The cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
 
     def __call__(
         self,
         feed: Tensor,
-        cache: Any,
+        cache: Cache | None,
         *,
         mask: Tensor | None = None,
         positions: Tensor | None = None,

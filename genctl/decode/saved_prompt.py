@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.decode import cache as caches
-from genctl.decode.cache import Cache
+from genctl.decode.cache.cache import Cache
 from genctl.decode.types import Prefix, Source
 from genctl.errors import InputError, ModelError, reason_of
 from genctl.identity import is_outdated
@@ -48,15 +47,12 @@ def packed(prefix: Prefix, identity: PromptIdentity) -> bytes:
 
     if prefix.cache is None:
         raise ModelError("the model keeps no cache, so there is none to save")
-    if any(hasattr(layer, "states") for layer in caches.self_part(prefix.cache).layers):
-        raise ModelError("the model keeps states in a form of its own, which cannot be saved")
     tensors: dict[str, Tensor] = {"tokens": prefix.tokens[0]}
     if prefix.hidden is not None:
         tensors["hidden"] = prefix.hidden
-    tensors |= _tensors("self", caches.self_part(prefix.cache))
+    tensors |= prefix.cache.state_dict()
     if prefix.source is not None:
         tensors |= {"source.tokens": prefix.source.ids[0], "source.states": prefix.source.states}
-        tensors |= _tensors("cross", prefix.cache.cross_attention_cache)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = {"schema": SCHEMA, **identity.fields()}
     metadata["digest"] = _digest(metadata, tensors)
@@ -109,52 +105,13 @@ def _compare(path: Path, metadata: dict[str, Any], identity: PromptIdentity) -> 
         )
 
 
-def _tensors(part: str, cache: Cache) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for number, layer in enumerate(cache.layers):
-        if hasattr(layer, "recurrent_states"):
-            for name in ("conv", "recurrent"):
-                states = getattr(layer, f"{name}_states")
-                tensors |= {f"{part}.{number}.{name}.{i}": state for i, state in states.items() if state is not None}
-        if caches.has_columns(layer) and layer.is_initialized:
-            keys, values = layer.content() if isinstance(layer, caches.GrowingLayer) else (layer.keys, layer.values)
-            tensors |= {f"{part}.{number}.keys": keys, f"{part}.{number}.values": values}
-    return tensors
-
-
 def _prefix(tensors: dict[str, Tensor], cache: Cache) -> Prefix:
-    _fill("self", caches.self_part(cache), tensors)
+    cache.load_state_dict(tensors, len(tensors["tokens"]))
     source = None
-    if caches.is_double(cache):
-        _fill("cross", cache.cross_attention_cache, tensors)
-        cache = type(cache)(cache.self_attention_cache, cache.cross_attention_cache)  # it looks what is there
+    if cache.cross is not None:
         source = Source(tensors["source.tokens"][None], tensors["source.states"])
-    nothing = torch.empty(1, 0)  # what follows the prompt is said by reading its last token again
+    nothing = torch.empty(1, 0)  # the logits: a run reads the last token of the prompt again
     return Prefix(tensors["tokens"][None], cache, nothing, tensors.get("hidden"), None, source)
-
-
-def _fill(part: str, cache: Cache, tensors: dict[str, Tensor]) -> None:
-    for number, layer in enumerate(cache.layers):
-        if hasattr(layer, "recurrent_states"):
-            for index in range(layer.number_of_states):
-                conv, recurrent = (tensors.get(f"{part}.{number}.{name}.{index}") for name in ("conv", "recurrent"))
-                if conv is not None:
-                    layer.lazy_initialization(conv_states=conv, state_idx=index)
-                    layer.conv_states[index] = conv
-                    layer.conv_kernel_size[index] = conv.shape[-1]
-                if recurrent is not None:
-                    layer.lazy_initialization(recurrent_states=recurrent, state_idx=index)
-                    layer.recurrent_states[index] = recurrent
-                layer.has_previous_state[index] = True
-        if f"{part}.{number}.keys" not in tensors:
-            continue
-        keys, values = tensors[f"{part}.{number}.keys"], tensors[f"{part}.{number}.values"]
-        if isinstance(layer, caches.GrowingLayer):
-            layer.hold(keys, values)
-        elif caches.has_columns(layer):
-            from genctl.decode import transformers_layers
-
-            transformers_layers.hold(layer, keys, values, int(tensors["tokens"].shape[0]))
 
 
 def _digest(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> str:

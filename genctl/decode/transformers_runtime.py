@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
 from genctl import compat
-from genctl.decode import cache as caches
-from genctl.decode import cut_windows, model_states, transfer
-from genctl.decode.cache_observer import Passed
+from genctl.decode import cut_windows, transfer
+from genctl.decode.cache import model_states
+from genctl.decode.cache.cache import Cache
+from genctl.decode.cache.foreign import new_cache
 from genctl.decode.capabilities import (
     CACHE_DIFFERS,
     DECODERS,
@@ -32,11 +32,10 @@ from genctl.decode.capabilities import (
     Probe,
 )
 from genctl.decode.encoder_inputs import Sources
-from genctl.decode.layers import GrowingLayer, StaticLayer
 from genctl.decode.length_rope import READ_AGAIN, LengthRope
 from genctl.decode.out_of_memory import is_shortage
 from genctl.decode.prefill import Reader
-from genctl.decode.runtime import Output
+from genctl.decode.runtime import Output, Passed
 from genctl.decode.types import Prefix, Source
 from genctl.errors import GenctlError, ModelError
 
@@ -178,10 +177,10 @@ class TransformersRuntime(Reader):
         return TransformersRuntime(first_layers(self.model, count))
 
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
-        """An empty cache for this model (see `cache.new_cache`)."""
+        """An empty cache for this model (see `foreign.new_cache`)."""
         if self.returns:
-            return model_states.returned_states()
-        return caches.new_cache(self.config, encoder_decoder=self.is_encoder_decoder, room=room, whole=whole)
+            return model_states.ReturnedStatesCache()
+        return new_cache(self.config, encoder_decoder=self.is_encoder_decoder, room=room, whole=whole)
 
     def encode(self, ids: Sequence[int]) -> Source:
         """Run the encoder over one prompt. Shapes: ids [S] -> states [1, S, H]."""
@@ -196,8 +195,7 @@ class TransformersRuntime(Reader):
         """Whether the cache is one that padding leaves no trace in: columns that can be dropped, no states."""
         if not self.takes_mask or not self.supports_cache or self.is_encoder_decoder or self.returns:
             return False
-        layers = caches.new_cache(self.config).layers
-        return bool(layers) and all(isinstance(layer, caches.GrowingLayer) for layer in layers)
+        return new_cache(self.config).only_columns
 
     @property
     def reads_together(self) -> bool:
@@ -226,15 +224,15 @@ class TransformersRuntime(Reader):
         if feed.shape[0] > 1 and not self._probing and not self.together:
             return self._apart(feed, mask, sources, keep=keep, hidden=hidden)
         self.rope.reset()
-        past = 0 if cache is None else caches.length_of(cache)
+        past = 0 if cache is None else cache.length
         grown = self._grown(feed, cache, history, past, first=first, hidden=hidden)
         if grown is not None:
             return grown
         inputs: dict[str, Any] = {}
         if self.is_encoder_decoder:
             assert sources is not None
-            if isinstance(cache, Cache) and not isinstance(cache, EncoderDecoderCache) and sources.cross is not None:
-                cache = EncoderDecoderCache(cache, sources.cross)
+            if cache is not None and sources.cross is not None:
+                cache = cache.with_cross(sources.cross)
             inputs["encoder_outputs"] = EncoderOutput(last_hidden_state=sources.states)
             if sources.mask is not None:
                 inputs["attention_mask"] = self._mask(sources.mask, feed, cache)
@@ -251,7 +249,7 @@ class TransformersRuntime(Reader):
                 inputs["position_ids"] = positions
         inputs["use_cache"] = cache is not None
         if cache is not None:
-            inputs[self.cache_name] = cache.layers[0].states if self.returns else cache
+            inputs[self.cache_name] = cache.for_model
         if keep and self.takes_keep:
             inputs["logits_to_keep"] = keep
         if self.prepares:
@@ -261,8 +259,9 @@ class TransformersRuntime(Reader):
         output: Any = None
         logits: Tensor
         with torch.no_grad():
-            if self.compiled is not None and not first and self.compiled.takes(feed, cache, hidden=hidden):
-                logits = self.compiled.step(feed, cache, mask, positions, self._eager(inputs))
+            compiled = None if first else self.compiled
+            if cache is not None and compiled is not None and compiled.takes(feed, cache, hidden=hidden):
+                logits = compiled.step(feed, cache, mask, positions, self._eager(inputs))
             else:
                 if self.module_states is not None:
                     self.module_states.put(None if first else cache)
@@ -270,8 +269,8 @@ class TransformersRuntime(Reader):
                 logits = output.logits
                 if self.module_states is not None:
                     self.module_states.take(cache)
-                if self.returns and cache is not None:
-                    cache.layers[0].states = getattr(output, self.returns)
+                if isinstance(cache, model_states.ReturnedStatesCache):
+                    cache.store(getattr(output, self.returns))
         self.forwards += 1
         if self.watch is not None:
             self.watch(Passed(inputs, cache, past, first))
@@ -325,31 +324,29 @@ class TransformersRuntime(Reader):
         layers = tuple(torch.cat(parts) for parts in zip(*(output.layers or () for output in found), strict=True))
         return Output(logits, None, layers[-1], layers)
 
-    def _mask(self, mask: Tensor, feed: Tensor, cache: Any) -> Tensor:
+    def _mask(self, mask: Tensor, feed: Tensor, cache: Cache | None) -> Tensor:
         """A mask int64 [N, T] of one step; as bool [N, 1, 1, T], ready for attention, where it is on a GPU.
 
         transformers would look whether anything is hidden, and the host would wait for that in every step.
         """
         usual = self._sdpa and self.config.model_type in DENSE
-        if feed.shape[1] > 1 or transfer.on_host(mask) or not usual or not isinstance(cache, Cache):
+        if feed.shape[1] > 1 or transfer.on_host(mask) or not usual or cache is None:
             return mask
-        full = all(type(layer) in (GrowingLayer, StaticLayer) for layer in caches.self_part(cache).layers)
-        return mask[:, None, None].bool() if full else mask
+        return mask[:, None, None].bool() if cache.is_plain else mask
 
     def _eager(self, inputs: dict[str, Any]) -> Callable[[Cache], Tensor]:
         """The same step by the model itself, on whatever cache it is given: logits [N, 1, V]."""
 
         def step(cache: Cache) -> Tensor:
-            logits: Tensor = self.model(**{**inputs, self.cache_name: cache}, return_dict=True).logits
+            logits: Tensor = self.model(**{**inputs, self.cache_name: cache.for_model}, return_dict=True).logits
             return logits
 
         return step
 
-    def kept(self, cache: Any) -> Any:
-        """A cache, or None, in the form that the steps to come want, in place."""
-        if self.compiled is None or not isinstance(cache, Cache):
-            return cache
-        return caches.slotted(cache)
+    def prepare(self, cache: Cache | None) -> None:
+        """Bring a cache into the form that the steps to come want, in place."""
+        if self.compiled is not None and cache is not None:
+            cache.use_slots()
 
     def shares(self, prefix: Prefix) -> bool:
         """Every row has a copy of its prompt's keys and values: the attention is transformers'."""

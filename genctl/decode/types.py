@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from genctl import events
     from genctl.decode.beam_places import Pruning
+    from genctl.decode.cache.cache import Cache
     from genctl.decode.processors.rows import RowCandidates
     from genctl.decode.row_tokens import RowTokens
     from genctl.decode.stopping.criterion import Criterion
@@ -41,7 +42,7 @@ class Prefix:
     """A prompt that the model has read once. Any number of lanes may start from it; it is never written to."""
 
     tokens: Tensor  # int64 [1, T]; for an encoder-decoder the decoder's, its start token included
-    cache: Any  # keys and values of all T tokens, or None without a cache
+    cache: Cache | None  # keys and values of all T tokens, or None without a cache
     logits: Tensor  # f32 [1, V], what follows the prompt
     hidden: Tensor | None = None  # f32 [1, T, H], the last hidden states
     layers: tuple[Tensor, ...] | None = None  # hidden states per layer at the last position, each [1, 1, H]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "genctl/1"
 CROSS, STATE, WINDOW, STATIC = "cross-attention", "recurrent state", "sliding window", "static"
-SHARED = 64  # columns of a prompt from which on its rows share it (`decode.shared_prompt`), in the native runtime
+SHARED = 64  # columns of a prompt from which on its rows share it (`decode.cache.shared`), in the native runtime
 
 _MEMORY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,12})?)\s*([a-zA-Z]*)")
 _UNITS: dict[str, int] = {"": 1, "b": 1, "bytes": 1} | {
@@ -102,7 +102,7 @@ class Part:
         if self.kind in (STATE, CROSS, STATIC):
             return self.bytes(size)
         from genctl.decode.batch_cache import ROOM
-        from genctl.decode.layers import STEP, grown
+        from genctl.decode.cache.growing import STEP, grown
 
         # up to ROOM new tokens are allocated at the beginning; beyond them a buffer grows as it fills
         columns = size.length if size.length <= ROOM + 1 else grown(size.length)

@@ -16,13 +16,10 @@ CacheNorms: TypeAlias = tuple[
 
 def check(session: Session) -> None:
     """Raises ModelError if no layer of this model keeps keys and values."""
-    from genctl.decode import cache as caches
-
     name, forward = session.loaded.name, session.forward
     if not forward.supports_cache:
         raise ModelError(f"{name} keeps no cache, so --heatmap has nothing to look into")
-    cache = caches.self_part(forward.new_cache())
-    if not any(map(caches.has_columns, cache.layers)):
+    if not forward.new_cache().has_columns:
         raise ModelError(f"--heatmap shows keys and values, and {name} keeps none: its layers have recurrent states")
 
 

@@ -43,19 +43,7 @@ def _effects(session: Session, resolved: Resolved) -> list[str]:
 
 
 def _kinds(session: Session) -> set[str]:
-    from genctl.decode import cache as caches
-    from genctl.decode.layers import GrowingLayer, SlidingLayer
-
-    cache = caches.self_part(session.forward.new_cache())
-    kinds = set()
-    for layer in cache.layers:
-        if isinstance(layer, SlidingLayer):
-            kinds.add("sliding windows")
-        elif isinstance(layer, GrowingLayer):
-            kinds.add("full")
-        elif hasattr(layer, "recurrent_states"):
-            kinds.add("recurrent states")
-    return kinds
+    return {layer.kind for layer in session.forward.new_cache().layers if layer.kind}
 
 
 def _grows(session: Session) -> bool:
@@ -64,16 +52,14 @@ def _grows(session: Session) -> bool:
 
 
 def _kept(session: Session) -> str:
-    return " and ".join(sorted(_kinds(session), reverse=True)) or "layers of its own"
+    return " and ".join(f"{kind}s" for kind in sorted(_kinds(session), reverse=True)) or "layers of its own"
 
 
 def reuse_limit(session: Session) -> str:
     """Why a saved prompt may be useless for another prompt."""
-    from genctl.decode import cache as caches
-
     if session.forward.is_encoder_decoder:
         return "an encoder reads a source as a whole, so only an equal one can be reused"
-    if session.saved is not None and not caches.croppable(session.saved.cache):
+    if session.saved is not None and session.saved.cache is not None and not session.saved.cache.is_croppable:
         return "a recurrent state cannot be cut back, so only a prompt that goes on where it ends can reuse it"
     return "the prompts have no beginning in common"
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from genctl import events
-from genctl.decode.cache_contents import describe
-from genctl.decode.cache_observer import Passed
+from genctl.decode.runtime import Passed
 from genctl.decode.types import Prefix
 from genctl.errors import GenctlError, InputError, ModelError
 from genctl.inspecting.measurement import CROSS, STATE
@@ -70,7 +69,7 @@ def spared(prefix: Prefix, reused: int) -> int:
     total = 0
     if not reused:
         return 0
-    for layer in describe(prefix.cache):
+    for layer in prefix.cache.describe() if prefix.cache is not None else ():
         if prefix.source is not None:  # only the source's part is reused: the decoder starts again
             total += layer["bytes"] if layer["kind"] == CROSS else 0
         elif layer["kind"] == STATE:
@@ -126,14 +125,13 @@ def _reason(
     session: Session, prefix: Prefix, common: int, reused: int, ids: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> str:
     """Why less is reused than the common prefix; "" if all of it is."""
-    from genctl.decode import cache as caches
-
     if session.forward.is_encoder_decoder:
         return "" if reused else "an encoder reads a source as a whole, so only an equal source can be reused"
     if reused == common:
         return ""
-    if not caches.croppable(prefix.cache) and common < len(ids[0]):
+    croppable = prefix.cache is not None and prefix.cache.is_croppable
+    if not croppable and common < len(ids[0]):
         return "a recurrent state cannot be cut back to where the prompts part: it is reused only as a whole"
-    if not caches.croppable(prefix.cache):
+    if not croppable:
         return "a recurrent state cannot be cut back: the last token, which is always read, is in it already"
     return "the last token is always read: it says what follows"

@@ -78,7 +78,8 @@ def compare(session: Session, request: Request, *, steps: int = STEPS) -> Compar
         difference = max(difference, float((mine - reference).abs().max()))
         largest = max(largest, float(reference.abs().max()))
         if step == 0:  # the same steps as a run
-            held = [forward.kept(cache) for forward, cache in zip(both, held, strict=True)]
+            for forward, cache in zip(both, held, strict=True):
+                forward.prepare(cache)
         feed = reference[:, -1].argmax(-1, keepdim=True)
     close = difference <= CLOSE.get(ours.dtype, 1e-4) * largest
     return Comparison(difference, largest, len(lane.tokens), count, close, len(lane.source or ()))

@@ -16,8 +16,10 @@ import torch
 from torch import nn
 
 from genctl import compat
-from genctl.decode import cache as caches
-from genctl.decode.cache_contents import CROSS, describe
+from genctl.decode.cache.cache import Cache, new_cache
+from genctl.decode.cache.foreign import new_cache as new_transformers_cache
+from genctl.decode.cache.growing import GrowingLayer
+from genctl.decode.cache.layer import CROSS, CacheLayer
 from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
@@ -123,8 +125,9 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
     if skeleton.native is not None and form != "off":
         native = _native_cache(skeleton.native, skeleton.model.dtype)
         if skeleton.device.startswith("cuda") and isinstance(skeleton.native, Spec) and fits(skeleton.native):
-            native = caches.slotted(native)
-        return describe(caches.kept_as(native, form))
+            native.use_slots()
+        native.convert(form)
+        return native.describe()
     forward = TransformersRuntime(skeleton.model)
     if form == "off" or not forward.supports_cache:
         return []
@@ -138,25 +141,29 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
                 raise ModelError(f"{problem}: {resolve.brief(error)}") from error
             cache = _from_fields(skeleton)
             skeleton.notes.append("this architecture cannot be tried without weights: sizes are those in config.json")
-        parts = describe(caches.kept_as(cache, form))
-        return sorted(parts, key=lambda entry: (entry["kind"] == CROSS, entry["layer"]))
+        if cache is None:
+            return []
+        cache.convert(form)
+        return sorted(cache.describe(), key=lambda entry: (entry["kind"] == CROSS, entry["layer"]))
 
 
-def _native_cache(spec: Spec | Seq2SeqSpec, dtype: torch.dtype) -> Any:
+def _native_cache(spec: Spec | Seq2SeqSpec, dtype: torch.dtype) -> Cache:
     """A cache of the native runtime with `PROBE` tokens in one row, and as many of a source."""
     if isinstance(spec, Spec):
-        return _filled(spec.windows, spec.kv_heads, spec.head_dim, dtype)
+        cache = new_cache(spec.windows)
+        _fill(cache.layers, spec.kv_heads, spec.head_dim, dtype)
+        return cache
     side = spec.decoder
-    own, source = (_filled([None] * side.layers, side.heads, side.head_dim, dtype) for _ in range(2))
-    return caches.SourcedCache(own, source)
+    cross = [GrowingLayer() for _ in range(side.layers)]
+    cache = Cache((GrowingLayer() for _ in cross), cross)
+    _fill([*cache.layers, *cross], side.heads, side.head_dim, dtype)
+    return cache
 
 
-def _filled(windows: Sequence[int | None], heads: int, size: int, dtype: torch.dtype) -> caches.LayerCache:
-    cache = caches.LayerCache(windows)
-    for layer in cache.layers:
+def _fill(layers: Sequence[CacheLayer], heads: int, size: int, dtype: torch.dtype) -> None:
+    for layer in layers:
         columns = torch.empty(1, heads, PROBE, size, dtype=dtype, device="meta")
         layer.update(columns, columns)
-    return cache
 
 
 def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
@@ -285,7 +292,7 @@ def _made(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -
     return model.eval()
 
 
-def _tried(forward: TransformersRuntime) -> Any:
+def _tried(forward: TransformersRuntime) -> Cache | None:
     tokens = [0] * PROBE
     source = None
     if forward.is_encoder_decoder:
@@ -296,22 +303,20 @@ def _tried(forward: TransformersRuntime) -> Any:
     return forward.prefill(tokens, source).cache
 
 
-def _from_fields(skeleton: Skeleton) -> Any:
+def _from_fields(skeleton: Skeleton) -> Cache:
     """A cache with the number and size of heads in the config."""
     config = skeleton.config.get_text_config(decoder=True)
-    cache = caches.new_cache(skeleton.config, encoder_decoder=skeleton.is_encoder_decoder)
+    cache = new_transformers_cache(skeleton.config, encoder_decoder=skeleton.is_encoder_decoder)
     latent = getattr(config, "kv_lora_rank", None) is not None  # latent attention: all heads in one tensor
     queries = None if latent else getattr(config, "num_attention_heads", None)
-    parts = [cache.self_attention_cache, cache.cross_attention_cache] if skeleton.is_encoder_decoder else [cache]
-    for part in parts:
-        grouped = None if latent or part is not parts[0] else getattr(config, "num_key_value_heads", None)
+    parts: list[Sequence[CacheLayer]] = [cache.layers] if cache.cross is None else [cache.layers, cache.cross]
+    for layers in parts:
+        grouped = None if latent or layers is cache.cross else getattr(config, "num_key_value_heads", None)
         heads = grouped or queries
         hidden = getattr(config, "hidden_size", None)
         whole = type(hidden) is int and type(queries) is int and queries > 0
         size = getattr(config, "head_dim", None) or (hidden // queries if whole else None)  # type: ignore[operator]
-        for layer in part.layers:
-            if type(heads) is not int or type(size) is not int or not isinstance(layer, caches.GrowingLayer):
-                raise ModelError(f"{skeleton.name}: what its layers keep cannot be told from config.json alone")
-            columns = torch.empty(1, heads, PROBE, size, dtype=skeleton.model.dtype, device="meta")
-            layer.update(columns, columns)
+        if type(heads) is not int or type(size) is not int or not all(layer.only_columns for layer in layers):
+            raise ModelError(f"{skeleton.name}: what its layers keep cannot be told from config.json alone")
+        _fill(layers, heads, size, skeleton.model.dtype)
     return cache

@@ -7,13 +7,13 @@ one), D features of a head.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from genctl.decode.shared_prompt import SharedLayer, attend
+from genctl.decode.cache.layer import KeyValues
+from genctl.decode.cache.shared import attend
 
 
 class Sight:
@@ -57,22 +57,6 @@ class Sight:
         return (seen & self.mask[:, None, None, total - columns :]) | (keys == queries)
 
 
-class Slots:
-    """A layer's buffers with all their columns, written or not, in a step whose tensors keep one shape.
-
-    Keys and values are `[N, K, C, D]`; `place` int64 [1] is the column of the fed token.
-    """
-
-    def __init__(self, keys: Tensor, values: Tensor, place: Tensor) -> None:
-        self.keys, self.values, self.place = keys, values, place
-
-    def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one column, key and value [N, K, 1, D]; returns all, `[N, K, C, D]`."""
-        self.keys.index_copy_(2, self.place, key)
-        self.values.index_copy_(2, self.place, value)
-        return self.keys, self.values
-
-
 class Seen(Sight):
     """Which of the slots count, as a tensor says: bool [N, 1, 1, C], that of the fed token included."""
 
@@ -89,7 +73,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    layer: Any,
+    layer: KeyValues | None,
     sight: Sight,
     *,
     scaling: float,
@@ -101,14 +85,13 @@ def attention(
 
     query [N, H, F, D], key and value [N, K, F, D], bias f32 [N or 1, H, 1, past + F] -> [N, F, H·D].
     """
-    if isinstance(layer, SharedLayer):
-        own = layer.update(key, value)
-        plain = query.shape[2] == 1 and sight.mask is None and softcap is None and bias is None
-        if plain:  # the prompt's columns are read once for all rows that continue it
-            return attend(query, layer.prompt, own, scaling).flatten(2)
-        key, value = layer.content()
-    elif layer is not None:
+    if layer is not None:
         key, value = layer.update(key, value)
+        if layer.prompt is not None:
+            plain = query.shape[2] == 1 and sight.mask is None and softcap is None and bias is None
+            if plain:  # the prompt's columns are read once for all rows that continue it
+                return attend(query, layer.prompt, (key, value), scaling).flatten(2)
+            key, value = layer.content()
     seen = sight.of(key.shape[2], window)
     if softcap is not None or bias is not None:
         mixed = _by_hand(query, key, value, seen, scaling, softcap, bias, fed=sight.fed)

@@ -15,15 +15,16 @@ D features of a head, I features of the MLP, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from genctl.native.attention import Seen, Sight, Slots, alibi, alibi_slopes, attention
+from genctl.decode.cache.layer import KeyValues
+from genctl.decode.cache.static import Slots
+from genctl.native.attention import Seen, Sight, alibi, alibi_slopes, attention
 from genctl.native.linear import Joined, Linear
 from genctl.native.rope import Rotary
 from genctl.native.spec import Spec
@@ -98,7 +99,7 @@ class Decoder:
         self,
         tokens: Tensor,
         positions: Tensor,
-        layers: list[Any] | None = None,
+        layers: Sequence[KeyValues] | None = None,
         *,
         mask: Tensor | None = None,
         past: int = 0,
@@ -171,7 +172,7 @@ class Decoder:
         cos, sin = rotary.angles(positions, first=past == 0)
         return cos.to(self.dtype), sin.to(self.dtype)
 
-    def _layer(self, x: Tensor, w: LayerWeights, shared: Pass, number: int, cache: Any) -> Tensor:
+    def _layer(self, x: Tensor, w: LayerWeights, shared: Pass, number: int, cache: KeyValues | None) -> Tensor:
         """x [N, F, E] -> [N, F, E]. `cache` is the layer's keys and values, or None."""
         spec = self.spec
         h = w.attn_norm(x)
@@ -189,7 +190,7 @@ class Decoder:
 
     # -- the sublayers -------------------------------------------------------------------------------------------------
 
-    def _attention(self, h: Tensor, w: LayerWeights, shared: Pass, number: int, cache: Any) -> Tensor:
+    def _attention(self, h: Tensor, w: LayerWeights, shared: Pass, number: int, cache: KeyValues | None) -> Tensor:
         """h [N, F, E] -> what attention adds, [N, F, E]."""
         spec = self.spec
         q, k, v = self._queries_keys_values(h, w)  # [N, H, F, D], [N, K, F, D] twice

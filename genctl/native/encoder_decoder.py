@@ -21,13 +21,15 @@ residual stream, H heads, D features of a head, I features of the MLP, V vocabul
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from genctl.decode.cache.growing import GrowingLayer
+from genctl.decode.cache.layer import KeyValues
 from genctl.native.attention import Sight, across, attention
 from genctl.native.decoder import ACTIVATIONS, Map, same
 from genctl.native.linear import Joined, Linear
@@ -112,8 +114,8 @@ class EncoderDecoder:
         tokens: Tensor,
         positions: Tensor,
         source: Tensor,
-        layers: list[Any] | None = None,
-        cross: list[Any] | None = None,
+        layers: Sequence[KeyValues] | None = None,
+        cross: Sequence[GrowingLayer] | None = None,
         *,
         mask: Tensor | None = None,
         source_mask: Tensor | None = None,
@@ -168,13 +170,13 @@ class EncoderDecoder:
             x = x + F.embedding(positions + (self.spec.learned or 0), w.positions)
         return w.embed_norm(x)
 
-    def _attention(self, h: Tensor, w: Seq2SeqLayerWeights, layer: Any, sight: Sight) -> Tensor:
+    def _attention(self, h: Tensor, w: Seq2SeqLayerWeights, layer: KeyValues | None, sight: Sight) -> Tensor:
         """h [N, F, E] -> what the text so far adds, [N, F, E]."""
         side = self.spec.decoder
         q, k, v = (_heads(part, side) for part in w.qkv(h))  # each [N, H, F, D]
         return w.o(attention(q, k, v, layer, sight, scaling=self.spec.scaling(side)))
 
-    def _source(self, source: Tensor, w: CrossWeights, layer: Any) -> tuple[Tensor, Tensor]:
+    def _source(self, source: Tensor, w: CrossWeights, layer: GrowingLayer | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, [N or P, H, S, D] each: computed once, where there is a cache."""
         if layer is not None and layer.is_initialized:
             keys, values = layer.content()

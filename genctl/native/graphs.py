@@ -2,7 +2,7 @@
 
 Between two small kernels a GPU waits for Python. A graph has no such gaps, but its tensors keep their shapes and
 addresses: rows see the whole buffers of the cache, filled or not, a tensor says which columns count, and the place of
-the new column is a tensor too (`Decoder.step`, `layers.SlottedLayer`). A graph serves as long as the buffers stay where
+the new column is a tensor too (`Decoder.step`, `static.SlottedLayer`). A graph serves as long as the buffers stay where
 they are. There is one for each number of rows, made anew when its buffers change.
 
 On a CPU the same steps are computed without capturing, which is how they are tested.
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.decode.layers import SlottedLayer
+from genctl.decode.cache.cache import Cache
 from genctl.native.decoder import Decoder
 from genctl.native.spec import Spec
 
@@ -42,19 +42,17 @@ class Graphs:
         cuda = decoder.device.type == "cuda"
         self._stream = torch.cuda.Stream(decoder.device) if cuda else None  # type: ignore[no-untyped-call]  # torch is
 
-    def takes(self, feed: Tensor, cache: Any, *, hidden: bool) -> bool:
+    def takes(self, feed: Tensor, cache: Cache, *, hidden: bool) -> bool:
         """Whether a pass over `feed` int64 [N, F] is a step of one token on full attention."""
-        if hidden or cache is None or feed.shape[1] != 1:
-            return False
-        return all(type(layer) is SlottedLayer and layer.length for layer in cache.layers)
+        return not hidden and feed.shape[1] == 1 and cache.is_slotted and cache.length > 0
 
-    def step(self, feed: Tensor, cache: Any, mask: Tensor | None, positions: Tensor) -> Tensor:
+    def step(self, feed: Tensor, cache: Cache, mask: Tensor | None, positions: Tensor) -> Tensor:
         """One step, whose column is added to `cache`; returns logits f32 [N, 1, V].
 
         feed int64 [N, 1], mask int64 [N, T+1] or None, positions int64 [N or 1, 1].
         """
-        rows, length = feed.shape[0], cache.layers[0].length
-        buffers = [layer.slots() for layer in cache.layers]
+        rows, length = feed.shape[0], cache.length
+        buffers = cache.slots()
         where = _where(buffers)
         fixed = self._fixed.get(rows)
         if fixed is None or fixed.where != where:
@@ -62,8 +60,7 @@ class Graphs:
             fixed = self._fixed[rows] = _FixedStep(rows, buffers, where)
         fixed.fill(feed, mask, positions, length)
         logits = self._run(fixed, buffers)
-        for layer in cache.layers:
-            layer.written()
+        cache.written()
         self.steps += 1
         return logits
 

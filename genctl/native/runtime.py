@@ -6,18 +6,16 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from genctl.decode import cache as caches
 from genctl.decode import cut_windows
-from genctl.decode.cache_observer import Passed
+from genctl.decode.cache.cache import Cache, new_cache
 from genctl.decode.encoder_inputs import Sources
 from genctl.decode.length_rope import READ_AGAIN
 from genctl.decode.prefill import Reader
-from genctl.decode.runtime import Output
+from genctl.decode.runtime import Output, Passed
 from genctl.decode.types import Prefix, Source
 from genctl.errors import ModelError
 from genctl.native.decoder import Decoder
@@ -81,14 +79,15 @@ class NativeRuntime(Reader):
 
     # -- caches --------------------------------------------------------------------------------------------------------
 
-    def new_cache(self, *, room: int = 0, whole: bool = False) -> caches.LayerCache:
+    def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
         """An empty cache with `room` for columns after the prefill; a `whole` one keeps what windows would drop."""
         windows = self.model.spec.windows
-        return caches.LayerCache([None] * len(windows) if whole else windows, room)
+        return new_cache([None] * len(windows) if whole else windows, room)
 
-    def kept(self, cache: Any) -> Any:
-        """A cache, or None, in the form that the steps to come want, in place."""
-        return cache if self.graphs is None or cache is None else caches.slotted(cache)
+    def prepare(self, cache: Cache | None) -> None:
+        """Bring a cache into the form that the steps to come want, in place."""
+        if self.graphs is not None and cache is not None:
+            cache.use_slots()
 
     def shares(self, prefix: Prefix) -> bool:
         """Whether rows that continue a prompt may share its keys and values: not where scores are changed by hand."""
@@ -108,7 +107,7 @@ class NativeRuntime(Reader):
     def __call__(
         self,
         feed: Tensor,
-        cache: Any,
+        cache: Cache | None,
         *,
         mask: Tensor | None = None,
         positions: Tensor | None = None,
@@ -119,14 +118,14 @@ class NativeRuntime(Reader):
         history: Tensor | None = None,
     ) -> Output:
         """One pass, as `decode.runtime.ModelRuntime` says."""
-        past = 0 if cache is None else caches.length_of(cache)
+        past = 0 if cache is None else cache.length
         grown = self._grown(feed, cache, history, past, first=first, hidden=hidden)
         if grown is not None:
             return grown
         if positions is None:
             positions = torch.arange(past, past + feed.shape[1], device=feed.device)[None]
         states: list[Tensor] | None = [] if hidden else None
-        if self.graphs is not None and self.graphs.takes(feed, cache, hidden=hidden):
+        if self.graphs is not None and cache is not None and self.graphs.takes(feed, cache, hidden=hidden):
             logits = self.graphs.step(feed, cache, mask, positions)
         else:
             layers = None if cache is None else cache.layers

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from genctl.decode import cache as caches
-from genctl.decode.cache_observer import Passed
+from genctl.decode.cache.cache import Cache
+from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.encoder_inputs import Sources
-from genctl.decode.runtime import Output
+from genctl.decode.runtime import Output, Passed
 from genctl.decode.types import Prefix, Source
 from genctl.errors import ModelError
 from genctl.native.runtime import NativeRuntime
@@ -37,10 +36,10 @@ class Seq2SeqRuntime(NativeRuntime):
         """The layers of an encoder-decoder are not left early. Raises ModelError."""
         raise ModelError(f"assistant_early_exit: {self.name} is an encoder-decoder")
 
-    def new_cache(self, *, room: int = 0, whole: bool = False) -> Any:
+    def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
         """An empty cache with `room` for columns after the prefill, and one for the source."""
-        layers = [None] * self.network.spec.decoder.layers
-        return caches.SourcedCache(caches.LayerCache(layers, room), caches.LayerCache(layers))
+        count = range(self.network.spec.decoder.layers)
+        return Cache((GrowingLayer(room) for _ in count), [GrowingLayer() for _ in count])
 
     def shares(self, prefix: Prefix) -> bool:
         """What is long is the source: rows have it in common (see `groups`)."""
@@ -58,7 +57,7 @@ class Seq2SeqRuntime(NativeRuntime):
     def __call__(
         self,
         feed: Tensor,
-        cache: Any,
+        cache: Cache | None,
         *,
         mask: Tensor | None = None,
         positions: Tensor | None = None,
@@ -70,10 +69,9 @@ class Seq2SeqRuntime(NativeRuntime):
     ) -> Output:
         """One pass, as `decode.runtime.ModelRuntime` says."""
         assert sources is not None
-        own = None if cache is None else caches.self_part(cache)
-        if own is not None and sources.cross is not None:
-            cache = caches.SourcedCache(own, sources.cross)
-        past = 0 if own is None else caches.length_of(own)
+        if cache is not None and sources.cross is not None:
+            cache = cache.with_cross(sources.cross)
+        past = 0 if cache is None else cache.length
         if positions is None:
             positions = torch.arange(past, past + feed.shape[1], device=feed.device)[None]
         states: list[Tensor] | None = [] if hidden else None
@@ -81,8 +79,8 @@ class Seq2SeqRuntime(NativeRuntime):
             feed,
             positions,
             sources.states,
-            None if own is None else own.layers,
-            None if cache is None else cache.cross_attention_cache.layers,
+            None if cache is None else cache.layers,
+            None if cache is None else cache.cross,
             mask=mask,
             source_mask=sources.mask,
             past=past,

@@ -9,12 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from genctl.decode import cache as caches
+from genctl.decode.cache.cache import Cache
 from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.runtime import ModelRuntime
 from genctl.errors import ModelError
@@ -119,10 +118,12 @@ class Passes:
         if not self.continues:
             return self._spread(pieces, self.read)
         prefix = self.forward.prefill(context, None)
+        cache = prefix.cache
+        assert cache is not None  # because it continues
         nothing = [0] * len(endings)
         begun = self._measure(prefix.logits[:, None], nothing, nothing, [ending[0] for ending in endings])
         rest = [Piece(ending, 1) for ending in endings if len(ending) > 1]
-        read = iter(self._spread(rest, lambda some: self._fork(some, prefix.cache, len(context))))
+        read = iter(self._spread(rest, lambda some: self._fork(some, cache, len(context))))
         return [[token, *(next(read) if len(ending) > 1 else ())] for token, ending in zip(begun, endings, strict=True)]
 
     def _spread(
@@ -135,14 +136,12 @@ class Passes:
                 results[place] = tokens
         return results
 
-    def _fork(self, pieces: Sequence[Piece], cache: Any, past: int) -> list[list[Token]]:
+    def _fork(self, pieces: Sequence[Piece], cache: Cache, past: int) -> list[list[Token]]:
         """`read` on top of a cache of one row with `past` tokens, which does not change."""
         feed, mask = self._padded([piece.ids[:-1] for piece in pieces])
         if mask is not None:
             mask = torch.cat([mask.new_ones(len(pieces), past), mask], 1)
-        forked = caches.select(
-            cache, torch.zeros(len(pieces), dtype=torch.long, device=feed.device), room=feed.shape[1]
-        )
+        forked = cache.select(torch.zeros(len(pieces), dtype=torch.long, device=feed.device), room=feed.shape[1])
         positions = torch.arange(past, past + feed.shape[1], device=feed.device).expand(feed.shape[0], -1)
         output = self.forward(feed, forked, mask=mask, positions=positions)
         lengths = [len(piece.ids) - 1 for piece in pieces]
@@ -222,5 +221,4 @@ def _split(tokens: Sequence[Token], lengths: Sequence[int]) -> list[list[Token]]
 
 
 def _recurrent(forward: ModelRuntime) -> bool:
-    layers = caches.self_part(forward.new_cache()).layers
-    return not forward.savable or any(hasattr(layer, "recurrent_states") for layer in layers)
+    return not forward.savable or forward.new_cache().is_recurrent

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from genctl.decode import cache as caches
+from genctl.decode.cache.cache import Cache
 from genctl.decode.encoder_inputs import Sources
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context, Source
@@ -60,7 +60,7 @@ class CachedReader:
         *,
         use_cache: bool = True,
         source: Source | None = None,
-        cache: Any = None,
+        cache: Cache | None = None,
         ids: Sequence[int] = (),
     ) -> None:
         self.forward = forward
@@ -70,10 +70,12 @@ class CachedReader:
         self.ids = list(ids)  # what has been read
         self.floor = len(self.ids)  # windows cannot restore what they dropped before this length
 
-    def _empty(self) -> Any:
+    def _empty(self) -> Cache | None:
         if not self.cached:
             return None
-        return caches.rewindable(self.forward.new_cache())
+        cache = self.forward.new_cache()
+        cache.activate_past_recording()
+        return cache
 
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Read at least one more token. Returns the logits of the next one, f32 [V]."""
@@ -84,7 +86,7 @@ class CachedReader:
         if self.forward.wants_history(len(self.ids) - len(tokens)):
             whole = torch.tensor([self.ids], device=self.forward.device)
         output = self.forward(feed, self.cache, sources=self.sources, first=first, keep=1, history=whole)
-        if self.cache is not None and not caches.croppable(self.cache):
+        if self.cache is not None and not self.cache.is_croppable:
             raise ModelError(f"{self.forward.name} cannot draft: it keeps recurrent states, which forget nothing")
         return output.logits[0, -1]
 
@@ -92,13 +94,12 @@ class CachedReader:
         """Drop all but the first `length` tokens."""
         surplus = len(self.ids) - length
         if self.cache is not None:
-            windowed = any(getattr(layer, "record_past", False) for layer in caches.self_part(self.cache).layers)
-            if length == 0 or (windowed and length < self.floor):
+            if length == 0 or (self.cache.records_past and length < self.floor):
                 known, self.ids, self.cache = self.ids[:length], [], self._empty()
                 if known:
                     self.read(known)
             else:
-                caches.crop(self.cache, surplus)
+                self.cache.crop(surplus)
         del self.ids[length:]
         self.floor = length
 

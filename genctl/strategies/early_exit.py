@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from genctl.decode import cache as caches
+from genctl.decode.cache.growing import STEP
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context
 from genctl.errors import ModelError
@@ -45,10 +44,10 @@ class EarlyExitDrafter:
         prefix = context.prefix
         if prefix.cache is None:
             return ModelDraftWriter(CachedReader(self.forward, use_cache=False), context, do_sample, confidence)
-        part = copy.copy(prefix.cache)
-        part.layers = prefix.cache.layers[: _depth(self.forward)]
+        part = prefix.cache.with_layers(prefix.cache.layers[: _depth(self.forward)])
         row = torch.zeros(1, dtype=torch.long, device=self.forward.device)
-        cache = caches.rewindable(caches.select(part, row, room=caches.STEP))
+        cache = part.select(row, room=STEP)
+        cache.activate_past_recording()
         follower = CachedReader(self.forward, cache=cache, ids=prefix.tokens[0].tolist())
         return ModelDraftWriter(follower, context, do_sample, confidence)
 

@@ -11,9 +11,10 @@ import torch
 
 from genctl import events
 from genctl.config.layers import flags_layer, resolve
+from genctl.decode.cache.growing import STEP
+from genctl.decode.cache.static import SlottedLayer
 from genctl.decode.compiled import Compiled
 from genctl.decode.guidance import Unconditional
-from genctl.decode.layers import STEP, SlottedLayer
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import build
 from genctl.decode.processors.context import ProcessorContext

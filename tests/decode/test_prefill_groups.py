@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from genctl import events
-from genctl.decode import cache as caches
 from genctl.decode.loop import decode
 from genctl.decode.prefix_cache import MOST, groups
 from genctl.decode.runtime import ModelRuntime
@@ -53,7 +52,7 @@ def test_a_prompt_read_beside_others_is_the_prefix_that_it_is_alone(arch: str) -
         alone = forward.prefill(ids, None)
         assert torch.equal(found.tokens, alone.tokens)
         torch.testing.assert_close(found.logits, alone.logits, rtol=0.0, atol=1e-4)
-        assert caches.length_of(found.cache) == caches.length_of(alone.cache)
+        assert found.cache.length == alone.cache.length
         for one, other in zip(found.cache.layers, alone.cache.layers, strict=True):
             for mine, theirs in zip(one.content(), other.content(), strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=0.0, atol=1e-4)

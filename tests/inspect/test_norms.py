@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from genctl.decode import cache as caches
 from genctl.decode.cache_norms import norms, observed_cache
 from genctl.decode.cache_observer import CacheObserver
 from tests import runtimes
@@ -30,7 +29,9 @@ def expected(states: Any) -> list[float]:
 @pytest.mark.parametrize("form", ["dynamic", "static"])
 def test_norms_are_those_of_the_models_own_keys_and_values(form: str) -> None:
     model = tiny("llama")
-    cache = caches.kept_as(runtimes.forward(model).prefill(IDS, None).cache, form)
+    cache = runtimes.forward(model).prefill(IDS, None).cache
+    assert cache is not None
+    cache.convert(form)
     with torch.no_grad():
         theirs = model(torch.tensor([IDS]), use_cache=True).past_key_values
     total, found = norms(cache)
@@ -44,7 +45,8 @@ def test_norms_are_those_of_the_models_own_keys_and_values(form: str) -> None:
 def test_eight_bits_are_read_as_a_query_meets_them() -> None:
     prefix = runtimes.forward(tiny("llama")).prefill(IDS, None)
     plain = norms(prefix.cache)[1][0]["keys"]
-    rounded = norms(caches.kept_as(prefix.cache, "quantized"))[1][0]["keys"]
+    prefix.cache.convert("quantized")
+    rounded = norms(prefix.cache)[1][0]["keys"]
     assert rounded != plain
     assert rounded == pytest.approx(plain, rel=0.02)
 
@@ -77,7 +79,7 @@ def test_states_are_left_out() -> None:
 def test_rows_are_averaged() -> None:
     cache = runtimes.forward(tiny("gpt2")).prefill(IDS, None).cache
     alone = norms(cache)[1]
-    several = norms(caches.select(cache, torch.tensor([0, 0, 0])))[1]
+    several = norms(cache.select(torch.tensor([0, 0, 0])))[1]
     assert several[0]["keys"] == pytest.approx(alone[0]["keys"], rel=1e-5)
 
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl import events
-from genctl.decode import cache as caches
 from genctl.decode import saved_prompt
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
@@ -113,7 +112,7 @@ def test_the_longest_common_beginning_is_reused_and_no_more(
     if prefix is not None:
         alone = forward.prefill(second, None)
         torch.testing.assert_close(prefix.logits, alone.logits, atol=1e-4, rtol=1e-4)
-        assert caches.length_of(prefix.cache) == len(second)
+        assert prefix.cache.length == len(second)
         for mine, theirs in zip(prefix.cache.layers, alone.cache.layers, strict=True):
             assert type(mine) is type(theirs)  # windows are windows again
             torch.testing.assert_close(mine.content()[0], theirs.content()[0], atol=1e-4, rtol=1e-4)
@@ -229,6 +228,6 @@ def test_what_is_on_disk_is_what_was_in_memory(arch: str, tmp_path: Path) -> Non
     assert prefix.hidden is not None
     assert loaded.hidden is not None
     assert torch.equal(loaded.hidden, prefix.hidden)
-    mine, theirs = (saved_prompt._tensors("self", caches.self_part(one.cache)) for one in (loaded, prefix))
+    mine, theirs = (one.cache.state_dict() for one in (loaded, prefix))
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)

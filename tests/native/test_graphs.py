@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode import cache as caches
-from genctl.decode.layers import STEP, GrowingLayer, QuantizedLayer, SlidingLayer, SlottedLayer
+from genctl.decode.cache.growing import STEP, GrowingLayer
+from genctl.decode.cache.quantized import QuantizedLayer
+from genctl.decode.cache.sliding import SlidingLayer
+from genctl.decode.cache.static import SlottedLayer
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
 from genctl.errors import UsageError
@@ -57,7 +59,8 @@ def read(runtime: NativeRuntime, prompts: Sequence[tuple[int, ...]]) -> tuple[An
     cache = runtime.new_cache()
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     output = runtime(tokens, cache, mask=mask, positions=positions, first=True, keep=1)
-    return runtime.kept(cache), mask, output.logits[:, -1]
+    runtime.prepare(cache)
+    return cache, mask, output.logits[:, -1]
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -98,7 +101,7 @@ def test_columns_that_were_taken_back_do_not_count() -> None:
         cache, _, _ = read(runtime, [PROMPTS[1]])
         for token in (5, 6, 7):
             runtime(torch.tensor([[token]]), cache)
-        caches.crop(cache, 2)
+        cache.crop(2)
         found.append(runtime(torch.tensor([[9]]), cache).logits)
     torch.testing.assert_close(found[0], found[1], rtol=CLOSE, atol=CLOSE)
     assert fixed.graphs is not None
@@ -116,10 +119,10 @@ def test_what_a_graph_would_read_is_made_anew_when_buffers_change_and_only_then(
         seen.append(id(graphs._fixed[1]))
     assert seen[0] == seen[STEP - len(PROMPTS[0]) - 1] != seen[-1]
     assert len(set(seen)) == 2
-    rows = caches.select(cache, torch.tensor([0, 0, 0]))
+    rows = cache.select(torch.tensor([0, 0, 0]))
     runtime(torch.tensor([[9]] * 3), rows)
     assert set(graphs._fixed) == {1, 3}
-    other = caches.select(cache, torch.tensor([0]))  # as many rows, other buffers
+    other = cache.select(torch.tensor([0]))  # as many rows, other buffers
     runtime(torch.tensor([[9]]), other)
     assert id(graphs._fixed[1]) != seen[-1]
 
@@ -170,7 +173,8 @@ def test_other_forms_of_cache_are_what_was_asked_for() -> None:
     runtime = graphed("llama")
     assert written(runtime, lanes(use_cache=False), 2) == wanted
     cache, _, _ = read(runtime, [PROMPTS[0]])
-    assert {type(layer) for layer in caches.kept_as(cache, "quantized").layers} == {QuantizedLayer}
+    cache.convert("quantized")
+    assert {type(layer) for layer in cache.layers} == {QuantizedLayer}
 
 
 def test_what_looks_elsewhere_than_at_slots_is_computed_as_ever() -> None:
@@ -195,7 +199,7 @@ def test_an_offloaded_cache_on_a_gpu_is_refused() -> None:
     for layer in cache.layers:
         layer.device = torch.device("cuda")
     with pytest.raises(UsageError, match="offloaded runs on transformers' classes"):
-        caches.kept_as(cache, "offloaded")
+        cache.convert("offloaded")
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from genctl.decode import cache as caches
+from genctl.decode.cache.foreign import new_cache
 from genctl.native.decoder import Decoder
 from genctl.native.files import mapped
 from genctl.native.load import WeightPlan, build
@@ -46,8 +46,7 @@ def _native(name: str, folder: Path) -> Decoder:
 
 
 def layers(name: str) -> list[Any]:
-    made: list[Any] = caches.new_cache(model(name).config).layers
-    return made
+    return new_cache(model(name).config).layers
 
 
 def told(name: str, prompt: torch.Tensor) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from genctl.decode import cache as caches
+from genctl.decode.cache.cache import Cache, new_cache
 from genctl.native import kernels
 from genctl.native.encoder_decoder import EncoderDecoder
 from genctl.native.files import mapped
@@ -43,9 +43,9 @@ def native(name: str, folder: Path) -> EncoderDecoder:
     return build(plan, mapped([path]))
 
 
-def empty(decoder: EncoderDecoder) -> tuple[caches.LayerCache, caches.LayerCache]:
+def empty(decoder: EncoderDecoder) -> tuple[Cache, Cache]:
     layers = [None] * decoder.spec.decoder.layers
-    return caches.LayerCache(layers), caches.LayerCache(layers)
+    return new_cache(layers), new_cache(layers)
 
 
 def told(name: str, source: torch.Tensor, prompt: torch.Tensor) -> list[torch.Tensor]:

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from genctl import events
-from genctl.decode import cache as caches
-from genctl.decode import shared_prompt
 from genctl.decode.batch import Batch
-from genctl.decode.layers import GrowingLayer
+from genctl.decode.cache import shared
+from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.transformers_runtime import TransformersRuntime
@@ -50,7 +49,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         arrange(self)
         if self.states:
             assert self.rows.cache is not None
-            found.append(shared_prompt.is_shared(self.rows.cache))
+            found.append(self.rows.cache.is_shared)
 
     monkeypatch.setattr(Batch, "arrange", watched)
     return found
@@ -67,7 +66,7 @@ def test_rows_of_one_prompt_get_the_same_tokens_shared_and_copied(
         seen.clear()
         assert results(forward, width) == wanted
         assert any(seen) == (arch in SHARES)
-    monkeypatch.setattr(shared_prompt, "LEAST", 10**9)
+    monkeypatch.setattr(shared, "LEAST", 10**9)
     seen.clear()
     assert results(forward, 1) == wanted
     assert not any(seen)
@@ -105,17 +104,17 @@ def test_attention_in_two_parts_is_attention() -> None:
     for heads, groups in ((4, 1), (2, 3), (1, 8)):
         layer = GrowingLayer()
         layer.hold(torch.randn(1, heads, 70, 16), torch.randn(1, heads, 70, 16))
-        both = shared_prompt.SharedLayer(layer, 5, 8)
+        both = shared.SharedLayer(layer, 5, 8)
         for _ in range(3):
             both.update(torch.randn(5, heads, 1, 16), torch.randn(5, heads, 1, 16))
         query = torch.randn(5, heads * groups, 1, 16)
         keys, values = (part.repeat_interleave(groups, 1) for part in both.content())
         wanted = torch.nn.functional.scaled_dot_product_attention(query, keys, values, scale=0.3).transpose(1, 2)
-        assert torch.allclose(shared_prompt.attend(query, both.prompt, both._columns(), 0.3), wanted, atol=1e-5)
+        assert torch.allclose(shared.attend(query, both.prompt, both._columns(), 0.3), wanted, atol=1e-5)
 
 
 def test_reordering_moves_only_what_differs_between_rows() -> None:
-    layer = caches.GrowingLayer()
+    layer = GrowingLayer()
     layer.hold(torch.arange(24.0).view(3, 1, 8, 1), torch.zeros(3, 1, 8, 1), room=4)
     where = layer.buffers[0].data_ptr()
     layer.reorder(torch.tensor([2, 2, 0]), 5)

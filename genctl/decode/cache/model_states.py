@@ -11,7 +11,10 @@ import copy
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin
+
+from genctl.decode.cache.cache import Cache
+from genctl.decode.cache.layer import CacheLayer
+from genctl.errors import ModelError
 
 # architecture -> the name under which a pass returns its states, which the next one is given as `past_key_values`
 RETURNED = {"xlnet": "mems", "reformer": "past_buckets_states"}
@@ -19,37 +22,51 @@ RETURNED = {"xlnet": "mems", "reformer": "past_buckets_states"}
 READ_HISTORY = frozenset({"xlnet", "cpmant"})
 
 
-class ReturnedStates:
+class ReturnedStates(CacheLayer):
     """The states that a pass returned, as the only layer of a cache. Rows can be selected; no token can be removed."""
 
-    is_initialized = True
-    is_sliding = False
+    def __init__(self, states: Any = None) -> None:
+        self.states = states
 
-    def __init__(self) -> None:
-        self.states: Any = None
+    @property
+    def for_model(self) -> Any:
+        """The states."""
+        return self.states
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ReturnedStates:
-        new = ReturnedStates()
-        new.states = copy.copy(self.states)
-        for name, value in getattr(self.states, "__dict__", {}).items():  # a cache class: its lists are written to
-            setattr(new.states, name, copy.copy(value))
-        return new
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Select rows in place."""
+    def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> ReturnedStates:
+        """A new layer with `rows` (int64 [N]) of this one. Nothing is dropped."""
         if isinstance(self.states, (list, tuple)):  # each [T, N, H]
-            self.states = tuple(state.index_select(1, beam_idx) for state in self.states)
-        elif self.states is not None:
-            self.states.reorder_cache(beam_idx)
+            return ReturnedStates(tuple(state.index_select(1, rows) for state in self.states))
+        states = copy.copy(self.states)
+        if states is not None:
+            for name, value in vars(states).items():  # a cache class: its lists are written to
+                setattr(states, name, copy.copy(value))
+            states.reorder_cache(rows)
+        return ReturnedStates(states)
 
     def get_seq_length(self) -> int:
         """0: columns are not counted."""
         return 0
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Raises ModelError: the form of the states is the model's own."""
+        raise ModelError("the model keeps states in a form of its own, which cannot be saved")
 
-def returned_states() -> Cache:
-    """An empty cache for returned states."""
-    return Cache(layers=[ReturnedStates()])
+
+class ReturnedStatesCache(Cache):
+    """A cache of `ReturnedStates`."""
+
+    def __init__(self) -> None:
+        super().__init__([ReturnedStates()])
+
+    @property
+    def for_model(self) -> Any:
+        """The states of the last pass."""
+        return self.layers[0].for_model
+
+    def store(self, states: Any) -> None:
+        """Take the states that a pass returned."""
+        self.layers = [ReturnedStates(states)]
 
 
 class ModuleStates:
@@ -62,7 +79,7 @@ class ModuleStates:
     def put(self, cache: Cache | None) -> None:
         """Copy the cache's states into the modules; None clears them."""
         for number, block in self.blocks:
-            layer = None if cache is None else cache.layers[number]
+            layer = None if cache is None else cache.layers[number].for_model
             block.conv1d_state = None if layer is None else layer.conv_states[0]
             block.rg_lru.recurrent_states = None if layer is None else layer.recurrent_states[0]
 
@@ -70,8 +87,7 @@ class ModuleStates:
         """Move the modules' states into the cache."""
         for number, block in self.blocks:
             if cache is not None:
-                layer = cache.layers[number]
-                assert isinstance(layer, LinearAttentionCacheLayerMixin)
+                layer = cache.layers[number].for_model
                 layer.conv_states[0], layer.recurrent_states[0] = block.conv1d_state, block.rg_lru.recurrent_states
                 layer.is_conv_states_initialized[0] = layer.is_recurrent_states_initialized[0] = True
                 layer.has_previous_state[0] = True

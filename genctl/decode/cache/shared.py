@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from genctl.compat import attention_with_sums
-from genctl.decode import cache as caches
-from genctl.decode.cache import Cache
-from genctl.decode.layers import GrowingLayer
+from genctl.decode.cache.growing import GrowingLayer
+from genctl.decode.cache.layer import CacheLayer, bytes_in_memory
 
 LEAST = 64  # columns of a prompt that are worth sharing
 
@@ -29,10 +28,13 @@ LEAST = 64  # columns of a prompt that are worth sharing
 class SharedLayer(GrowingLayer):
     """A full-attention layer whose first columns are the same for all rows, and stored once."""
 
+    is_plain = is_convertible = False
+    prompt: tuple[Tensor, Tensor]  # keys and values, [1, H, P, D]
+
     def __init__(self, prompt: GrowingLayer, rows: int, room: int) -> None:
         super().__init__(room)
         keys, values = prompt.content()
-        self.prompt = keys, values  # [1, H, P, D]
+        self.prompt = keys, values
         self.columns = keys.shape[-2]
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
         self.buffers = tuple(part.new_empty(rows, part.shape[1], room, part.shape[3]) for part in (keys, values))
@@ -57,11 +59,11 @@ class SharedLayer(GrowingLayer):
             raise ValueError("a shared prompt cannot be cropped")
         super().crop(tokens_to_remove)
 
-    def reorder(self, rows: Tensor, since: int) -> None:
+    def reorder(self, rows: Tensor, since: int) -> GrowingLayer:
         """Row i becomes row `rows[i]`, in place; the shared columns are not moved."""
-        super().reorder(rows, max(since - self.columns, 0))
+        return super().reorder(rows, max(since - self.columns, 0))
 
-    def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> GrowingLayer:
+    def merge(self, others: Sequence[Any], room: int = 0) -> GrowingLayer:
         """A layer with the rows of all; the prompt stays shared if it is the same and the rows have equal length."""
         together = all(
             isinstance(other, SharedLayer) and other._where() == self._where() and other.length == self.length
@@ -69,14 +71,12 @@ class SharedLayer(GrowingLayer):
         )
         if together:
             return super().merge(others, room)
-        return self.whole().merge(
-            [other.whole() if isinstance(other, SharedLayer) else other for other in others], room
-        )
+        return self.unshared().merge([other.unshared() for other in others], room)
 
     def _where(self) -> tuple[int, int]:
         return self.prompt[0].data_ptr(), self.columns
 
-    def whole(self) -> GrowingLayer:
+    def unshared(self) -> GrowingLayer:
         """A plain layer with all columns in every row."""
         new = GrowingLayer()
         rows = self.buffers[0].shape[0]
@@ -89,40 +89,32 @@ class SharedLayer(GrowingLayer):
 
     def content(self) -> tuple[Tensor, Tensor]:
         """Keys and values of all columns, `[R, H, P + S, D]`."""
-        return self.whole().content()
+        return self.unshared().content()
+
+    def describe(self, number: int) -> list[dict[str, Any]]:
+        """See `Cache.describe`: the prompt is stored once, whatever the number of rows."""
+        parts = super().describe(number)
+        for part in parts:
+            part["shape"][2] += self.columns
+            part["bytes"] += sum(map(bytes_in_memory, self.prompt))
+            part["shared"] = self.columns
+        return parts
+
+    def reserved(self) -> int:
+        """Bytes of the buffers and of the prompt."""
+        return super().reserved() + sum(map(bytes_in_memory, self.prompt))
 
 
-def share(cache: Cache, rows: int, room: int) -> Cache:
-    """A cache for `rows` continuations of the prompt in `cache`; its growing layers are shared, not copied."""
-    index = torch.zeros(rows, dtype=torch.long)
-    layers = [
-        SharedLayer(layer, rows, room) if _shareable(layer) else caches.select_layer(layer, index, room, 0)
-        for layer in cache.layers
-    ]
-    return caches.with_layers(cache, layers)
-
-
-def is_shared(cache: Cache) -> bool:
-    """Whether any layer shares its first columns."""
-    return any(isinstance(layer, SharedLayer) for layer in getattr(cache, "layers", ()))
-
-
-def unshared(cache: Cache) -> Cache:
-    """The cache with plain layers."""
-    if not is_shared(cache):
-        return cache
-    return caches.with_layers(
-        cache, [layer.whole() if isinstance(layer, SharedLayer) else layer for layer in cache.layers]
-    )
-
-
-def _shareable(layer: Any) -> bool:
+def shareable(layer: CacheLayer) -> bool:
+    """Whether a layer holds a prompt that is long enough to share."""
     return type(layer) is GrowingLayer and layer.is_initialized and layer.length >= LEAST
 
 
-def shareable(cache: Any) -> bool:
-    """Whether any layer holds a prompt that is long enough to share."""
-    return any(map(_shareable, getattr(cache, "layers", ())))
+def share(layer: CacheLayer, rows: int, room: int) -> CacheLayer:
+    """A layer for `rows` continuations of the only row of this one, which is shared if that is worth it."""
+    if type(layer) is GrowingLayer and shareable(layer):
+        return SharedLayer(layer, rows, room)
+    return layer.select(torch.zeros(rows, dtype=torch.long), room=room)
 
 
 def attend(

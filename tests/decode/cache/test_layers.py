@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from genctl.decode.layers import GrowingLayer, QuantizedLayer, SlidingLayer, StaticLayer
+from genctl.decode.cache.growing import GrowingLayer
+from genctl.decode.cache.quantized import QuantizedLayer
+from genctl.decode.cache.sliding import SlidingLayer
+from genctl.decode.cache.static import StaticLayer
 
 HEADS, SIZE, WINDOW = 2, 3, 5
 
@@ -189,7 +192,7 @@ def test_rows_leave_and_others_take_their_places(window: int | None, traffic: li
             rows = [row if row in left else late.pop() for row in range(len(left))]  # the last ones fill the holes
             longest = max(text.shape[2] for text in texts)
             texts = [texts[row] for row in rows]
-            layer.keep(rows, drop=longest - max(text.shape[2] for text in texts))
+            layer.keep(rows, torch.tensor(rows), drop=longest - max(text.shape[2] for text in texts))
         if joining:
             texts.append(numbers(1, joining)[0])
             layer = layer.merge([new_layer(texts[-1])], room)
@@ -214,7 +217,7 @@ def test_a_row_that_joins_takes_the_place_of_one_that_left_without_a_copy_of_the
     layer.update(*numbers(3, 1))
     where = layer.buffers[0].data_ptr()
     last = layer.content()[0][2].clone()
-    layer.keep([0, 2])
+    layer.keep([0, 2], torch.tensor([0, 2]))
     newcomer.update(*numbers(1, 4))
     merged = layer.merge([newcomer])
     assert merged.buffers[0].data_ptr() == where
@@ -240,7 +243,7 @@ def test_a_static_layer_is_allocated_once() -> None:
     for _ in range(10):
         layer.update(*numbers(1, 1))
         assert [buffer.data_ptr() for buffer in layer.buffers] == where
-        assert [part.shape[2] for part in layer.stored()] == [14, 14]
+        assert [part.shape[2] for part in layer.buffers] == [14, 14]
     layer.reorder_cache(torch.tensor([0]))
     assert layer.get_seq_length() == 14
 
@@ -278,7 +281,7 @@ def test_eight_bits_are_off_by_at_most_half_a_step(seed: int, scale: float, rows
         step = written.abs().amax(-1, keepdim=True) / 127
         assert bool(((keys - written).abs() <= step * 0.5001).all())
         assert bool(((values + written).abs() <= step * 0.5001).all())
-    stored = layer.stored()
+    stored = layer.buffers
     assert [part.dtype for part in stored] == [torch.int8, torch.float32, torch.int8, torch.float32]
 
 

@@ -1,0 +1,289 @@
+"""A cache of keys and values: fork it, select rows, merge lanes, crop it, convert it to another form.
+
+Rows of different lengths share a cache aligned to the right: the shorter ones are padded on the left and masked.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from genctl.decode.cache.growing import GrowingLayer
+from genctl.decode.cache.layer import CROSS, CacheLayer
+from genctl.decode.cache.quantized import QuantizedLayer
+from genctl.decode.cache.shared import share, shareable
+from genctl.decode.cache.sliding import SlidingLayer
+from genctl.decode.cache.static import SlottedLayer, StaticLayer
+from genctl.errors import UsageError
+
+FORMS: dict[str, type[GrowingLayer]] = {"static": StaticLayer, "quantized": QuantizedLayer}
+
+Self = TypeVar("Self", bound="Cache")
+
+
+class Cache:
+    """The layers of a decoder's self-attention, and of an encoder-decoder's cross-attention, which never grows.
+
+    A native model's cache. transformers' models need a `foreign.TransformersCache`.
+    """
+
+    def __init__(self, layers: Iterable[CacheLayer], cross: Sequence[GrowingLayer] | None = None) -> None:
+        self.layers = list(layers)
+        self.cross = cross
+        self.beyond = False  # whether it was read beyond the bound of its positions (see `prefill.Reader`)
+
+    @property
+    def for_model(self) -> Any:
+        """What a model is given."""
+        return self
+
+    # -- what it is ----------------------------------------------------------------------------------------------------
+
+    @property
+    def length(self) -> int:
+        """Columns (tokens) of self-attention, dropped ones included; 0 if there are only recurrent states."""
+        for layer in self.layers:
+            if layer.has_columns:
+                return layer.get_seq_length()
+        return 0
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether any layer keeps keys and values."""
+        return any(layer.has_columns for layer in self.layers)
+
+    @property
+    def only_columns(self) -> bool:
+        """Whether all layers keep keys and values and nothing else, so that padding on the left can be removed."""
+        return bool(self.layers) and all(layer.only_columns for layer in self.layers)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a query sees exactly the columns that are stored, in every layer."""
+        return all(layer.is_plain for layer in self.layers)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether any layer keeps a state of constant size."""
+        return any(layer.is_recurrent for layer in self.layers)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether a layer is allocated once, so that its room must be exact."""
+        return any(layer.is_fixed for layer in self.layers)
+
+    @property
+    def is_slotted(self) -> bool:
+        """Whether every layer is ready for steps of one shape."""
+        return all(layer.is_slotted for layer in self.layers)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether any layer stores its first columns once for all rows."""
+        return any(layer.prompt is not None for layer in self.layers)
+
+    @property
+    def is_shareable(self) -> bool:
+        """Whether any layer holds a prompt that is long enough to share."""
+        return any(map(shareable, self.layers))
+
+    @property
+    def is_mergeable(self) -> bool:
+        """Whether rows of several lanes may share a cache of this kind."""
+        return all(layer.is_mergeable for layer in self.layers)
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether tokens can be removed."""
+        return all(layer.is_croppable for layer in self.layers)
+
+    @property
+    def records_past(self) -> bool:
+        """Whether any layer keeps what it would drop, until the next `crop`."""
+        return any(layer.record_past for layer in self.layers)
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def with_layers(self: Self, layers: Iterable[CacheLayer]) -> Self:
+        """A cache of the same class with other layers of self-attention, and none of cross-attention."""
+        new = copy.copy(self)
+        new.layers, new.cross = list(layers), None
+        return new
+
+    def with_cross(self: Self, cross: Sequence[GrowingLayer]) -> Self:
+        """The same self-attention with other layers of cross-attention."""
+        new = copy.copy(self)
+        new.cross = cross
+        return new
+
+    def select(self: Self, rows: Tensor, *, room: int = 0, drop: int = 0) -> Self:
+        """A new cache with `rows` (int64 [N], repeats allowed) of this one, without its first `drop` columns.
+
+        This cache is unchanged, so a prefix can be forked any number of times. Cross-attention is left out: see
+        `encoder_inputs.Sources`.
+        """
+        return self.with_layers(layer.select(rows, room=room, drop=drop) for layer in self.layers)
+
+    def continued(self: Self, rows: Tensor, room: int) -> Self:
+        """Like `select` of all rows. Static layers that were allocated with this room continue in their own buffers."""
+        return self.with_layers(layer.continued(rows, room) for layer in self.layers)
+
+    def reorder(self: Self, rows: Tensor, since: int) -> Self:
+        """Row i becomes row `rows[i]` (int64 [N], as many as there are), if rows are equal before column `since`.
+
+        Layers with their own buffers move the columns after it, in place: this cache is used up.
+        """
+        return self.with_layers(layer.reorder(rows, since) for layer in self.layers)
+
+    def keep(self: Self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> Self:
+        """Like `select` of `rows`, which is `index` too, but in place where a layer can: this cache is used up."""
+        if any(row < place for place, row in enumerate(rows)):
+            return self.select(index, room=room, drop=drop)
+        return self.with_layers(layer.keep(rows, index, room=room, drop=drop) for layer in self.layers)
+
+    def merge(self: Self, others: Sequence[Cache], *, room: int = 0) -> Self:
+        """One cache with the rows of all, aligned to the right; shorter ones are padded with zeros on the left.
+
+        This one is used up: where rows have left it (see `keep`), the others are written to their places.
+        """
+        if not others:
+            return self
+        together = zip(self.layers, *(other.layers for other in others), strict=True)
+        return self.with_layers(first.merge(rest, room) for first, *rest in together)
+
+    def share(self: Self, rows: int, room: int) -> Self:
+        """A cache for `rows` continuations of the prompt in this one; its growing layers are shared, not copied."""
+        return self.with_layers(share(layer, rows, room) for layer in self.layers)
+
+    def unshared(self: Self) -> Self:
+        """The cache with all columns in every row."""
+        return self.with_layers(layer.unshared() for layer in self.layers) if self.is_shared else self
+
+    # -- columns, in place ---------------------------------------------------------------------------------------------
+
+    def crop(self, columns: int) -> None:
+        """Remove the newest `columns` tokens of every row.
+
+        Layers that record past columns are cut back to what they need, even if nothing is removed.
+        """
+        for layer in self.layers:
+            if columns or layer.record_past:
+                layer.crop(-columns)
+
+    def activate_past_recording(self) -> None:
+        """Let windows and convolutions keep what they would drop, until the next `crop`."""
+        for layer in self.layers:
+            layer.activate_past_recording()
+
+    def narrow(self, like: Cache) -> None:
+        """Drop the columns of windows that no later token can see, from a cache that kept all of them.
+
+        `like` is an empty cache of the same model, with its windows.
+        """
+        for number, (layer, window) in enumerate(zip(self.layers, like.layers, strict=True)):
+            if type(layer) is GrowingLayer and isinstance(window, SlidingLayer) and layer.is_initialized:
+                window.hold(*layer.content())
+                self.layers[number] = window
+
+    # -- forms, in place -----------------------------------------------------------------------------------------------
+
+    def convert(self, form: str, room: int = 0) -> None:
+        """Keep the growing layers of self-attention in another form: static, quantized, offloaded; else unchanged.
+
+        A static layer is allocated with `room` for so many columns more. Sliding windows, recurrent states and
+        cross-attention do not grow and stay as they are. Offloading needs an accelerator, and has no effect without
+        one. Raises UsageError for offloading a native model's cache on a GPU.
+        """
+        if form == "offloaded" and self._is_on_gpu():
+            self.offload()
+        elif form in FORMS:
+            self.layers = [layer.converted(FORMS[form], room) for layer in self.layers]
+
+    def _is_on_gpu(self) -> bool:
+        first = next((layer for layer in self.layers if isinstance(layer, GrowingLayer)), None)
+        return first is not None and first.is_initialized and first.device.type == "cuda"
+
+    def offload(self) -> None:
+        """Move the growing layers to the CPU between passes. Raises UsageError: only transformers' classes can."""
+        hint = "leave out --runtime native, or choose another --cache"
+        raise UsageError("cache_implementation = offloaded runs on transformers' classes", hint=hint)
+
+    def use_slots(self) -> None:
+        """Prepare the growing layers for steps of one shape."""
+        self.layers = [layer.converted(SlottedLayer) for layer in self.layers]
+
+    def slots(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each slotted layer, written or not, `[rows, heads, capacity, head_dim]`.
+
+        There is room for a column at `length`.
+        """
+        return [layer.slots() for layer in self.layers if isinstance(layer, SlottedLayer)]
+
+    def written(self) -> None:
+        """Count a column that was written at `length` from outside."""
+        for layer in self.layers:
+            if isinstance(layer, SlottedLayer):
+                layer.written()
+
+    def refill(self, fresh: Cache) -> None:
+        """Take the rows of `fresh`, in the form of each layer of this cache."""
+        for number, (old, new) in enumerate(zip(self.layers, fresh.layers, strict=True)):
+            if isinstance(old, GrowingLayer) and type(old) in FORMS.values():
+                new = new.converted(type(old), max(old.capacity - new.get_seq_length(), 0))
+            self.layers[number] = new
+
+    # -- contents ------------------------------------------------------------------------------------------------------
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The parts in the order of the layers, each `{"layer", "kind", "shape", "dtype", "device", "bytes"}`.
+
+        `shape` is that of the keys, `[rows, heads, length, head_dim]` (a recurrent state has its own shape); values of
+        another shape add `value_shape`. `bytes` counts everything stored for the part, scales of quantised numbers
+        included, and nothing twice: rows that are views of one row count once. If rows share a prompt of 64 tokens or
+        more, `shape` has all columns, `bytes` counts the prompt's once, and `shared` is their number. A buffer's free
+        columns count only in a static layer (see `reserved`), which adds `filled`, its columns in use. A hybrid layer
+        has two parts.
+        """
+        parts = [part for number, layer in enumerate(self.layers) for part in layer.describe(number)]
+        for number, layer in enumerate(self.cross or ()):
+            parts += [{**part, "kind": CROSS} for part in layer.describe(number)]
+        return parts
+
+    def reserved(self) -> int:
+        """Bytes of the growing layers' buffers, free columns included; other layers count as they are."""
+        return sum(layer.reserved() for layer in (*self.layers, *(self.cross or ())))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every stored tensor: `self.I.NAME` and `cross.I.NAME` of layer I (see `CacheLayer.state_dict`).
+
+        Raises ModelError if a layer cannot be saved.
+        """
+        tensors: dict[str, Tensor] = {}
+        for place, layer in self._places():
+            tensors |= {f"{place}.{name}": tensor for name, tensor in layer.state_dict().items()}
+        return tensors
+
+    def load_state_dict(self, states: dict[str, Tensor], length: int) -> None:
+        """Take what `state_dict` returned, after `length` tokens of self-attention.
+
+        Raises KeyError or ValueError if tensors are missing or have the wrong shape.
+        """
+        for place, layer in self._places():
+            own = {name.removeprefix(f"{place}."): states[name] for name in states if name.startswith(f"{place}.")}
+            layer.load_state_dict(own, length)
+
+    def _places(self) -> Iterator[tuple[str, CacheLayer]]:
+        for part, layers in (("self", self.layers), ("cross", self.cross or ())):
+            for number, layer in enumerate(layers):
+                yield f"{part}.{number}", layer
+
+
+def new_cache(windows: Sequence[int | None], room: int = 0) -> Cache:
+    """An empty cache of a native decoder: full attention (None) or a window for each layer.
+
+    `room` is how many columns follow the prefill.
+    """
+    return Cache(GrowingLayer(room) if size is None else SlidingLayer(size, room) for size in windows)

@@ -1,0 +1,276 @@
+"""transformers' caches, and the layers that genctl does not replace by its own: recurrent states, empty ones.
+
+genctl's layers are registered as transformers' here, so that its caches accept them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import cache_utils
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DummyLayer,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
+
+from genctl.decode.cache.cache import Cache
+from genctl.decode.cache.growing import GrowingLayer
+from genctl.decode.cache.layer import FULL, RECURRENT, SLIDING, CacheLayer, attention_entry, entry, shape_in_memory
+from genctl.decode.cache.sliding import SlidingLayer
+from genctl.decode.cache.static import Slots
+
+DynamicLayer.register(GrowingLayer)
+_KINDS = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    DummyLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
+_STATES = ("conv", "recurrent")
+
+Self = TypeVar("Self", bound="TransformersCache")
+
+
+class TransformersCache(Cache):
+    """A cache for a transformers model, which is given `library` with these layers."""
+
+    def __init__(self, library: Any, layers: Iterable[CacheLayer], cross: Sequence[GrowingLayer] | None = None) -> None:
+        super().__init__(layers, cross)
+        self.library = library
+
+    @property
+    def for_model(self) -> Any:
+        """transformers' cache with the layers as they are now."""
+        self.library.layers = [layer.for_model for layer in self.layers]
+        if self.cross is None:
+            return self.library
+        return EncoderDecoderCache(self.library, cache_utils.Cache(layers=[layer.for_model for layer in self.cross]))
+
+    def with_layers(self: Self, layers: Iterable[CacheLayer]) -> Self:
+        """A cache of the same class with other layers of self-attention, and none of cross-attention."""
+        new = super().with_layers(layers)
+        new.library = copy.copy(self.library)
+        return new
+
+    def offload(self) -> None:
+        """Move the growing layers to the CPU between passes, and back one layer ahead of their use."""
+        library, self.library.layers = self.library, [layer.for_model for layer in self.layers]
+        library.offloading, library.only_non_sliding, library.prefetch_stream = True, True, torch.Stream()
+        for number in range(len(self.layers)):
+            library.offload(number, True)
+
+
+def new_cache(config: Any, *, encoder_decoder: bool = False, room: int = 0, whole: bool = False) -> TransformersCache:
+    """An empty cache for a transformers model of this config; `room` is how many columns follow the prefill.
+
+    `whole` keeps every column of windows too, so that any number of tokens can be removed (see `Cache.narrow`).
+    """
+    library = DynamicCache(config=config.get_text_config(decoder=True))
+    layers: list[CacheLayer] = [_adapted(layer, room, whole) for layer in library.layers]
+    # T5 and its kin: what the config calls its layers are the encoder's
+    count = getattr(config, "num_decoder_layers", None)
+    if type(count) is int and count > 0 and {type(layer) for layer in layers} == {GrowingLayer}:
+        layers = [GrowingLayer(room) for _ in range(count)]
+    # every decoder layer sees the whole source, whatever window it looks back at its own text with
+    return TransformersCache(library, layers, [GrowingLayer() for _ in layers] if encoder_decoder else None)
+
+
+def _adapted(layer: Any, room: int, whole: bool) -> CacheLayer:
+    if type(layer) is DynamicLayer or (whole and type(layer) is DynamicSlidingWindowLayer):
+        return GrowingLayer(room)
+    if type(layer) is DynamicSlidingWindowLayer:
+        return SlidingLayer(layer.sliding_window, room)
+    return ForeignLayer(layer)
+
+
+class ForeignLayer(CacheLayer):
+    """One of transformers' layers, or one that an architecture defines: `layer` is what the model is given."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self.is_known = type(layer) in _KINDS  # an architecture's own layers may hold more than is seen here
+        self.is_mergeable = self.is_known
+        self.has_columns = isinstance(layer, DynamicLayer)
+        self.is_recurrent = isinstance(layer, LinearAttentionCacheLayerMixin)
+        self.kind = RECURRENT if self.is_recurrent else ""
+
+    @property
+    def for_model(self) -> Any:
+        """The library's layer."""
+        return self.layer
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether keys and values have been stored."""
+        return self.has_columns and bool(self.layer.is_initialized)
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether tokens can be removed: not from recurrent states, nor from unknown layers without a `crop`."""
+        if self.is_recurrent and any(self.layer.is_recurrent_states_initialized.values()):
+            return False
+        return self.is_known or "crop" in vars(type(self.layer))
+
+    @property
+    def record_past(self) -> bool:
+        """Whether it keeps what it would drop, until the next `crop`."""
+        return bool(getattr(self.layer, "record_past", False))
+
+    def activate_past_recording(self) -> None:
+        """Keep what would be dropped until the next `crop`, so that tokens can be removed."""
+        if hasattr(self.layer, "activate_past_recording"):
+            self.layer.activate_past_recording()
+
+    def get_seq_length(self) -> int:
+        """Columns ever appended."""
+        return int(self.layer.get_seq_length())
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the newest columns."""
+        self.layer.crop(tokens_to_remove)
+
+    def content(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all columns."""
+        return self.layer.keys, self.layer.values
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
+        """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns."""
+        if not self.is_known:  # it knows best how to reorder what it holds
+            new = copy.deepcopy(self.layer)
+            new.reorder_cache(rows)
+            return ForeignLayer(new)
+        old, new = self.layer, copy.copy(self.layer)
+        if self.is_recurrent:
+            _select_states(new, rows)
+        if self.is_initialized:
+            if hasattr(old, "cumulative_length"):  # a window, which dropped columns before
+                new.cumulative_length = old.cumulative_length - drop
+                drop = max(old.keys.shape[-2] - new.cumulative_length, 0)
+            new.keys, new.values = (part[:, :, drop:].index_select(0, rows) for part in self.content())
+        return ForeignLayer(new)
+
+    def merge(self, others: Sequence[ForeignLayer], room: int = 0) -> CacheLayer:
+        """One layer with the rows of all, aligned to the right; shorter ones are padded with zeros on the left."""
+        layers = [self.layer, *(other.layer for other in others)]
+        new = copy.copy(self.layer)
+        if self.is_recurrent:
+            for name in _STATES:
+                states = [getattr(layer, f"{name}_states") for layer in layers]
+                joined = {i: None if one is None else torch.cat([s[i] for s in states]) for i, one in states[0].items()}
+                setattr(new, f"{name}_states", joined)
+        if self.is_initialized:
+            if hasattr(new, "cumulative_length"):
+                new.cumulative_length = max(layer.cumulative_length for layer in layers)
+            length = max(layer.keys.shape[-2] for layer in layers)
+
+            def aligned(parts: Iterable[Tensor]) -> Tensor:
+                # zeros: a masked column still meets the values, and 0 x NaN is NaN
+                return torch.cat([functional.pad(part, (0, 0, length - part.shape[-2], 0)) for part in parts])
+
+            new.keys, new.values = aligned(layer.keys for layer in layers), aligned(layer.values for layer in layers)
+        return ForeignLayer(new)
+
+    # -- contents ------------------------------------------------------------------------------------------------------
+
+    def describe(self, number: int) -> list[dict[str, Any]]:
+        """See `Cache.describe`."""
+        parts = []
+        states = {name.removesuffix(".0").replace(".", ""): state for name, state in self._states().items()}
+        if states:
+            shown = states.get("recurrent", next(iter(states.values())))
+            part = entry(number, RECURRENT, shown, [*states.values()])
+            parts.append({**part, "states": {name: shape_in_memory(state) for name, state in states.items()}})
+        if self.is_initialized:
+            window = getattr(self.layer, "sliding_window", None)
+            part = attention_entry(number, FULL if window is None else SLIDING, self.content())
+            parts.append(part if window is None else {**part, "window": window})
+        return parts
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Its states, keys and values."""
+        columns = zip(("keys", "values"), self.content(), strict=True) if self.is_initialized else ()
+        return {**self._states(), **dict(columns)}
+
+    def load_state_dict(self, states: Mapping[str, Tensor], length: int) -> None:
+        """Take states, and the newest columns of `length`. Raises KeyError."""
+        layer = self.layer
+        for index in range(layer.number_of_states if self.is_recurrent else 0):
+            conv, recurrent = (states.get(f"{name}.{index}") for name in _STATES)
+            if conv is not None:
+                layer.lazy_initialization(conv_states=conv, state_idx=index)
+                layer.conv_states[index] = conv
+                layer.conv_kernel_size[index] = conv.shape[-1]
+            if recurrent is not None:
+                layer.lazy_initialization(recurrent_states=recurrent, state_idx=index)
+                layer.recurrent_states[index] = recurrent
+            layer.has_previous_state[index] = True
+        if self.has_columns and "keys" in states:
+            DynamicLayer.lazy_initialization(layer, states["keys"], states["values"])
+            layer.keys, layer.values = states["keys"], states["values"]
+            if hasattr(layer, "cumulative_length"):
+                layer.cumulative_length = length
+
+    def _states(self) -> dict[str, Tensor]:
+        """The states that it has: `conv.J`, `recurrent.J`."""
+        return {
+            f"{name}.{index}": state
+            for name in _STATES
+            if self.is_recurrent
+            for index, state in getattr(self.layer, f"{name}_states").items()
+            if state is not None
+        }
+
+
+def _select_states(layer: Any, rows: Tensor) -> None:
+    """Give a copy of a layer its own states, with these rows of each."""
+    for name in _STATES:
+        states = getattr(layer, f"{name}_states").items()
+        chosen = {i: None if state is None else state.index_select(0, rows.to(state.device)) for i, state in states}
+        setattr(layer, f"{name}_states", chosen)
+    for name in (
+        "is_conv_states_initialized",
+        "is_recurrent_states_initialized",
+        "has_previous_state",
+        "conv_kernel_size",
+    ):
+        setattr(layer, name, dict(getattr(layer, name)))
+
+
+class CompiledLayer(Slots, CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
+    """What a model is given during a compiled step: a layer's buffers, and where the new column goes."""
+
+    is_compileable = True
+    is_sliding = False
+    is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing is left to do."""
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """All columns; which of them count is the mask's to say."""
+        return self.keys.shape[2], 0
+
+    def get_seq_length(self) -> int:
+        """As if all columns but the last were the past, so that causality takes none away."""
+        return self.keys.shape[2] - 1  # int() would bind what is compiled to this width
+
+    def get_max_length(self) -> int:
+        """Columns there are."""
+        return self.keys.shape[2]

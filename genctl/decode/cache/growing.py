@@ -1,0 +1,285 @@
+"""A layer of keys and values in buffers with room to grow.
+
+A layer stores them as columns of one or more buffers: unchanged here, in a buffer that is allocated once
+(`static.StaticLayer`), or in 8 bits (`quantized.QuantizedLayer`). Appending copies only new columns; selecting rows,
+merging lanes and cropping work on the stored columns, whatever they hold. The layers have the attributes that
+transformers' caches expect, so that every model accepts them (`foreign` registers them); this file imports nothing of
+it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genctl.decode.cache.layer import FULL, CacheLayer, attention_entry, bytes_in_memory
+
+STEP = 64  # a buffer that is full grows by half, and by at least this many columns
+
+
+def grown(columns: int) -> int:
+    """The largest capacity of a buffer that grew as it filled and now holds so many columns."""
+    return columns + max(STEP, (columns - 1) // 2)
+
+
+class GrowingLayer(CacheLayer):
+    """A full-attention layer whose buffers have room: appending copies only new columns."""
+
+    kind = FULL
+    has_columns = only_columns = is_plain = is_mergeable = True
+    is_croppable = True
+    is_initialized = record_past = False
+    prompt: tuple[Tensor, Tensor] | None = None  # see `layer.KeyValues`
+    is_convertible = True  # whether it may be kept in another form
+    is_sliding, is_compileable, supports_early_init = False, False, True  # what transformers' caches read
+
+    def __init__(self, room: int = 0) -> None:
+        self.dtype, self.device = torch.float32, torch.device("cpu")  # until something is stored
+        self.room = room  # columns to keep free beyond the first write, where the final length is known
+        self.length = 0  # columns stored
+        self.begin = 0  # where they begin in the buffers
+        self.buffers = ()  # each [rows, heads, capacity, size]
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """What holds the columns, each `[rows, heads, capacity, size]`."""
+        return self._buffers
+
+    @buffers.setter
+    def buffers(self, buffers: tuple[Tensor, ...]) -> None:
+        self._buffers = buffers
+        self._allocated = buffers  # with the rows that left (see `keep`), whose places others may take
+
+    @property
+    def capacity(self) -> int:
+        """Columns of the buffers, free ones included."""
+        return self.buffers[0].shape[-2]
+
+    @property
+    def keys(self) -> Tensor | None:
+        """The keys for transformers' code, `[rows, heads, length, head_dim]`; None before anything is stored."""
+        return self._states(0) if self.buffers else None
+
+    @property
+    def values(self) -> Tensor | None:
+        """Like `keys`."""
+        return self._states(1) if self.buffers else None
+
+    # -- what models call ----------------------------------------------------------------------------------------------
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take the dtype and the device of the first numbers."""
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append columns; returns all keys and values, `[rows, heads, length, head_dim]`."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.prefetch()
+        first = self.length == 0
+        self._append(self._encode(key_states, value_states))
+        # what was just computed is exact, whatever is kept of it
+        return (key_states, value_states) if first else self.content()
+
+    def get_seq_length(self) -> int:
+        """Columns stored."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """-1: unbounded."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns that a query attends to, and the offset of the first one."""
+        return self.length + query_length, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the newest columns. The buffers stay."""
+        if tokens_to_remove and self.is_initialized:
+            self.length -= abs(tokens_to_remove)
+
+    def reset(self) -> None:
+        """Remove everything."""
+        self.length, self.begin, self.buffers, self.is_initialized = 0, 0, (), False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Select rows in place."""
+        self._take(self.select(beam_idx))
+
+    def offload(self) -> None:
+        """Move the columns to the CPU."""
+        self._move("cpu")
+
+    def prefetch(self) -> None:
+        """Bring the columns back to the layer's device."""
+        if self.is_initialized:
+            self._move(self.device)
+
+    # -- what the loop calls -------------------------------------------------------------------------------------------
+
+    def hold(self, keys: Tensor, values: Tensor, room: int = 0) -> None:
+        """Take `keys` and `values` as the content. They are copied only into a buffer with room or of another form."""
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self.length, self.room = keys.shape[-2], 0
+        self.buffers = self._encode(keys, values)
+        if room:
+            self._grow(self.length + room)
+
+    def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> GrowingLayer:
+        """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one is unchanged."""
+        new = copy.copy(self)
+        if not self.is_initialized:
+            return new
+        new.length, new.begin = self.length - drop, 0
+        rows = rows.to(self.buffers[0].device)
+        held = []
+        for old in self._columns():
+            buffer = old.new_empty(len(rows), old.shape[1], new.length + room, old.shape[3])
+            torch.index_select(old[:, :, drop:], 0, rows, out=buffer[:, :, : new.length])
+            held.append(buffer)
+        new.buffers = tuple(held)
+        return new
+
+    def reorder(self, rows: Tensor, since: int) -> GrowingLayer:
+        """Row i becomes row `rows[i]` (int64 [N], as many as there are), in place, from column `since` on."""
+        if since < self.length:
+            rows = rows.to(self.buffers[0].device)
+            for part in self._columns():
+                part[:, :, since:] = part[:, :, since:].index_select(0, rows)
+        return self
+
+    def keep(self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
+        """Row i becomes row `rows[i]`, which is i or a later one, without the first `drop` columns; in place.
+
+        What leaves stays in the buffers, so that `merge` may put other rows there. A fixed layer is copied.
+        """
+        if self.is_fixed or not self.is_initialized:
+            return self.select(index, room=room, drop=drop)
+        self.begin += drop
+        self.length -= drop
+        for columns in self._columns():
+            for place, row in enumerate(rows):
+                if row != place:
+                    columns[place] = columns[row]
+        self._buffers = tuple(buffer[: len(rows)] for buffer in self._buffers)
+        return self
+
+    def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> GrowingLayer:
+        """A layer with the rows of this one and of others, aligned to the right over zeros.
+
+        It is this one, in place, if the others fit where rows left; else a new one with room for so many columns.
+        """
+        if not self.is_initialized:
+            return copy.copy(self)
+        layers = (self, *others)
+        length = max(layer.length for layer in layers)
+        rows = sum(layer.buffers[0].shape[0] for layer in layers)
+        fits = rows <= self._allocated[0].shape[0] and length - self.length <= self.begin
+        if self._allocated is not self._buffers and fits:
+            new, buffers, begin = self, self._allocated, self.begin - (length - self.length)
+        else:
+            new, begin = copy.copy(self), 0
+            buffers = tuple(part.new_empty(rows, part.shape[1], length + room, part.shape[3]) for part in self.buffers)
+            new.buffers = buffers
+        for number, buffer in enumerate(buffers):
+            at = 0
+            for layer in layers:
+                part = layer._columns()[number]
+                place = buffer[at : (at := at + part.shape[0]), :, begin : begin + length]
+                # zeros, not empty: a masked column still meets the values, and 0 x NaN is NaN
+                place[:, :, : length - layer.length] = 0
+                if layer is not new:
+                    place[:, :, length - layer.length :] = part
+        new._buffers = tuple(buffer[:rows] for buffer in buffers)
+        new.begin, new.length = begin, length
+        return new
+
+    def content(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all columns, `[rows, heads, length, head_dim]`, as a query attends to them."""
+        return self._decode(self._columns())
+
+    def converted(self, form: type[GrowingLayer], room: int = 0) -> GrowingLayer:
+        """The layer in another form, with `room` for so many columns more if that is fixed.
+
+        A layer that has the form already, or cannot take another one, is returned as it is.
+        """
+        if not self.is_convertible or isinstance(self, form):
+            return self
+        new = form()
+        if self.is_initialized:
+            new.hold(*self.content(), room if form.is_fixed else 0)
+        return new
+
+    # -- contents ------------------------------------------------------------------------------------------------------
+
+    def describe(self, number: int) -> list[dict[str, Any]]:
+        """See `Cache.describe`."""
+        return [attention_entry(number, self.kind, self._columns())] if self.is_initialized else []
+
+    def reserved(self) -> int:
+        """Bytes of the buffers, free columns included."""
+        return sum(map(bytes_in_memory, self.buffers))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The keys and values of all columns."""
+        return dict(zip(("keys", "values"), self.content(), strict=True)) if self.is_initialized else {}
+
+    def load_state_dict(self, states: Mapping[str, Tensor], length: int) -> None:
+        """Take the keys and values of `length` columns. Raises KeyError."""
+        if "keys" in states:
+            self.hold(states["keys"], states["values"])
+
+    # -- how columns are stored ----------------------------------------------------------------------------------------
+
+    def _encode(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        return keys, values
+
+    def _decode(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        keys, values = columns
+        return keys, values
+
+    def _states(self, number: int) -> Tensor:
+        """The keys (0) or the values (1) of the rows' own columns."""
+        return self.buffers[number].narrow(2, self.begin, self.length)
+
+    def _columns(self) -> tuple[Tensor, ...]:
+        return tuple([buffer.narrow(2, self.begin, self.length) for buffer in self.buffers])
+
+    def _append(self, columns: tuple[Tensor, ...]) -> None:
+        end = self.begin + self.length
+        new = end + columns[0].shape[-2]
+        if not self.buffers:
+            self.buffers = tuple(
+                column.new_empty(*column.shape[:2], new + self.room, column.shape[3]) for column in columns
+            )
+            self.room = 0
+        elif self.capacity < new:
+            needed = new - self.begin
+            self._grow(self._roomy(needed))
+            end, new = self.length, needed
+        for buffer, column in zip(self.buffers, columns, strict=True):
+            buffer[:, :, end:new] = column
+        self.length = new - self.begin
+
+    def _roomy(self, columns: int) -> int:
+        """The new capacity of a full buffer that must hold so many columns (see `grown`)."""
+        return columns + max(STEP, self.length // 2)
+
+    def _grow(self, capacity: int) -> None:
+        grown = []
+        for old in self._columns():
+            buffer = old.new_empty(*old.shape[:2], capacity, old.shape[3])
+            buffer[:, :, : self.length] = old
+            grown.append(buffer)
+        self.buffers, self.begin = tuple(grown), 0
+
+    def _move(self, device: torch.device | str) -> None:
+        if self.buffers and self.buffers[0].device != (torch.device(device) if isinstance(device, str) else device):
+            self.buffers = tuple(buffer.to(device, non_blocking=True) for buffer in self.buffers)
+
+    def _take(self, other: GrowingLayer) -> None:
+        self.length, self.begin, self.buffers = other.length, other.begin, other.buffers

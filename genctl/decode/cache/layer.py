@@ -1,0 +1,184 @@
+"""The interface of a cache's layers: what one layer of a model keeps of the tokens that it has read.
+
+Keys and values are `[rows, heads, length, head_dim]`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from genctl.decode.cache.growing import GrowingLayer
+
+CROSS, RECURRENT, SLIDING, FULL = "cross-attention", "recurrent state", "sliding window", "full"
+
+
+class KeyValues(Protocol):
+    """What attention needs of a layer."""
+
+    prompt: tuple[Tensor, Tensor] | None  # keys and values `[1, heads, length, head_dim]` shared by all rows
+
+    def update(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Append columns; returns all visible keys and values, without those of `prompt`."""
+
+    def content(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all columns, those of `prompt` included."""
+
+
+class CacheLayer(ABC):
+    """One layer of a cache: keys and values of its rows, a recurrent state, both, or nothing.
+
+    Methods that change rows return the layer that has them: this one, changed in place, or a new one.
+    """
+
+    kind = ""  # of its contents, as `describe` and notes call them
+    has_columns = False  # whether it keeps keys and values of tokens
+    only_columns = False  # whether it keeps nothing else, so that columns can be removed at both ends
+    is_plain = False  # whether a query sees exactly the columns that are stored
+    is_recurrent = False  # whether it keeps a state of constant size
+    is_fixed = False  # whether it is allocated once, so that its room must be exact
+    is_slotted = False  # whether steps may write to its buffers at a place that a tensor holds
+    is_mergeable = False  # whether rows of several lanes may share it
+    prompt: tuple[Tensor, Tensor] | None = None  # see `KeyValues`
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether keys and values have been stored."""
+        return False
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether tokens can be removed."""
+        return False
+
+    @property
+    def record_past(self) -> bool:
+        """Whether it keeps what it would drop, until the next `crop`."""
+        return False
+
+    @property
+    def for_model(self) -> Any:
+        """What a model is given for this layer."""
+        return self
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
+        """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one is unchanged.
+
+        `room`: columns to keep free, where a layer has buffers.
+        """
+
+    def reorder(self, rows: Tensor, since: int) -> CacheLayer:
+        """Row i becomes row `rows[i]` (int64 [N], as many as there are); rows are equal before column `since`."""
+        return self.select(rows)
+
+    def keep(self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
+        """Row i becomes row `rows[i]`, which is i or a later one, without the first `drop` columns.
+
+        `index` is `rows` as a tensor int64 [N].
+        """
+        return self.select(index, room=room, drop=drop)
+
+    def continued(self, rows: Tensor, room: int) -> CacheLayer:
+        """Like `select` of all rows. A static layer that was allocated with this room continues in its own buffers."""
+        return self.select(rows, room=room)
+
+    def merge(self, others: Sequence[Any], room: int = 0) -> CacheLayer:
+        """A layer with the rows of this one and of others of its class, aligned to the right over zeros.
+
+        Only if it `is_mergeable`.
+        """
+        raise NotImplementedError
+
+    def unshared(self) -> CacheLayer:
+        """A layer in which every row has all of its columns."""
+        return self
+
+    # -- columns -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def get_seq_length(self) -> int:
+        """Columns ever appended; 0 if columns are not counted."""
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the newest `abs(tokens_to_remove)` columns, in place. Only if it `is_croppable`."""
+        raise NotImplementedError
+
+    def activate_past_recording(self) -> None:  # noqa: B027 — most layers drop nothing
+        """Keep what would be dropped until the next `crop`, so that tokens can be removed."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append columns; returns all visible keys and values, without those of `prompt`. Only if it `only_columns`."""
+        raise NotImplementedError
+
+    def content(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all columns, as a query attends to them. Only if it `has_columns`."""
+        raise NotImplementedError
+
+    def converted(self, form: type[GrowingLayer], room: int = 0) -> CacheLayer:
+        """The layer in another form, with `room` for so many columns more; itself unless it is a full-attention layer.
+
+        In a form that is not fixed `room` has no effect.
+        """
+        return self
+
+    # -- contents ------------------------------------------------------------------------------------------------------
+
+    def describe(self, number: int) -> list[dict[str, Any]]:
+        """The parts of layer `number`, as `Cache.describe` lists them."""
+        return []
+
+    def reserved(self) -> int:
+        """Bytes of all buffers, free columns included."""
+        return sum(part["bytes"] for part in self.describe(0))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What is stored, by name: `keys`, `values`, `conv.J`, `recurrent.J`.
+
+        Raises ModelError if it cannot be saved.
+        """
+        return {}
+
+    def load_state_dict(self, states: Mapping[str, Tensor], length: int) -> None:  # noqa: B027 — some store nothing
+        """Take what `state_dict` of a layer of the same class returned, after `length` tokens.
+
+        Raises KeyError or ValueError if the tensors are not those of a layer of this class.
+        """
+
+
+def entry(number: int, kind: str, keys: Tensor, tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """The description of a part: the shape and type of `keys`, the bytes of all its tensors."""
+    return {
+        "layer": number,
+        "kind": kind,
+        "shape": shape_in_memory(keys),
+        "dtype": str(keys.dtype).removeprefix("torch."),
+        "device": str(keys.device),
+        "bytes": sum(map(bytes_in_memory, tensors)),
+    }
+
+
+def attention_entry(number: int, kind: str, tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """The description of keys and values; the first half of the tensors hold the keys."""
+    keys, values = tensors[0], tensors[len(tensors) // 2]
+    part = entry(number, kind, keys, tensors)
+    if shape_in_memory(values) != part["shape"]:
+        part["value_shape"] = shape_in_memory(values)
+    return part
+
+
+def shape_in_memory(tensor: Tensor) -> list[int]:
+    """The shape with every dimension of stride 0 counted once."""
+    return [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+
+
+def bytes_in_memory(tensor: Tensor) -> int:
+    """Bytes of a tensor; rows that are views of one row count once."""
+    return math.prod(shape_in_memory(tensor)) * tensor.element_size()

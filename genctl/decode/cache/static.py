@@ -1,0 +1,117 @@
+"""Layers that are allocated once, and what compiled or captured steps write to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from genctl.decode.cache.growing import STEP, GrowingLayer
+from genctl.decode.cache.layer import CacheLayer, attention_entry
+
+
+class StaticLayer(GrowingLayer):
+    """A full-attention layer that is allocated once, for the final length of its rows."""
+
+    kind = "static"
+    is_fixed = True
+    is_convertible = False
+    lent = False  # whether another layer writes behind the columns of this one
+
+    def lend(self, room: int) -> StaticLayer | None:
+        """A layer that continues in these buffers, after the columns of this one; None if they do not fit exactly.
+
+        This one's columns are unchanged. Buffers are lent once: two layers would write to the same columns.
+        """
+        if self.lent or self.begin or self.capacity != self.length + room:
+            return None
+        new = copy.copy(self)
+        self.lent = new.lent = True
+        return new
+
+    def continued(self, rows: Tensor, room: int) -> CacheLayer:
+        """Like `select` of all rows, but in the same buffers if they can be lent."""
+        lent = self.lend(room) if self.is_initialized else None
+        return lent or self.select(rows, room=room)
+
+    def describe(self, number: int) -> list[dict[str, Any]]:
+        """See `Cache.describe`: free columns count."""
+        if not self.is_initialized:
+            return []
+        return [{**attention_entry(number, self.kind, self.buffers), "filled": self.length}]
+
+
+class SlottedLayer(StaticLayer):
+    """A static layer for compiled steps: rows always see the whole buffers, whose width is a multiple of `STEP`.
+
+    Unwritten columns are zeros, because a masked column is still multiplied by the values, and 0 x NaN is NaN.
+    Otherwise it is read like any static layer.
+    """
+
+    is_plain = False
+    is_slotted = is_convertible = True
+
+    def lend(self, room: int) -> None:
+        """Buffers are not lent: their width is a multiple of `STEP`."""
+
+    def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> GrowingLayer:
+        """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one is unchanged."""
+        new = super().select(rows, room=_rounded(self.length - drop, room), drop=drop)
+        _blank(new)
+        return new
+
+    def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> GrowingLayer:
+        """A new layer with the rows of this one and of others, aligned to the right over zeros."""
+        longest = max(layer.length for layer in (self, *others))
+        new = super().merge(others, _rounded(longest, room))
+        _blank(new)
+        return new
+
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, written or not, `[rows, heads, capacity, head_dim]`, with room for a column at `length`."""
+        if self.capacity <= self.length:
+            self._grow(self.length + 1)
+        keys, values = self.buffers
+        return keys, values
+
+    def written(self) -> None:
+        """Count a column that was written at `length` from outside."""
+        self.length += 1
+
+    def _grow(self, capacity: int) -> None:
+        super()._grow(self.length + _rounded(self.length, capacity - self.length))
+        _blank(self)
+
+
+def _rounded(length: int, room: int) -> int:
+    """Free columns, at least `room`, that bring a buffer with `length` columns to a multiple of `STEP`."""
+    return -(-(length + room) // STEP) * STEP - length
+
+
+def _blank(layer: GrowingLayer) -> None:
+    for buffer in layer.buffers:
+        buffer[:, :, layer.length :] = 0
+
+
+class Slots:
+    """A layer's buffers with all their columns, written or not, in a step whose tensors keep one shape.
+
+    Keys and values are `[rows, heads, capacity, head_dim]`; `place` int64 [1] is the column of the fed token.
+    """
+
+    prompt: tuple[Tensor, Tensor] | None = None  # see `layer.KeyValues`
+
+    def __init__(self, keys: Tensor, values: Tensor, place: Tensor) -> None:
+        self.keys, self.values, self.place = keys, values, place
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write one column, `[rows, heads, 1, head_dim]`; returns all, `[rows, heads, capacity, head_dim]`."""
+        self.keys.index_copy_(2, self.place, key_states)
+        self.values.index_copy_(2, self.place, value_states)
+        return self.keys, self.values
+
+    def content(self) -> tuple[Tensor, Tensor]:
+        """All columns."""
+        return self.keys, self.values
