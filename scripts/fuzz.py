@@ -1,13 +1,15 @@
 #!/usr/bin/env python
-"""Let hostile input loose on what reads it: presets, JSONL rows, --set, the environment, grammars.
+"""Let hostile input loose on what reads it: presets, JSONL rows, --set, the environment, grammars, answers of servers.
 
     python scripts/fuzz.py --generate 10000 --seed 1          so many hostile presets and as many JSONL lines
+    python scripts/fuzz.py --answers 1000 --seed 1            so many answers of hostile servers
     python scripts/fuzz.py preset                             coverage-guided, until stopped or something breaks
     python scripts/fuzz.py jsonl corpus/ -max_total_time=600  with a folder of inputs and options of libFuzzer
 
-Both hold what is read to the contract of tests/hostile/targets.py: it is refused with exit status 2 and a sentence
-that says where, or accepted with every key known; never another exception, never longer than --seconds. Coverage
-guidance needs atheris (`pip install atheris`); --generate needs nothing. Exit status 1 if the contract was broken.
+All hold what is read to the contract of tests/hostile/targets.py: it is refused with exit status 2 and a sentence
+that says where, or accepted with every key known; never another exception, never longer than --seconds. An answer of a
+server (tests/hostile/servers.py) costs at most its own row. Coverage guidance needs atheris (`pip install atheris`);
+--generate and --answers need nothing. Exit status 1 if the contract was broken.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import TypeAlias
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 NAMES = ("preset", "jsonl", "set", "environment", "regex", "json-schema", "grammar", "stop-regex")
+Kind: TypeAlias = tuple[str, Callable[[Random], bytes], Callable[[bytes], str]]  # name, what makes one, what takes it
 SECONDS = 10.0  # for one input; the slowest sound one takes a tenth of that on a busy machine
 HANGS = 60.0  # after so many seconds in one input the stack is shown and the process ends
 
@@ -34,14 +38,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", nargs="?", choices=NAMES, help="what the coverage-guided fuzzer is let loose on")
     parser.add_argument("--generate", type=int, metavar="N", help="make N hostile presets and N hostile JSONL lines")
+    parser.add_argument("--answers", type=int, metavar="N", help="let a hostile server give N answers")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of --generate (default: 0)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"most for one input (default: {SECONDS:g})")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="where inputs that break the contract are kept")
     asked, rest = parser.parse_known_args()
+    if asked.answers is not None and asked.target is None and asked.generate is None and not rest:
+        return answers(asked.answers, asked.seed, asked.seconds, asked.save)
     if asked.generate is not None and asked.target is None and not rest:
         return generate(asked.generate, asked.seed, asked.seconds, asked.save)
     if asked.target is None or asked.generate is not None:
-        parser.error("give a target, or --generate N")
+        parser.error("give a target, --generate N or --answers N")
     return guided(asked.target, rest)
 
 
@@ -49,10 +56,25 @@ def generate(count: int, seed: int, seconds: float, save: Path | None) -> int:
     """Make and try `count` inputs of either kind, and say what became of them."""
     from tests.hostile import corpus, targets
 
-    kinds: tuple[tuple[str, Callable[[Random], bytes], Callable[[bytes], str]], ...] = (
+    kinds: tuple[Kind, ...] = (
         ("presets", corpus.preset, targets.preset),
         ("JSONL lines", corpus.line, targets.jsonl),
     )
+    return tried(kinds, count, seed, seconds, save)
+
+
+def answers(count: int, seed: int, seconds: float, save: Path | None) -> int:
+    """Let a hostile server give `count` answers, and say what became of them."""
+    from tests.hostile import servers
+
+    with servers.hostile() as target:
+        return tried((("answers", servers.answer, target),), count, seed, seconds, save)
+
+
+def tried(kinds: Sequence[Kind], count: int, seed: int, seconds: float, save: Path | None) -> int:
+    """Make and try `count` inputs of each kind. Returns the exit status."""
+    from tests.hostile import targets
+
     broken = 0
     for name, make, target in kinds:
         became: Counter[str] = Counter()

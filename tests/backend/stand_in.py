@@ -92,7 +92,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server = self.stand_in
         server.on_headers(self.headers)
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        if len(content) < int(self.headers["Content-Length"]):
+            return  # the client has left
+        body = json.loads(content)
         with server.lock:
             server.asked.append({**body, "path": self.path, "key": self.headers.get("Authorization", "")})
             server.inside += 1
