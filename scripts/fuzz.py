@@ -3,19 +3,23 @@
 
     python scripts/fuzz.py --generate 10000 --seed 1          so many hostile presets and as many JSONL lines
     python scripts/fuzz.py --answers 1000 --seed 1            so many answers of hostile servers
+    python scripts/fuzz.py --files 300 --seed 1               so many spoilt files of checkpoints, GGUF and adapters
     python scripts/fuzz.py preset                             coverage-guided, until stopped or something breaks
     python scripts/fuzz.py jsonl corpus/ -max_total_time=600  with a folder of inputs and options of libFuzzer
 
 All hold what is read to the contract of tests/hostile/targets.py: it is refused with exit status 2 and a sentence
 that says where, or accepted with every key known; never another exception, never longer than --seconds. An answer of a
-server (tests/hostile/servers.py) costs at most its own row. Coverage guidance needs atheris (`pip install atheris`);
---generate and --answers need nothing. Exit status 1 if the contract was broken.
+server (tests/hostile/servers.py) costs at most its own row. With a spoilt file (tests/hostile/files.py) the program
+generates or ends with one clear line, within bounds of memory and time. Coverage guidance needs atheris (`pip install
+atheris`); the others need nothing. Exit status 1 if the contract was broken.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import os
+import shutil
 import sys
 import tempfile
 import time
@@ -39,16 +43,20 @@ def main() -> int:
     parser.add_argument("target", nargs="?", choices=NAMES, help="what the coverage-guided fuzzer is let loose on")
     parser.add_argument("--generate", type=int, metavar="N", help="make N hostile presets and N hostile JSONL lines")
     parser.add_argument("--answers", type=int, metavar="N", help="let a hostile server give N answers")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of --generate (default: 0)")
+    parser.add_argument("--files", type=int, metavar="N", help="spoil N files of checkpoints, GGUF and adapters")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of what is made at random (default: 0)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"most for one input (default: {SECONDS:g})")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="where inputs that break the contract are kept")
     asked, rest = parser.parse_known_args()
-    if asked.answers is not None and asked.target is None and asked.generate is None and not rest:
+    wanted = [name for name in ("generate", "answers", "files") if getattr(asked, name) is not None]
+    if len(wanted) + (asked.target is not None) != 1 or (wanted and rest):
+        parser.error("give a target, --generate N, --answers N or --files N")
+    if asked.answers is not None:
         return answers(asked.answers, asked.seed, asked.seconds, asked.save)
-    if asked.generate is not None and asked.target is None and not rest:
+    if asked.files is not None:
+        return files(asked.files, asked.seed, asked.save)
+    if asked.generate is not None:
         return generate(asked.generate, asked.seed, asked.seconds, asked.save)
-    if asked.target is None or asked.generate is not None:
-        parser.error("give a target, --generate N or --answers N")
     return guided(asked.target, rest)
 
 
@@ -105,6 +113,38 @@ def tried(kinds: Sequence[Kind], count: int, seed: int, seconds: float, save: Pa
             flush=True,
         )
     return int(broken > 0)
+
+
+def files(count: int, seed: int, save: Path | None) -> int:
+    """Spoil `count` files and run the program on each, and say what became of them."""
+    os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+    from tests.hostile import files as hostile
+    from tests.hostile.sound import folders
+
+    became: Counter[str] = Counter()
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="genctl-fuzz-") as scratch:
+        sound = folders(Path(scratch) / "sound")
+        for number in range(count):
+            random = Random(f"files {seed} {number}")
+            name = random.choice(sorted(sound))
+            spoilt = Path(scratch) / name
+            shutil.copytree(sound[name].folder, spoilt)
+            what = hostile.spoil(spoilt, random)
+            found = hostile.outcome(sound[name].arguments(spoilt))
+            if found in (hostile.REFUSED, hostile.RAN):
+                became[found] += 1
+            else:
+                became["broken"] += 1
+                print(f"files {seed} {number}: {name}, {what}\n    {found}", flush=True)
+                if save is not None:
+                    shutil.copytree(spoilt, save / f"{name}-{seed}-{number}", dirs_exist_ok=True)
+            shutil.rmtree(spoilt)
+    print(
+        f"{count:,} spoilt files: {became[hostile.REFUSED]:,} refused with one line, {became[hostile.RAN]:,} harmless, "
+        f"{became['broken']:,} broke the contract; {time.perf_counter() - began:.0f} s"
+    )
+    return int(became["broken"] > 0)
 
 
 def guided(name: str, arguments: list[str]) -> int:
