@@ -65,7 +65,9 @@ def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_rem
             raise ModelError(f"{named} {_UNFIT[name]}, so it cannot continue a text")
     mixed = _names(auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
     heads = _names(causal) | _names(sequences)
-    if names and not (heads | (mixed if kind in causal else set())) & set(names):
+    # an encoder-decoder that was saved without its head, which is the embeddings
+    bare = config.is_encoder_decoder and kind in sequences and names == [auto.MODEL_MAPPING_NAMES.get(kind)]
+    if names and not bare and not (heads | (mixed if kind in causal else set())) & set(names):
         raise _unfit(named, set(names), auto)
     if getattr(config, "is_encoder_decoder", False):
         if kind not in sequences:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import config_sizes, fingerprint, generation_settings, tokenizer_files, weights
+from genctl.models import config_rope, config_sizes, fingerprint, generation_settings, tokenizer_files, weights
 from genctl.models.generation_settings import GenerationSettings
 from genctl.models.weights import WeightFiles, read_json
 
@@ -150,11 +150,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_numbers(config: dict[str, Any], source: str = "config.json") -> None:
-    """Refuse sizes that are not positive whole numbers, or larger than any model's. Raises ModelError.
+    """Refuse sizes that are not positive whole numbers or larger than any model's, and angles of positions that cannot
+    be computed. Raises ModelError.
 
     `source` is what the message calls the place of the config.
     """
     for part, where in parts(config):
+        config_rope.check(part, where, source)
         for name in (*_HIDDEN, "vocab_size", *LAYERS, *_COUNTS, *_INNER, *_POSITIONS, *_WINDOWS):
             value = part.get(name)
             if value is None or (name in _WINDOWS and value is False):

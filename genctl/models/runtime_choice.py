@@ -16,7 +16,7 @@ from genctl.models.check import Checkpoint
 from genctl.models.progress import OnEvent
 from genctl.models.weights import few
 from genctl.native import families, seq2seq_families
-from genctl.native.checkpoint import CLASSES, AnyPlan, is_encoder_decoder, plan_of, read
+from genctl.native.checkpoint import CLASSES, AnyPlan, bare_class, is_encoder_decoder, plan_of, read
 from genctl.native.config import NotNative, Unfit
 from genctl.native.load import DTYPES
 from genctl.native.seq2seq_spec import Seq2SeqSpec
@@ -111,17 +111,18 @@ def _plan(checkpoint: Checkpoint) -> AnyPlan:
         raise NotNative("it is a GGUF file")
     if checkpoint.weights.pickled:
         raise NotNative("its weights are pickled")
-    for name, tensor in checkpoint.weights.tensors.items():
-        if tensor.dtype not in DTYPES:
-            raise NotNative(f"tensor {name:.80} holds {tensor.dtype} numbers")
     config = checkpoint.config
     known = CLASSES.get(checkpoint.model_type)
     names = config.get("architectures") or [known]
-    if known is not None and (not isinstance(names, list) or known not in names):
+    if known is not None and (not isinstance(names, list) or not {known, bare_class(known)} & {*map(str, names)}):
         raise NotNative(f"config.json: architectures = {names!r:.80}")
-    native = plan_of(config, {name: tensor.shape for name, tensor in checkpoint.weights.tensors.items()})
+    tensors = checkpoint.weights.tensors
+    native = plan_of(config, {name: tensor.shape for name, tensor in tensors.items()})
     if native.unused:  # transformers' runtime decides whether that is an error
         raise NotNative(f"the weight files hold tensors that it does not read: {few(native.unused)}")
+    for name in sorted(native.reads):
+        if tensors[name].dtype not in DTYPES:
+            raise NotNative(f"tensor {name:.80} holds {tensors[name].dtype} numbers")
     return native
 
 
@@ -131,11 +132,9 @@ def dtype_of(runtime: Runtime, checkpoint: Checkpoint) -> str:
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:
-    """The dtype of config.json, else that of the first tensor; "" if neither says."""
+    """The dtype of config.json, else that of the weight files (see `weights.WeightFiles`); "" if neither says."""
     named = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
-    if isinstance(named, str):
-        return named.removeprefix("torch.")
-    return next((DTYPES[item.dtype] for item in checkpoint.weights.tensors.values() if item.dtype in DTYPES), "")
+    return named.removeprefix("torch.") if isinstance(named, str) else checkpoint.weights.dtype
 
 
 def device_reason(spec: Spec | Seq2SeqSpec, runtime: Runtime, device: torch.device) -> str:
@@ -181,7 +180,7 @@ def load(
             look(name, tensor)
         done += 1
         if on_event is not None:
-            on_event(Loading(runtime.model, done, made.tensors, "tensors"))
+            on_event(Loading(runtime.model, done, len(made.reads), "tensors"))
 
     stored = chosen = dtype_of(runtime, checkpoint)
     if device.type == "cuda" and runtime.dtype == "auto":

@@ -25,15 +25,11 @@ from typing import TYPE_CHECKING, Any
 from genctl.errors import ModelError
 from genctl.models.check import LAYERS, parts
 from genctl.models.weights import Tensor, few, shown
+from genctl.native.names import COMPUTED
 
 if TYPE_CHECKING:
     from torch import nn
 
-# The last part of a name: computed from the config by every version of these architectures.
-_COMPUTED = re.compile(
-    r"inv_freq|original_inv_freq|position_ids|token_type_ids|masked_bias|causal_mask|attn_mask|attention_mask"
-    r"|freqs_cis|(cos|sin)(_cached)?|_float_tensor|num_batches_tracked|version"
-)
 # A part of a name: modules that text does not need.
 _ELSEWHERE = re.compile(
     r".*(vision|visual|image|img|pixel|video|audio|speech|sound|mel_|talker|codec|code2wav|token2wav|vocoder"
@@ -105,7 +101,7 @@ class _Parts:
         """Whether a tensor belongs to a part of the model, and is not computed by it."""
         path, after = max(self._splits(name), key=lambda split: len(split[0]), default=("", name))
         *_, last = name.split(".")
-        if not path or f"{path}.{after}" in self.buffers or _COMPUTED.fullmatch(last):
+        if not path or f"{path}.{after}" in self.buffers or COMPUTED.fullmatch(last):
             return False
         if any(_ELSEWHERE.fullmatch(part) for part in name.split(".")[:-1]) or _ELSEWHERE.fullmatch(after):
             return False

@@ -26,6 +26,7 @@ _BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
+_FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 _LONGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors library
 LARGEST_JSON = 64_000_000  # bytes; the index of the largest public checkpoints has a tenth of it
 _MOST_DIMENSIONS = 64  # torch's limit
@@ -49,11 +50,16 @@ class Tensor:
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The weight files of a checkpoint. `tensors` is empty for pickle files, which cannot be inspected."""
+    """The weight files of a checkpoint. `tensors` is empty for pickle files, which cannot be inspected.
+
+    `dtype` is what transformers reads them as where config.json names none: the type in the index, else that of the
+    first floating-point tensor of the first file, by name.
+    """
 
     files: tuple[Path, ...]
     tensors: dict[str, Tensor]
     pickled: bool = False
+    dtype: str = ""
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
@@ -84,7 +90,8 @@ def find(folder: Path, config: dict[str, Any], *, allow_pickle: bool) -> WeightF
         _plain_name(named, "config.json (transformers_weights)")
     single, index = folder / (named or SINGLE), folder / INDEX
     if single.name.endswith(".safetensors") and single.is_file():
-        return WeightFiles((single,), read_header(single))
+        header = read_header(single)
+        return WeightFiles((single,), header, dtype=_first_dtype(header))
     if single.name.endswith(".index.json") and single.is_file():
         return _sharded(folder, single)
     if named is not None:
@@ -139,7 +146,8 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 
 def _sharded(folder: Path, index: Path) -> WeightFiles:
-    weight_map = read_json(index, index.name).get("weight_map")
+    content = read_json(index, index.name)
+    weight_map, metadata = content.get("weight_map"), content.get("metadata")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index.name} has no weight_map, so it is not an index of shards")
     for shard in weight_map.values():
@@ -152,7 +160,16 @@ def _sharded(folder: Path, index: Path) -> WeightFiles:
     for name, shard in weight_map.items():
         if name not in headers[shard]:
             raise ModelError(f"{index.name} says that {shard} holds {shown(name)}, but it does not")
-    return WeightFiles(tuple(folder / shard for shard in shards), {n: headers[s][n] for n, s in weight_map.items()})
+    named = metadata.get("dtype") if isinstance(metadata, dict) else None
+    dtype = named if isinstance(named, str) else _first_dtype(headers[shards[0]])
+    tensors = {name: headers[shard][name] for name, shard in weight_map.items()}
+    return WeightFiles(tuple(folder / shard for shard in shards), tensors, dtype=dtype)
+
+
+def _first_dtype(header: dict[str, Tensor]) -> str:
+    """The type of the first floating-point tensor by name, in torch's words; "" if there is none."""
+    kinds = (header[name].dtype for name in sorted(header))
+    return next((_FLOATS[kind] for kind in kinds if kind in _FLOATS), "")
 
 
 def _plain_name(name: Any, where: str) -> None:

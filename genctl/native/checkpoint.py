@@ -25,6 +25,15 @@ CLASSES = {
 }
 
 
+def bare_class(name: str) -> str:
+    """The class without a head of an encoder-decoder's class, with which some checkpoints were saved; else the class.
+
+    The head of those families is the embeddings, unless the weight files hold another.
+    """
+    stem = name.removesuffix("ForConditionalGeneration").removesuffix("MTModel")
+    return name if stem == name else f"{stem}Model"
+
+
 def is_encoder_decoder(config: dict[str, Any]) -> bool:
     """Whether a config.json is that of a family in `seq2seq_families`."""
     family = config.get("model_type")

@@ -7,28 +7,34 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from genctl.generation_fields import FIELDS
 from genctl.native.spec import Rope
 
 _REQUIRED: Any = object()
 
-# Fields that change nothing in a forward pass of a decoder.
+# Fields that change nothing in a forward pass.
 HARMLESS = frozenset(
     {
         # where it comes from, and what it was trained with
         "_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "model_type", "transformers_version",
-        "tokenizer_class", "task_specific_params", "initializer_range", "init_std", "use_cache", "pretraining_tp",
-        "is_decoder", "gradient_checkpointing", "seq_length", "n_ctx", "transformers_weights", "cache_implementation",
+        "tokenizer_class", "task_specific_params", "initializer_range", "init_std", "pretraining_tp",
+        "is_decoder", "gradient_checkpointing", "seq_length", "n_ctx", "transformers_weights", "is_llama_config",
+        "transformers.js_config", "unsloth_version", "unsloth_fixed", "_commit_hash", "_flash_attn_2_enabled",
+        "max_sequence_length", "scale_attention_softmax_in_fp32", "initializer_factor",
         # tokens and labels
-        "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "unk_token_id",
-        "decoder_start_token_id", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "prefix",
+        "vocab_size", "sep_token_id", "cls_token_id", "unk_token_id",
+        "id2label", "label2id", "num_labels", "_num_labels", "problem_type", "finetuning_task", "prefix",
         # what only training drops
         "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "layerdrop",
         "classifier_dropout", "residual_dropout", "embedding_dropout", "hidden_dropout_prob",
-        "attention_probs_dropout_prob", "summary_type", "summary_use_proj", "summary_activation",
+        "attention_probs_dropout_prob", "activation_dropout", "classif_dropout", "dropout_rate", "encoder_layerdrop",
+        "decoder_layerdrop", "summary_last_dropout", "summary_type", "summary_use_proj", "summary_activation",
         "summary_proj_to_labels", "summary_first_dropout", "torchscript", "use_bfloat16", "masked_softmax_fusion",
         "offset_alibi", "skip_bias_add", "skip_bias_add_qkv", "bias_dropout_fusion", "attention_softmax_in_fp32",
         # what a pass returns, which is asked for
-        "return_dict", "output_attentions", "output_hidden_states", "keys_to_ignore_at_inference",
+        "return_dict", "keys_to_ignore_at_inference", "output_past",
+        # how to generate (see `generation_settings`)
+        "force_bos_token_to_be_generated", *FIELDS,
     }
 )  # fmt: skip
 
@@ -42,6 +48,17 @@ HARMLESS_AS: dict[str, tuple[Any, ...]] = {
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
     "use_bidirectional_attention": (False, None),
+    # read by some families only, or by code of the checkpoint's own
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "lm_head_bias": (False,),
+    "sliding_window": (None,),
+    "use_sliding_window": (False,),
+    "rope_interleaved": (False,),
+    "use_mrope": (False,),
+    "full_attn_mod": (1,),
+    "interpolate_factor": (1,),
+    "rotary_scaling_factor": (1.0,),
     "_attn_implementation": ("sdpa", "eager", None),
     "attn_implementation": ("sdpa", "eager", None),
     "_attn_implementation_autoset": (True, False, None),
@@ -96,7 +113,7 @@ class Config:
         return float(value)
 
     def optional(self, name: str, default: float | None = None) -> float | None:
-        """A finite number above 0, or None."""
+        """A finite number, or None."""
         return None if self.take(name, default) is None else self.number(name, default)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -162,7 +179,7 @@ class Config:
         kind = part.take("rope_type", older)
         share = part.number("partial_rotary_factor", 1.0 if partial is None else partial)
         size = int(head_dim * share)
-        if size <= 0 or size % 2 or (partial is None and size != head_dim):
+        if size <= 0 or size % 2 or size > head_dim or (partial is None and size != head_dim):
             raise NotNative(f"{size} of {head_dim} features of a head turn")
         read = _KINDS.get(kind) if isinstance(kind, str) else None
         if read is None:
@@ -181,7 +198,7 @@ def _default(part: Config, rope: Rope, original: int | None) -> Rope:
 
 def _linear(part: Config, rope: Rope, original: int | None) -> Rope:
     part.take("original_max_position_embeddings", None)
-    return replace(rope, kind="linear", factor=part.number("factor"))
+    return replace(rope, kind="linear", factor=_factor(part))
 
 
 def _dynamic(part: Config, rope: Rope, original: int | None) -> Rope:
@@ -195,7 +212,7 @@ def _llama3(part: Config, rope: Rope, original: int | None) -> Rope:
     return replace(
         rope,
         kind="llama3",
-        factor=part.number("factor"),
+        factor=_factor(part),
         low_freq_factor=part.number("low_freq_factor"),
         high_freq_factor=part.number("high_freq_factor"),
         original=_original(part, rope, original),
@@ -204,7 +221,7 @@ def _llama3(part: Config, rope: Rope, original: int | None) -> Rope:
 
 def _yarn(part: Config, rope: Rope, original: int | None) -> Rope:
     old = _original(part, rope, original)
-    factor = part.optional("factor") or rope.context / old
+    factor = _factor(part, rope.context / old)
     mscale, mscale_all = part.optional("mscale"), part.optional("mscale_all_dim")
     attention = part.optional("attention_factor")
     if attention is None:  # section 3.4 of the paper: attention grows sharper with the length
@@ -217,7 +234,7 @@ def _yarn(part: Config, rope: Rope, original: int | None) -> Rope:
         factor=factor,
         attention_factor=attention,
         original=old,
-        beta_fast=part.optional("beta_fast") or 32.0,
+        beta_fast=part.optional("beta_fast") or 32.0,  # 0 too: transformers does not tell it from null
         beta_slow=part.optional("beta_slow") or 1.0,
         truncate=part.flag("truncate", True),
     )
@@ -225,7 +242,9 @@ def _yarn(part: Config, rope: Rope, original: int | None) -> Rope:
 
 def _longrope(part: Config, rope: Rope, original: int | None) -> Rope:
     old = _original(part, rope, original)
-    factor = part.optional("factor") or rope.context / old
+    factor = part.optional("factor")
+    if factor is None:
+        factor = rope.context / old
     attention = part.optional("attention_factor")
     if attention is None:
         attention = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(old))
@@ -259,10 +278,20 @@ _KINDS = {
 def _original(part: Config, rope: Rope, original: int | None) -> int:
     """Tokens of the training: the config's own field comes first, then the entry's, then the whole context."""
     inner = part.take("original_max_position_embeddings", None)
-    found = original or inner or rope.context
+    found = original if original is not None else inner if inner is not None else rope.context
     if type(found) is not int or found <= 1:
         raise NotNative(f"config.json: original_max_position_embeddings = {found!r:.40}")
     return found
+
+
+def _factor(part: Config, default: float | None = None) -> float:
+    """By what frequencies are divided. `default` is what null means."""
+    value = part.take("factor")
+    if value is None and default is not None:
+        return default
+    if value == 0:
+        raise NotNative("config.json: factor = 0, by which frequencies are divided")
+    return part.number("factor")
 
 
 def _sharpness(factor: float, mscale: float = 1.0) -> float:

@@ -36,6 +36,31 @@ FAMILIES: dict[str, tuple[Callable[[Config], Found], str]] = {
     "falcon": (gpt.falcon, "FalconForCausalLM"),
 }
 
+# `max_position_embeddings` where config.json does not say it, as transformers' classes have it.
+CONTEXT = {
+    "llama": 2048,
+    "mistral": 131072,
+    "qwen2": 32768,
+    "qwen3": 32768,
+    "gemma": 8192,
+    "gemma2": 8192,
+    "gemma3_text": 131072,
+    "granite": 2048,
+    "olmo": 2048,
+    "olmo2": 2048,
+    "stablelm": 4096,
+    "starcoder2": 4096,
+    "phi": 2048,
+    "phi3": 4096,
+    "gpt_neox": 2048,
+    "opt": 2048,
+    "falcon": 2048,
+    "bart": 1024,
+    "mbart": 1024,
+    "marian": 1024,
+    "pegasus": 1024,
+}
+
 # Names of the activation functions that `decoder` has.
 ACTIVATIONS = frozenset(
     {"silu", "swish", "relu", "gelu", "gelu_python", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu"}
@@ -55,7 +80,8 @@ def read_config(config: dict[str, Any], families: Mapping[str, tuple[Callable[[C
     family = config.get("model_type")
     if not isinstance(family, str) or family not in families:
         raise NotNative(f"{family!r:.80} is not a family that the native runtime knows")
-    reader = Config(config)
+    longest = {"max_position_embeddings": CONTEXT[family]} if family in CONTEXT else {}
+    reader = Config({**longest, **config})
     try:
         found = families[family][0](reader)
     except (TypeError, ValueError, ArithmeticError) as error:  # config.json is what a stranger wrote

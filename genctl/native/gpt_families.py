@@ -125,6 +125,10 @@ def gpt_neox(c: Config) -> Found:
     sizes = sizes_of(c, kv_heads=False)
     whole_heads(sizes["hidden"], sizes["heads"])
     c.only("head_dim", None, sizes["hidden"] // sizes["heads"])
+    rope = c.rope(sizes["head_dim"], partial=c.number("rotary_pct", 0.25), theta="rotary_emb_base")
+    # newer names, which some versions wrote beside those that are read
+    c.only("rope_theta", c.number("rotary_emb_base", 10000.0))
+    c.only("partial_rotary_factor", c.number("rotary_pct", 0.25))
     spec = plain(
         c,
         "gpt_neox",
@@ -132,7 +136,7 @@ def gpt_neox(c: Config) -> Found:
         norm="layer",
         norm_bias=True,
         eps=c.number("layer_norm_eps", 1e-5),
-        rope=c.rope(sizes["head_dim"], partial=c.number("rotary_pct", 0.25), theta="rotary_emb_base"),
+        rope=rope,
         qkv="grouped",
         **biases(c, "attention_bias", True),
         mlp_bias=True,
@@ -142,8 +146,7 @@ def gpt_neox(c: Config) -> Found:
     )
     parts = _TWO_NORMS | _joined_parts("attention")
     names = Names("gpt_neox.", "embed_in", "layers.{}.", parts, "final_layer_norm", heads=("embed_out", "lm_head"))
-    ignored = (".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq")
-    return spec, replace(names, ignored=ignored)
+    return spec, replace(names, ignored=(".attention.bias", ".attention.masked_bias"))
 
 
 def opt(c: Config) -> Found:
@@ -227,6 +230,7 @@ def falcon(c: Config) -> Found:
     if (new and not parallel) or norms not in ((1, 2) if new else (None, 1)):
         raise NotNative(f"config.json: parallel_attn = {parallel}, num_ln_in_parallel_attn = {norms!r:.40}")
     bias, alibi = c.flag("bias", False), c.flag("alibi", False)
+    c.only("apply_residual_connection_post_layernorm", False)
     rope = c.rope(hidden // heads)
     spec = _spec(
         c,

@@ -139,6 +139,7 @@ def gemma2(c: Config) -> Found:
     sizes = sizes_of(c, head_dim=256)
     c.size("num_key_value_heads")
     sizes["windows"] = c.windows(sizes["layers"], c.window(4096), lambda number: number % 2 == 0)
+    c.take("sliding_window_size", None)  # an older name, which is not read
     spec = _gemma(c, "gemma2", sizes, rope=c.rope(sizes["head_dim"]), softcap=50.0, final=30.0)
     return spec, llama_names(**_SANDWICH)
 
@@ -147,7 +148,8 @@ def gemma3_text(c: Config) -> Found:
     """Gemma 3 (Gemma Team 2025, arXiv:2503.19786): five layers with a window to one without; two sets of angles."""
     sizes = sizes_of(c, head_dim=256)
     c.size("num_key_value_heads")
-    pattern = c.take("sliding_window_pattern", c.take("_sliding_window_pattern", 6))
+    pattern = c.take("sliding_window_pattern", 6)
+    c.take("_sliding_window_pattern", None)  # written, but not read
     if type(pattern) is not int or pattern < 1:
         raise NotNative(f"config.json: sliding_window_pattern = {pattern!r:.40}")
     sizes["windows"] = c.windows(sizes["layers"], c.window(4096), lambda number: (number + 1) % pattern != 0)
@@ -223,6 +225,8 @@ def stablelm(c: Config) -> Found:
     c.size("num_key_value_heads")
     c.only("head_dim", None, sizes["hidden"] // sizes["heads"])
     parallel, each = c.flag("use_parallel_residual", False), c.flag("qk_layernorm", False)
+    for name in ("norm_eps", "rope_pct"):  # written, but not read
+        c.take(name, None)
     spec = plain(
         c,
         "stablelm",
@@ -245,6 +249,11 @@ def starcoder2(c: Config) -> Found:
     c.size("num_key_value_heads")
     sizes["windows"] = (c.window(),) * sizes["layers"]
     attention_biases = biases(c, "use_bias", True)
+    for name in ("activation_function", "layer_norm_epsilon"):  # not read: `hidden_act` and `norm_epsilon` are
+        c.take(name, None)
+    c.only("norm_type", "layer_norm")
+    c.only("mlp_type", "default")
+    c.only("scale_attn_weights", True)
     spec = plain(
         c,
         "starcoder2",
@@ -294,7 +303,9 @@ def phi3(c: Config) -> Found:
     original = c.take("original_max_position_embeddings", 4096)
     for name in ("rope_scaling", "rope_parameters"):
         given = c.take(name, None)
-        kind = given.get("rope_type", given.get("type")) if isinstance(given, dict) else None
+        kind = given.get("rope_type", given.get("type", "default")) if isinstance(given, dict) else "default"
+        if kind not in ("default", "longrope", "su", "yarn"):
+            raise NotNative(f"config.json: rope_type = {kind!r:.40}, where Phi-3 has longrope alone")
         if kind in ("su", "yarn"):  # older names of longrope
             given = {key: value for key, value in given.items() if key not in ("type", "rope_type")}
             c.values = {**c.values, name: {**given, "rope_type": "longrope"}}

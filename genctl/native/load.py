@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.native.config import Unfit
 from genctl.native.families import spec_of
+from genctl.native.names import COMPUTED
 from genctl.native.spec import Spec
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ class WeightPlan:
 
     def __init__(self, config: dict[str, Any], shapes: Shapes) -> None:
         self.spec, self.names = spec_of(config)
-        self.prefix = self.names.prefix if any(name.startswith(self.names.prefix) for name in shapes) else ""
+        self.prefix = prefix_of(self.names.prefix, self.names.embed, shapes)
         self.embed = f"{self.prefix}{self.names.embed}.weight"
         self.head = next((head for head in self.names.heads if f"{head}.weight" in shapes), "")
         if not self.head and not self.spec.tied:
             raise Unfit(f"the weight files lack {self.names.heads[0]}.weight")
-        self.tensors, self.unused = checked(self._wanted(), shapes, self.names.ignored)
+        self.reads, self.unused = checked(self._wanted(), shapes, self.names.ignored)
 
     def _wanted(self) -> Iterator[tuple[str, Shape]]:
         spec, names = self.spec, self.names
@@ -61,10 +62,16 @@ class WeightPlan:
             yield f"{self.head or names.heads[0]}.bias", (spec.vocab,)
 
 
+def prefix_of(prefix: str, embed: str, shapes: Shapes) -> str:
+    """What the names in the files begin with: `prefix`, or without its first part in a checkpoint of the bare model."""
+    bare = prefix.partition(".")[2]
+    return bare if f"{bare}{embed}.weight" in shapes and f"{prefix}{embed}.weight" not in shapes else prefix
+
+
 def checked(
     wanted: Iterable[tuple[str, Shape]], shapes: Shapes, ignored: tuple[str, ...], known: Collection[str] = ()
-) -> tuple[int, list[str]]:
-    """How many tensors are wanted, and the names of those in the files that nobody reads.
+) -> tuple[frozenset[str], list[str]]:
+    """The names of the tensors that are read, and of those in the files that nobody reads.
 
     Raises Unfit where the files hold something else. `ignored` are endings of names.
     """
@@ -73,8 +80,8 @@ def checked(
         if shapes.get(name) != shape:
             held = "nothing" if name not in shapes else str(list(shapes[name]))
             raise Unfit(f"the weight files hold {held} as {name}, where config.json implies {list(shape)}")
-    others = shapes.keys() - shape_of.keys() - set(known)
-    return len(shape_of), sorted(name for name in others if not name.endswith(ignored or ("\0",)))
+    others = (name for name in shapes.keys() - shape_of.keys() - set(known) if not name.endswith(ignored or ("\0",)))
+    return frozenset(shape_of), sorted(name for name in others if not COMPUTED.fullmatch(name.rpartition(".")[2]))
 
 
 def matrix_shape(part: str, spec: Spec) -> tuple[Shape, bool] | None:

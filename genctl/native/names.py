@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from genctl.native.config import NotNative
 from genctl.native.spec import Spec
+
+# The last part of a tensor's name: computed from the config by every version of an architecture.
+COMPUTED = re.compile(
+    r"inv_freq|original_inv_freq|position_ids|token_type_ids|masked_bias|causal_mask|attn_mask|attention_mask"
+    r"|freqs_cis|(cos|sin)(_cached)?|_float_tensor|num_batches_tracked|version"
+)
 
 
 @dataclass(frozen=True)
@@ -15,7 +22,7 @@ class Names:
     prefix: str  # of everything but the head; a checkpoint of the bare decoder is without it
     embed: str
     layer: str  # with {} for the number
-    parts: dict[str, str]  # our name for a part of a layer -> theirs (see `load.LAYER_PARTS`)
+    parts: dict[str, str]  # our name for a part of a layer -> theirs (see `load.matrix_shape`)
     final: str
     heads: tuple[str, ...] = ("lm_head",)  # what the head may be called
     positions: str = ""

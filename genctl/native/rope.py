@@ -93,7 +93,8 @@ def _yarn(rope: Rope) -> Tensor:
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.size - 1)
-    ramp = (torch.arange(rope.size // 2, dtype=torch.float32) - low) / (high - low or 0.001)
+    high += 0.001 if low == high else 0
+    ramp = (torch.arange(rope.size // 2, dtype=torch.float32) - low) / (high - low)
     kept = 1 - ramp.clamp(0, 1)
     powers = rope.theta ** _powers(rope.size)
     return 1.0 / (rope.factor * powers) * (1 - kept) + 1.0 / powers * kept

@@ -15,17 +15,15 @@ from genctl.native.families import read_config
 from genctl.native.names import whole_heads
 from genctl.native.seq2seq_spec import Relative, Seq2SeqSpec, Side
 
-# Fields that change nothing in a forward pass: of training, and what generation_config.json says today.
+# Fields of encoder-decoders that change nothing in a forward pass.
 _HARMLESS = (
-    "dropout_rate", "initializer_factor", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop",
-    "classif_dropout", "_num_labels", "replacing_rate", "student_encoder_layers", "student_decoder_layers",
-    "output_past", "extra_pos_embeddings", "n_positions", "save_step", "max_length", "min_length", "num_beams",
-    "num_beam_groups", "num_return_sequences", "length_penalty", "repetition_penalty", "diversity_penalty",
-    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "early_stopping", "do_sample", "temperature", "top_k",
-    "top_p", "typical_p", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "remove_invalid_values",
-    "exponential_decay_length_penalty", "output_scores", "return_dict_in_generate", "forced_bos_token_id",
-    "forced_eos_token_id", "force_bos_token_to_be_generated",
-)  # fmt: skip
+    "replacing_rate",
+    "student_encoder_layers",
+    "student_decoder_layers",
+    "extra_pos_embeddings",
+    "n_positions",
+    "save_step",
+)
 
 
 FARTHEST = 1 << 16  # the largest distance with a bias of its own: a table has one for each

@@ -37,7 +37,7 @@ class Seq2SeqPlan:
         logits = (f"{self.prefix}final_logits_bias", "final_logits_bias")
         self.head_bias = next((name for name in logits if name in shapes), "") if self.spec.bias else ""
         self.position_tables = {side: self._positions(side, shapes) for side in SIDES}
-        self.tensors, self.unused = checked(self._wanted(), shapes, self.names.ignored, held)
+        self.reads, self.unused = checked(self._wanted(), shapes, self.names.ignored, held)
 
     def _matrices(self, shapes: Shapes) -> tuple[dict[str, str], list[str]]:
         """Where the embeddings of each side and the head are; and all names of such matrices in the files."""

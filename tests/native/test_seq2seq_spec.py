@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -144,17 +143,6 @@ def test_tables_of_positions_are_read_where_they_are_there(tmp_path: Path) -> No
     weights = hub.load(Runtime(model=str(tmp_path), runtime="native")).model.network.weights
     assert torch.equal(weights.encoder.positions, table + 1)
     assert torch.equal(weights.decoder.positions, table)
-
-
-def test_the_start_of_a_text_must_be_said(tmp_path: Path) -> None:
-    model("bart").save_pretrained(tmp_path)
-    for file in ("config.json", "generation_config.json"):
-        told = json.loads((tmp_path / file).read_text())
-        del told["decoder_start_token_id"]
-        (tmp_path / file).write_text(json.dumps(told))
-    with pytest.raises(ModelError, match="decoder_start_token_id"):
-        hub.load(Runtime(model=str(tmp_path), runtime="native"))
-    assert not isinstance(hub.load(Runtime(model=str(tmp_path), runtime="auto")).model, Seq2SeqModel)
 
 
 def test_float16_is_transformers(tmp_path: Path) -> None:

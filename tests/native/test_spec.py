@@ -6,9 +6,10 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+import transformers
 
 from genctl.native.config import NotNative
-from genctl.native.families import spec_of
+from genctl.native.families import CONTEXT, spec_of
 from genctl.native.load import WeightPlan
 from tests.native.variations import VARIATIONS, model
 
@@ -42,6 +43,14 @@ def test_a_field_that_nobody_knows_is_named(name: str) -> None:
         ("llama", {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2]}}, "mrope_section"),
         ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "4 of 8"),
         ("llama", {"rope_parameters": [1]}, "rope_parameters"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 16}}, "factor"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 0}}, "factor = 0"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor = 0"),
+        ("llama", {"sliding_window": 4}, "sliding_window"),
+        ("phi3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "longrope alone"),
+        ("phi", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.5}}, "12 of 8"),
+        ("falcon", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection"),
+        ("gpt_neox", {"rope_theta": 500.0}, "rope_theta"),
         ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("llama", {"num_key_value_heads": 3}, "3"),
         ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder"),
@@ -91,6 +100,25 @@ def test_older_fields_of_angles_mean_what_transformers_reads(
     if family == "gemma3_text":  # its angles are computed from `rope_parameters` alone
         read.pop("original_max_position_embeddings", None)
     assert spec_of(written)[0] == spec_of({key: value for key, value in read.items() if value is not None})[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("llama", {"use_cache": None}),
+        ("llama", {"rms_norm_eps": 1}),
+        ("llama", {"original_max_position_embeddings": None, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}),
+    ],
+    ids=str,
+)
+def test_what_transformers_refuses_without_need_is_read(name: str, changes: dict[str, Any]) -> None:
+    """A type that its class does not allow, but that leaves nothing open."""
+    assert spec_of(config(name, **changes))
+
+
+def test_a_missing_context_is_that_of_the_class() -> None:
+    for family, tokens in CONTEXT.items():
+        assert transformers.CONFIG_MAPPING[family]().max_position_embeddings == tokens
 
 
 def shapes(name: str) -> dict[str, tuple[int, ...]]:

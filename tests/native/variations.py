@@ -152,6 +152,9 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "gemma3_text, a pattern that is not read": ("gemma3_text", {"layer_types": None, "_sliding_window_pattern": 2}),
+    "gemma3_text, a pattern": ("gemma3_text", {"layer_types": None, "sliding_window_pattern": 2}),
+    "llama, longrope with a factor of 0": ("llama", _rope("longrope", factor=0, **_LONG)),
     "granite, biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
     "olmo, clipped": ("olmo", {"clip_qkv": 0.5}),
     "olmo, biases": ("olmo", {"attention_bias": True}),
