@@ -15,6 +15,8 @@ from genctl.backend.failure import Gone, Late, Trouble, one_line
 from genctl.backend.lane import RemoteLane
 from genctl.backend.server import Server
 
+PARTS = 64  # of a stream for each token, at most: servers may send single characters
+
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
@@ -93,6 +95,7 @@ class _Answer:
     tell: Callable[[News], None]
     usage: Usage | None = None
     lengths: dict[int, int] = field(default_factory=dict)  # choice -> tokens so far
+    parts: dict[int, int] = field(default_factory=dict)  # choice -> parts so far, where tokens are not counted
     open: set[int] = field(default_factory=set)  # choices that have not ended
 
     def take(self, part: dict[str, Any]) -> bool:
@@ -116,8 +119,14 @@ class _Answer:
         return not self.open
 
     def _within(self, piece: AnswerPiece) -> AnswerPiece:
-        """The piece without the tokens that were not asked for, where the server counts its tokens."""
+        """The piece without the tokens that were not asked for, where the server counts its tokens.
+
+        Raises Trouble for a stream that goes on without end.
+        """
         if not piece.counted:
+            parts = self.parts[piece.choice] = self.parts.get(piece.choice, 0) + 1
+            if parts > PARTS * self.exchange.most:
+                raise Trouble(f"the stream does not end: it has {parts} parts for at most {self.exchange.most} tokens")
             return piece
         before = self.lengths.get(piece.choice, 0)
         left = self.exchange.most - before

@@ -428,6 +428,22 @@ def test_more_tokens_than_were_asked_for_are_reported_where_only_their_number_is
         assert done.err == f"note: {server.url}: it counts 50 tokens for a request of at most 8\n"
 
 
+def test_a_stream_without_end_is_the_error_of_its_row() -> None:
+    def write(send: Write) -> None:
+        send(HEAD)
+        for _ in range(20_000):  # 64 parts for each of 8 tokens are 512
+            send(b'data: {"choices": [{"index": 0, "text": " a"}]}\n\n')
+
+    def fault(server: StandIn, body: Request) -> Failure | None:
+        return Failure(raw=write) if body.get("stream") and body["prompt"] == "bad" else None
+
+    with running(fault=fault) as server:
+        done = run(server, "-n", "8", "bad", "Hi")
+        message = f"{server.url}: the stream does not end: it has 513 parts for at most 8 tokens"
+        assert done.records[0]["error"]["message"] == message
+        assert done.records[1]["text"] == TEXT
+
+
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
