@@ -3,6 +3,7 @@
 
     scripts/torture.py --kills 200            # SIGKILL at random moments and in the middle of writes, then --resume
     scripts/torture.py --kills 0 --faults all # ENOSPC, EIO and short writes at every write call, one per run
+    scripts/torture.py --kills 0 --faults none --others 40 # other programs, second runs, signals
 
 Prints what was lost, repeated and different; the exit status is 1 unless all three are 0. Runs are forked from one
 process that has imported everything and holds the checkpoint, so that one takes a fraction of a second; one in eight
@@ -118,23 +119,30 @@ class Runner:
         arguments: Sequence[str],
         *,
         kill_after: float | None = None,
+        number: int = signal.SIGKILL,
+        meanwhile: Callable[[int], bool] = lambda child: True,
         disk: Disk | None = None,
         every_s: float = 0.0,
         fresh: bool = False,
     ) -> Ended:
-        """One run; killed after so many seconds, or with a disk that breaks. `every_s`: between two marks."""
+        """One run; killed after so many seconds, or with a disk that breaks. `every_s`: between two marks.
+
+        `number` is the signal that kills. `meanwhile` is called with the process until it
+        returns true.
+        """
         self.counted.write_text("0")
         began = time.monotonic()
         child = os.fork()
         if child == 0:
             self._child(arguments, disk or Disk(), every_s, fresh)
-        killed = False
+        killed = met = False
         while True:
+            met = met or meanwhile(child)
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
                 break
             if kill_after is not None and not killed and time.monotonic() - began >= kill_after:
-                os.kill(child, signal.SIGKILL)
+                os.kill(child, number)
                 killed = True
             time.sleep(0.0005 if kill_after is not None else 0.002)
         said = self.said.read_text(errors="replace")
@@ -143,6 +151,8 @@ class Runner:
 
     def _child(self, arguments: Sequence[str], disk: Disk, every_s: float, fresh: bool) -> None:
         status = 70
+        for number in (signal.SIGINT, signal.SIGTERM):  # as a process that begins does
+            signal.signal(number, lambda number, frame: os._exit(128 + number))
         try:
             out = os.open(self.said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             null = os.open(os.devnull, os.O_RDONLY)
@@ -160,6 +170,8 @@ class Runner:
             self.counted.write_text(str(disk.count))
             sys.stdout.flush()
             sys.stderr.flush()
+        except SystemExit as ending:  # a signal before anything is decoded
+            status = int(ending.code or 0)
         finally:
             os._exit(status)
 
@@ -258,6 +270,7 @@ class Torture:
     def reference(self, prompts: Path) -> tuple[bytes, Ended]:
         """What a run writes that nobody disturbs, and that knows nothing of journals."""
         out = self.folder / f"reference-{prompts.name}"
+        out.unlink(missing_ok=True)
         ended = self.runner.run(self.arguments(prompts, out))
         if ended.status != 1:  # some rows fail on purpose
             raise SystemExit(f"the undisturbed run ended with {ended.status}: {ended.said}")
@@ -368,11 +381,117 @@ class Torture:
             made = wanted  # nothing more was promised
         toll.compare(made, wanted)
 
+    # -- others --------------------------------------------------------------------------------------------------------
+
+    def others(self, most: int, say: Callable[[str], None]) -> tuple[Toll, Counter[str]]:
+        """Let other programs touch the files of a run, other runs write them, and signals come, `most` times in all."""
+        toll, where = Toll(), Counter[str]()
+        wanted, undisturbed = self.reference(self.prompts)
+        classes = (self._tampered, self._taken_away, self._second_run, self._interrupted, self._torn_journal)
+        while sum(where.values()) < most and time.monotonic() < self.until:
+            for path in self.folder.glob("others.jsonl*"):
+                path.unlink()
+            chosen = classes[sum(where.values()) % len(classes)]
+            where[chosen.__name__.strip("_").replace("_", " ")] += 1
+            chosen(self.folder / "others.jsonl", wanted, undisturbed.seconds, toll)
+            say(f"{sum(where.values())} of {most}: {toll.say()}")
+        return toll, where
+
+    def _expect(self, toll: Toll, what: str, ended: Ended, statuses: Sequence[int], words: str = "") -> None:
+        toll.runs += 1
+        if ended.status not in statuses or words not in ended.said or "Traceback" in ended.said:
+            toll.wrong.append(f"{what}: status {ended.status}: {ended.said.strip()}")
+
+    def _tampered(self, out: Path, wanted: bytes, seconds: float, toll: Toll) -> None:
+        """A finished output that is changed afterwards is refused, and left."""
+        arguments = self.arguments(self.prompts, out, "--resume")
+        self._expect(toll, "tampered", self.runner.run(arguments), (1,))
+        lines = wanted.splitlines(keepends=True)
+        place = self.random.randrange(len(lines))
+        half = lines[place][: len(lines[place]) // 2]
+        changed = {
+            "half a line": wanted + half,
+            "a line twice": b"".join([*lines[:place], lines[place], *lines[place:]]),
+            "a line less": b"".join([*lines[:place], *lines[place + 1 :]]),
+            "a byte": wanted[: len(wanted) // 2] + b"#" + wanted[len(wanted) // 2 + 1 :],
+            "nothing left": b"",
+        }
+        what, data = self.random.choice(list(changed.items()))
+        out.write_bytes(data)
+        self._expect(toll, what, self.runner.run(arguments), (2,), "was changed since")
+        if out.read_bytes() != data:
+            toll.wrong.append(f"{what}: the changed file was touched")
+
+    def _taken_away(self, out: Path, wanted: bytes, seconds: float, toll: Toll) -> None:
+        """A file that is replaced under a run: it says so, and leaves what is there now."""
+        victim = self.random.choice([out, out.with_name(out.name + file_lock.JOURNAL)])
+        theirs = b"theirs\n"
+
+        def replace(child: int) -> bool:
+            if not (out.exists() and out.stat().st_size):
+                return False
+            os.kill(child, signal.SIGSTOP)
+            victim.unlink()
+            victim.write_bytes(theirs)
+            os.kill(child, signal.SIGCONT)
+            return True
+
+        ended = self.runner.run(self.arguments(self.prompts, out, "--resume"), meanwhile=replace)
+        self._expect(toll, f"{victim.name} replaced", ended, (2,), "was replaced by another program")
+        if victim.read_bytes() != theirs:
+            toll.wrong.append(f"{victim.name}, which another program made, was touched")
+
+    def _second_run(self, out: Path, wanted: bytes, seconds: float, toll: Toll) -> None:
+        """A second run on the same path ends with an error, whatever its flags; the first is not disturbed."""
+        flag = self.random.choice(["--resume", "--force"])
+        second = Runner.__new__(Runner)
+        vars(second).update(vars(self.runner), said=self.folder / "said 2", counted=self.folder / "writes 2")
+
+        def start(child: int) -> bool:
+            if not (out.exists() and out.stat().st_size):
+                return False
+            os.kill(child, signal.SIGSTOP)
+            ended = second.run(self.arguments(self.prompts, out, flag))
+            os.kill(child, signal.SIGCONT)
+            self._expect(toll, f"a second run with {flag}", ended, (2,), "another run is at work on")
+            return True
+
+        self._expect(
+            toll,
+            "the first run",
+            self.runner.run([*self.arguments(self.prompts, out, "--resume")], meanwhile=start),
+            (1,),
+        )
+        toll.compare(out.read_bytes(), wanted)
+
+    def _interrupted(self, out: Path, wanted: bytes, seconds: float, toll: Toll) -> None:
+        """SIGINT or SIGTERM at any moment: 130 or 143, and --resume goes on."""
+        number = self.random.choice([signal.SIGINT, signal.SIGTERM])
+        arguments = self.arguments(self.prompts, out, "--resume")
+        ended = self.runner.run(arguments, kill_after=self.random.uniform(0.05, seconds * 1.1), number=number)
+        self._expect(toll, number.name, ended, (128 + number, 1))
+        done = self._finish(out, 0.0, toll)
+        toll.compare(out.read_bytes() if done else b"", wanted)
+
+    def _torn_journal(self, out: Path, wanted: bytes, seconds: float, toll: Toll) -> None:
+        """A journal that was cut anywhere, in the middle of a character too: gone on with, or refused."""
+        arguments = self.arguments(self.prompts, out, "--resume")
+        self._expect(toll, "before the journal is torn", self.runner.run(arguments, every_s=0.0), (1,))
+        path = out.with_name(out.name + file_lock.JOURNAL)
+        os.truncate(path, self.random.randrange(path.stat().st_size))
+        ended = self.runner.run(arguments)
+        self._expect(toll, "a torn journal", ended, (1, 2))
+        if ended.status == 1 or out.read_bytes() != wanted:
+            toll.compare(out.read_bytes(), wanted)
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="how often to kill a run (default: 200)")
     parser.add_argument("--faults", default="all", help="all, none, or how many of all write faults (default: all)")
+    parser.add_argument(
+        "--others", type=int, default=10, help="how often others touch the files of a run (default: 10)"
+    )
     parser.add_argument("--rows", type=int, default=50, help="prompts of a killed batch (default: 50)")
     parser.add_argument("--seconds", type=float, default=1800.0, help="bound on the whole (default: 1800)")
     parser.add_argument("--seed", type=int, default=1, help="of the instants (default: 1)")
@@ -400,6 +519,13 @@ def main() -> int:
             good &= toll.good and done == of
             say("")
             print(f"write faults {done} of {of} ({', '.join(FAULTS)}): {toll.say()}")
+            _explain(toll)
+        if given.others:
+            toll, where = torture.others(given.others, say)
+            good &= toll.good and sum(where.values()) >= given.others
+            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(where.items()))
+            say("")
+            print(f"others {sum(where.values())} of {given.others} ({kinds}): {toll.say()}")
             _explain(toll)
     print(f"{time.monotonic() - began:.0f} s")
     return 0 if good else 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import threading
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -14,7 +16,9 @@ from genctl.errors import ModelError
 # How long a rank waits for another one inside a step. Ranks load and decode in step, so they are seconds apart at most;
 # a rank that is killed closes its connections, which ends the others at once.
 TIMEOUT_S = 120
-# How long ranks wait for rank 0's next row: it may come from a pipe or a person.
+# How often rank 0 says that it is still there while it waits for a row, which may come from a pipe or a person.
+BEAT_S = 10.0
+# How long ranks wait for rank 0 to open its input.
 PATIENCE = datetime.timedelta(days=7)
 
 
@@ -53,6 +57,31 @@ def heard(thing: Any, *, wait: bool = False) -> Any:
     except RuntimeError as error:
         raise lost(error) from error
     return box[0]
+
+
+def awaited(make: Callable[[], Any]) -> Any:
+    """What `make` returns on rank 0, as `heard`. It may take long; a rank that does not answer is noticed as ever."""
+    if dist.get_rank():
+        while not (answer := heard(None))[0]:
+            continue
+        return answer[1]
+    outcome: list[tuple[Any, BaseException | None]] = []
+    done = threading.Event()
+
+    def perform() -> None:
+        try:
+            outcome.append((make(), None))
+        except BaseException as error:  # whatever it is, it is raised below
+            outcome.append((None, error))
+        done.set()
+
+    threading.Thread(target=perform, name="rows", daemon=True).start()
+    while not done.wait(min(BEAT_S, TIMEOUT_S / 4)):
+        heard((False, None))
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return heard((True, value))[1]
 
 
 def gathered(thing: Any) -> list[Any] | None:

@@ -57,7 +57,7 @@ class OwnRowsRun(RanksRun):
         from genctl.ranks import group
 
         groups = self._groups()
-        while (requests := group.heard(None if self.launch.rank else next(groups, None), wait=True)) is not None:
+        while (requests := self.from_rank_0(lambda: next(groups, None))) is not None:
             told = group.gathered(self._decoded(requests[self.launch.rank :: self.launch.size]))
             if told is not None:
                 self.listen(_in_order(requests, told), self.listeners)

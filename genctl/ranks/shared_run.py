@@ -21,6 +21,7 @@ from genctl.cli.interrupt import ENDING, Interrupt
 from genctl.cli.run_job import RunJob
 from genctl.cli.run_options import RunOptions
 from genctl.errors import UsageError
+from genctl.ranks import launcher
 from genctl.ranks.launch import Launch, launch_of
 
 ALONE = ("resume", "check_batch", "check_runtime")  # options that read what one process has
@@ -63,6 +64,7 @@ class RanksRun(RunJob):
         launch = launch_of()
         assert launch is not None
         self.launch: Launch = launch
+        launcher.watch(launch.rank)
         if launch.rank:
             unwritten: dict[str, Any] = {"output": None, "events": None, "report": None, "svg": None}
             options = dataclasses.replace(options, **unwritten, quiet=True, verbose=False)
@@ -90,6 +92,14 @@ class RanksRun(RunJob):
             self.input = iter(())
         return bool(found)
 
+    def from_rank_0(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns on rank 0, on every rank. It is not called on the others."""
+        from genctl.ranks import group
+
+        if self.options.arguments or self.options.input not in (None, "-"):  # rank 0 never waits
+            return group.heard(None if self.launch.rank else make())
+        return group.awaited(make)
+
 
 class SharedRun(RanksRun):
     """One run in which all ranks compute the same."""
@@ -116,9 +126,8 @@ class SharedRun(RanksRun):
 
     def _shared(self, rows: Iterator[InputRow | BadRow]) -> Iterator[InputRow | BadRow]:
         """Rank 0's rows, on every rank."""
-        from genctl.ranks import group
 
-        while (row := group.heard(next(rows, None), wait=True)) is not None:
+        while (row := self.from_rank_0(lambda: next(rows, None))) is not None:
             yield row
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -149,12 +150,20 @@ def _apart(call: Callable[[], Any], limit_s: float | None) -> Any:
     threading.Thread(target=perform, name="ray", daemon=True).start()
     until = None if limit_s is None else time.monotonic() + limit_s
     while not done.wait(POLL_S):
+        _own_signals()
         if until is not None and time.monotonic() > until:
             raise TimeoutError
+    _own_signals()
     value, error = outcome[0]
     if error is not None:
         raise error
     return value
+
+
+def _own_signals() -> None:
+    """Put the handler of SIGTERM back: Ray's C++ part replaces it by one that prints a stack, unseen by Python."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 @contextmanager

@@ -1,0 +1,17 @@
+"""The program, whose ranks give up a rank that does not answer after so many seconds: `… SECONDS ARGUMENTS...`."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    from genctl.__main__ import main as program
+    from genctl.ranks import group
+
+    group.TIMEOUT_S = int(sys.argv.pop(1))
+    program()
+
+
+if __name__ == "__main__":
+    main()
