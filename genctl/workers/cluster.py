@@ -114,7 +114,7 @@ def _init(address: str | None, cpus: int, processes: RayProcesses | None) -> Non
     if address is None or "://" not in address:
         arguments |= {"log_to_driver": False, "configure_logging": False, "logging_level": logging.CRITICAL}
     try:
-        with _hushed(address is not None):
+        with _hushed():
             context = _apart(lambda: ray.init(**arguments), None if address is None else JOIN_S)
     except TimeoutError as error:
         assert address is not None
@@ -167,11 +167,10 @@ def _own_signals() -> None:
 
 
 @contextmanager
-def _hushed(wanted: bool) -> Iterator[None]:
-    """Nothing that Ray's C++ part says while it looks for a cluster reaches the terminal; it raises as well."""
-    if not wanted:
-        yield
-        return
+def _hushed() -> Iterator[None]:
+    """Nothing that Ray's C++ part says reaches the terminal: on why it finds no cluster, it raises as well; on a signal
+    that comes before its handler is replaced, it prints a stack.
+    """
     sys.stderr.flush()
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
