@@ -31,22 +31,13 @@ class RayProcesses:
     def end(self, *, at_once: bool, keep_logs: bool) -> None:
         """End all that are left, and remove the logs.
 
-        `at_once`: this process still uses Ray, and is about to end. Where its daemons end with it, they are only
-        stopped: Ray ends a process that loses them, with a status of its own.
+        `at_once`: this process still uses Ray, and is about to end. Where its daemons end with it, they are left: Ray
+        ends a process that loses them with a status of its own, and one whose daemons were stopped might wait for them.
         """
         self.note()
-        for process in sorted(self._known, key=lambda process: not _is_daemon(process)):
+        for process in self._known:
             with contextlib.suppress(psutil.Error):
-                if at_once and _is_daemon(process) and sys.platform == "linux":
-                    process.suspend()
-                else:
+                if not (at_once and process.name() in DAEMONS and sys.platform == "linux"):
                     process.kill()
         if self.logs and not keep_logs:
             shutil.rmtree(self.logs, ignore_errors=True)
-
-
-def _is_daemon(process: psutil.Process) -> bool:
-    try:
-        return process.name() in DAEMONS
-    except psutil.Error:
-        return False
