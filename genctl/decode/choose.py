@@ -27,7 +27,7 @@ from genctl.errors import GenctlError, ModelError
 
 @dataclass(eq=False)
 class Chosen:
-    """What one lane chose, or several together; the tensors of which the host has to know the numbers."""
+    """The choice of one lane, or of several together, and the tensors to copy to the host."""
 
     states: list[LaneState]
     counts: list[int]  # candidates of each lane

@@ -1,4 +1,4 @@
-"""Steps through torch.compile: one shape from step to step, so that what was compiled (or recorded) serves them all.
+"""Steps through torch.compile, of one fixed shape, so that a compiled or captured step can be reused.
 
 A step reads one token of each row. Its rows see the whole buffers of the cache, filled or not; a mask says which
 columns count, and the place of the new column is a tensor. Everything else (prompts, drafts on trial, steps whose

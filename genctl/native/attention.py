@@ -16,7 +16,7 @@ from genctl.decode.cache.layer import KeyValues
 from genctl.decode.cache.shared import attend
 
 
-class Sight:
+class Mask:
     """Which tokens each of the fed ones sees in one pass: those before it, without padding, within a window.
 
     A row's columns in a cache are its tokens in order, after `N x padding` columns that hold nothing.
@@ -57,7 +57,7 @@ class Sight:
         return (seen & self.mask[:, None, None, total - columns :]) | (keys == queries)
 
 
-class Seen(Sight):
+class SlotMask(Mask):
     """Which of the slots count, as a tensor says: bool [N, 1, 1, C], that of the fed token included."""
 
     def __init__(self, slots: Tensor) -> None:
@@ -74,7 +74,7 @@ def attention(
     key: Tensor,
     value: Tensor,
     layer: KeyValues | None,
-    sight: Sight,
+    visible: Mask,
     *,
     scaling: float,
     window: int | None = None,
@@ -88,19 +88,19 @@ def attention(
     if layer is not None:
         key, value = layer.update(key, value)
         if layer.prompt is not None:
-            plain = query.shape[2] == 1 and sight.mask is None and softcap is None and bias is None
+            plain = query.shape[2] == 1 and visible.mask is None and softcap is None and bias is None
             if plain:  # the prompt's columns are read once for all rows that continue it
                 return attend(query, layer.prompt, (key, value), scaling).flatten(2)
             key, value = layer.content()
-    seen = sight.of(key.shape[2], window)
+    seen = visible.of(key.shape[2], window)
     if softcap is not None or bias is not None:
-        mixed = _by_hand(query, key, value, seen, scaling, softcap, bias, fed=sight.fed)
+        mixed = _by_hand(query, key, value, seen, scaling, softcap, bias, fed=visible.fed)
     else:
-        mixed = _fused(query, key, value, seen, scaling, fed=sight.fed)
+        mixed = _fused(query, key, value, seen, scaling, fed=visible.fed)
     return mixed.transpose(1, 2).flatten(2)
 
 
-def across(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, *, scaling: float) -> Tensor:
+def cross_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, *, scaling: float) -> Tensor:
     """Attention that looks both ways: at all of a source.
 
     query [N, H, F, D], key and value [P, H, S, D] -> [N, F, H·D]. N / P rows in turn look at one row: they are further

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from genctl.decode.cache.layer import KeyValues
 from genctl.decode.cache.static import Slots
-from genctl.native.attention import Seen, Sight, alibi, alibi_slopes, attention
+from genctl.native.attention import Mask, SlotMask, alibi, alibi_slopes, attention
 from genctl.native.linear import Joined, Linear
 from genctl.native.rope import Rotary
 from genctl.native.spec import Spec
@@ -73,7 +73,7 @@ class DecoderWeights:
 class Pass:
     """What all layers of one pass share."""
 
-    sight: Sight
+    visible: Mask
     angles: tuple[Tensor, Tensor] | None = None  # cosines and sines, each [N, 1, F, r]
     local_angles: tuple[Tensor, Tensor] | None = None  # of layers with a window
     bias: Tensor | None = None  # of the scores, [N or 1, H, 1, T]
@@ -105,16 +105,16 @@ class Decoder:
         past: int = 0,
         keep: int = 0,
         states: list[Tensor] | None = None,
-        sight: Sight | None = None,
+        visible: Mask | None = None,
     ) -> Tensor:
         """tokens int64 [N, F] at positions int64 [N or 1, F] -> logits [N, F, V], of the last `keep` tokens if not 0.
 
         `layers` is a cache with `past` columns, to which keys and values are added. mask [N, past + F] is 0 where a row
         has padding. `states` is given what each layer reads, and last what the head reads, each [N, F, E].
-        `sight` says what is seen where `mask` does not.
+        `visible` says what is seen where `mask` does not.
         """
         spec, weights = self.spec, self.weights
-        shared = self._shared(tokens, positions, mask, past, sight)
+        shared = self._shared(tokens, positions, mask, past, visible)
         x = self._embed(tokens, positions)
         for number, layer in enumerate(weights.layers):
             if states is not None:
@@ -140,7 +140,7 @@ class Decoder:
         is written; slots bool [N, 1, 1, C] says which columns count, the new one included -> logits [N, 1, V].
         """
         layers = [Slots(keys, values, place) for keys, values in buffers]
-        return self(tokens, positions, layers, past=slots.shape[-1] - 1, sight=Seen(slots))
+        return self(tokens, positions, layers, past=slots.shape[-1] - 1, visible=SlotMask(slots))
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """[N, F] -> x [N, F, E]."""
@@ -152,9 +152,9 @@ class Decoder:
             x = x + F.embedding(positions + spec.learned, weights.positions)
         return weights.embed_norm(x)
 
-    def _shared(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, past: int, sight: Sight | None) -> Pass:
+    def _shared(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, past: int, visible: Mask | None) -> Pass:
         fed = tokens.shape[1]
-        shared = Pass(sight or Sight(past, fed, mask, self.device))
+        shared = Pass(visible or Mask(past, fed, mask, self.device))
         if self.rotary is not None:
             shared.angles = self._angles(self.rotary, positions, past)
             shared.local_angles = shared.angles
@@ -204,7 +204,7 @@ class Decoder:
             k,
             v,
             cache,
-            shared.sight,
+            shared.visible,
             scaling=spec.scaling / (number + 1) if spec.scaling_by_layer else spec.scaling,
             window=window,
             softcap=spec.softcap,

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import KeyValues
-from genctl.native.attention import Sight, across, attention
+from genctl.native.attention import Mask, attention, cross_attention
 from genctl.native.decoder import ACTIVATIONS, Map, same
 from genctl.native.linear import Joined, Linear
 from genctl.native.seq2seq_spec import Relative, Seq2SeqSpec, Side
@@ -104,7 +104,7 @@ class EncoderDecoder:
         bias = None if self.both_ways is None else self.both_ways.bias(0, length)  # [1, H, S, S]
         for layer in w.layers:
             q, k, v = (_heads(part, side) for part in layer.qkv(layer.attn_norm(x)))  # each [P, H, S, D]
-            x = layer.attn_sum_norm(x + layer.o(across(q, k, v, bias, scaling=self.spec.scaling(side))))
+            x = layer.attn_sum_norm(x + layer.o(cross_attention(q, k, v, bias, scaling=self.spec.scaling(side))))
             x = layer.mlp_sum_norm(x + self._mlp(layer.mlp_norm(x), layer))
         return w.final_norm(x)
 
@@ -132,16 +132,16 @@ class EncoderDecoder:
         """
         w, fed = self.weights.decoder, tokens.shape[1]
         if self.backwards is None:
-            sight = Sight(past, fed, mask, self.device)
+            visible = Mask(past, fed, mask, self.device)
         else:
-            sight = RelativeSight(past, fed, mask, self.device, self.backwards)
+            visible = RelativeMask(past, fed, mask, self.device, self.backwards)
         seen = None if source_mask is None else source_mask.bool()[:, None, None]  # [N, 1, 1, S]
         x = self._embed(tokens, positions, w)
         for number, layer in enumerate(w.layers):
             if states is not None:
                 states.append(x)
             own = None if layers is None else layers[number]
-            x = layer.attn_sum_norm(x + self._attention(layer.attn_norm(x), layer, own, sight))
+            x = layer.attn_sum_norm(x + self._attention(layer.attn_norm(x), layer, own, visible))
             assert layer.cross is not None
             keys, values = self._source(source, layer.cross, None if cross is None else cross[number])
             x = layer.cross.sum_norm(x + self._look(layer.cross.norm(x), layer.cross, keys, values, seen))
@@ -170,11 +170,11 @@ class EncoderDecoder:
             x = x + F.embedding(positions + (self.spec.learned or 0), w.positions)
         return w.embed_norm(x)
 
-    def _attention(self, h: Tensor, w: Seq2SeqLayerWeights, layer: KeyValues | None, sight: Sight) -> Tensor:
+    def _attention(self, h: Tensor, w: Seq2SeqLayerWeights, layer: KeyValues | None, visible: Mask) -> Tensor:
         """h [N, F, E] -> what the text so far adds, [N, F, E]."""
         side = self.spec.decoder
         q, k, v = (_heads(part, side) for part in w.qkv(h))  # each [N, H, F, D]
-        return w.o(attention(q, k, v, layer, sight, scaling=self.spec.scaling(side)))
+        return w.o(attention(q, k, v, layer, visible, scaling=self.spec.scaling(side)))
 
     def _source(self, source: Tensor, w: CrossWeights, layer: GrowingLayer | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, [N or P, H, S, D] each: computed once, where there is a cache."""
@@ -189,7 +189,7 @@ class EncoderDecoder:
     def _look(self, h: Tensor, w: CrossWeights, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
         """h [N, F, E] -> what the source adds, [N, F, E]."""
         side = self.spec.decoder
-        return w.o(across(_heads(w.q(h), side), keys, values, seen, scaling=self.spec.scaling(side)))
+        return w.o(cross_attention(_heads(w.q(h), side), keys, values, seen, scaling=self.spec.scaling(side)))
 
     def _mlp(self, h: Tensor, w: Seq2SeqLayerWeights) -> Tensor:
         """h [N, F, E] -> what the MLP adds, [N, F, E]."""
@@ -247,7 +247,7 @@ def _buckets(distances: Tensor, relative: Relative, both_ways: bool) -> Tensor:
     return first + torch.where(distances < exact, distances, shared)
 
 
-class RelativeSight(Sight):
+class RelativeMask(Mask):
     """What each fed token sees, as numbers that are added to its scores: a bias by distance, -inf for the others."""
 
     def __init__(self, past: int, fed: int, mask: Tensor | None, device: torch.device, distances: Distances) -> None:
