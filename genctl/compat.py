@@ -198,6 +198,11 @@ def attention_of(config: Any) -> str:
     return getattr(config, "_attn_implementation", None) or ""
 
 
+def from_config(kind: Any, config: Any, **settings: Any) -> Any:
+    """A model of a class that is no auto class, without its weights."""
+    return kind._from_config(config, **settings)
+
+
 def kept_dtypes(model: Any, dtype: torch.dtype) -> Mapping[str, torch.dtype]:
     """What `from_pretrained` keeps in another type than `dtype`: patterns of names -> type.
 

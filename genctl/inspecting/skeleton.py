@@ -280,7 +280,10 @@ def _made(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -
     # forms of attention and experts that read no numbers; the default ones read masks and chosen experts
     plain = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
     with torch.device("meta"):
-        model = kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code, **plain)
+        if hasattr(kind, "from_config"):
+            model = kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code, **plain)
+        else:
+            model = compat.from_config(kind, config, dtype=dtype, **plain)
     for module in model.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
             module.warn_if_padding_and_no_attention_mask = lambda *args, **kwargs: None

@@ -42,11 +42,12 @@ def read_config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTra
 
 
 def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_remote_code: bool) -> Any:
-    """The auto class that loads this checkpoint. Raises ModelError if it cannot continue a text.
+    """The class that loads this checkpoint, an auto class in general. Raises ModelError if it cannot continue a text.
 
     Models of audio and text that transformers lists as encoder-decoders are decoders for text alone. For models of
     images and text, AutoModelForCausalLM loads the text model if it supports it.
     """
+    import transformers
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.models.auto import modeling_auto as auto
 
@@ -78,6 +79,10 @@ def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_rem
         return AutoModelForCausalLM
     if kind in sequences:
         return AutoModelForSeq2SeqLM
+    for name in names:  # a text model by itself, which the table knows as part of a larger one (Mllama)
+        own = getattr(transformers, name, None) if name in _names(causal) else None
+        if own is not None and getattr(own, "config_class", None) is type(config):
+            return own
     raise _unfit(named, {kind}, auto)
 
 

@@ -207,8 +207,11 @@ def most_layers(tensors: int) -> int:
 
 def _check_dimensions(config: dict[str, Any], files: WeightFiles, source: str) -> None:
     widest = max(max(tensor.shape, default=1) for tensor in files.tensors.values())
-    for part, where in _built(config):
-        for name in (*_HIDDEN, "vocab_size"):
+    built = list(_built(config))
+    for part, where in built:
+        # where parts have a vocabulary, the outer one is the size of no tensor (T5Gemma)
+        outer = not where and any(inside and "vocab_size" in nested for nested, inside in built)
+        for name in _HIDDEN if outer else (*_HIDDEN, "vocab_size"):
             if isinstance(part.get(name), int) and part[name] > widest:
                 raise ModelError(
                     f"{source} says {where}{name} = {part[name]:,}, but no tensor has a dimension above {widest:,}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -15,6 +16,9 @@ import genctl
 from genctl.errors import ModelError
 from genctl.models.hub import load
 from genctl.params import Runtime
+from tests.cli.tool import genctl as tool
+from tests.zoo import recipes
+from tests.zoo.compare import PROMPTS, quiet
 
 _TEXT = {
     "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -106,3 +110,33 @@ def test_the_others_are_refused_with_a_sentence_that_is_true(
         load(Runtime(model=str(folder)))
     assert said in caught.value.message
     assert name in caught.value.message
+
+
+def test_a_text_model_by_itself_is_loaded_with_its_own_class(tmp_path: Path) -> None:
+    config = copy.deepcopy(recipes.build("causal/mllama").config.text_config)
+    with quiet():
+        torch.manual_seed(0)
+        model = transformers.MllamaForCausalLM(config).eval()
+        recipes.draw(model)
+        recipes.tiny.save(recipes._with_ids(model), tmp_path)
+        loaded = genctl.load(str(tmp_path), device="cpu")
+        for prompt in PROMPTS:
+            ids = torch.tensor([prompt])
+            wanted = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+            found = loaded.generate([list(prompt)], max_new_tokens=8, do_sample=False)[0].sequences[0].tokens
+            assert [token.id for token in found] == wanted[0, len(prompt) :].tolist()
+    assert tool("inspect-cache", "-m", str(tmp_path), "--plan", "--length", "16").status == 0
+
+
+def test_an_outer_vocabulary_of_nested_configs_is_no_size_of_a_tensor(tmp_path: Path) -> None:
+    name = "seq2seq/t5gemma"
+    with quiet():
+        file = recipes.make(name, tmp_path) / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": 256_000}))
+        loaded = genctl.load(str(tmp_path), device="cpu")
+        model = recipes.auto_class(name).from_pretrained(tmp_path).eval()
+        for prompt in PROMPTS:
+            ids = torch.tensor([prompt])
+            wanted = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+            found = loaded.generate([list(prompt)], max_new_tokens=8, do_sample=False)[0].sequences[0].tokens
+            assert [token.id for token in found] == wanted[0, 1 : 1 + len(found)].tolist()
