@@ -30,7 +30,10 @@ def first_layers(model: Any, layer: int) -> Any:
     setattr(here, last, nn.ModuleList(list(getattr(here, last))[:layer]))
     config = copy.deepcopy(model.config)
     text = config.get_text_config(decoder=True)
-    text.num_hidden_layers = layer
+    try:
+        text.num_hidden_layers = layer
+    except NotImplementedError:
+        raise ModelError(f"assistant_early_exit: {name} has no single number of layers that could be smaller") from None
     if isinstance(vars(text).get("layer_types"), list):
         text.layer_types = text.layer_types[:layer]
     for module in (exit_model, *(exit_model.get_submodule(".".join(parents[: i + 1])) for i in range(len(parents)))):

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from genctl.errors import ModelError
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -39,6 +41,15 @@ class Passed:
     first: bool
 
 
+def depth_of(model: ModelRuntime) -> int:
+    """The number of a decoder's layers. Raises ModelError where the config has no such number."""
+    config = model.config.get_text_config(decoder=True)
+    depth = getattr(config, "num_hidden_layers", None)
+    if type(depth) is not int:
+        raise ModelError(f"{model.name} has no single list of layers, whose number config.json would give")
+    return depth
+
+
 class ModelRuntime(Protocol):
     """A model that reads prompts and feeds steps. `forwards` counts the passes through the decoder."""
 
@@ -57,6 +68,10 @@ class ModelRuntime(Protocol):
     @property
     def supports_cache(self) -> bool:
         """Whether steps may go on from a cache. Where not, everything is read again at every step."""
+
+    @property
+    def cache_differs(self) -> bool:
+        """Whether its cache, which `generate()` uses, changes its texts."""
 
     @property
     def together(self) -> bool:
@@ -180,6 +195,9 @@ class ModelRuntime(Protocol):
 
     def wants_history(self, before: int) -> bool:
         """Whether a pass that continues texts of `before` tokens needs `history`, the whole texts."""
+
+    def reads_several(self, cached: bool) -> bool:
+        """Whether several tokens in one pass get the numbers that each gets in a pass of its own."""
 
     def draft_room(self, length: int) -> float:
         """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""

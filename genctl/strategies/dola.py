@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from genctl.decode.runtime import ModelRuntime
+from genctl.decode.runtime import ModelRuntime, depth_of
 from genctl.decode.types import Context, Scores, Search, Space
 from genctl.errors import ModelError
 from genctl.strategies.contrast import OUT, rescored
@@ -51,6 +51,7 @@ class Dola:
         candidates = candidate_layers(context.model, self.layers)
         head = context.model.head
         assert head is not None
+        _check_widths(context.model.name, scores, candidates, head)
         return rescored(Sample(self.do_sample, self.n), lambda seen: _contrast(seen, candidates, head), scores, context)
 
 
@@ -67,7 +68,7 @@ def candidate_layers(model: ModelRuntime, layers: Layers) -> list[int]:
     if model.head is None:
         raise ModelError(f"DoLa needs an output head, and {name} has none")
     config = model.config.get_text_config(decoder=True)
-    depth = int(config.num_hidden_layers)
+    depth = depth_of(model)
     if not isinstance(layers, str):
         wrong = [layer for layer in layers if not 0 <= layer < depth]
         if wrong or not layers:
@@ -87,6 +88,21 @@ def candidate_layers(model: ModelRuntime, layers: Layers) -> list[int]:
             f'dola_layers = "low": {name} has too few layers ({depth}) with tied embeddings; name the layers'
         )
     return candidates
+
+
+def _check_widths(name: str, scores: Scores, candidates: Sequence[int], head: Callable[[Tensor], Tensor]) -> None:
+    """Raises ModelError where the head cannot read the states of an earlier layer as they are."""
+    assert scores.layers is not None
+    width = getattr(head, "in_features", scores.layers[-1].shape[-1])
+    for layer in candidates:
+        states = scores.layers[layer]
+        if states.dim() != 3:
+            raise ModelError(f"DoLa reads one state of each token, and the layers of {name} keep several")
+        if states.shape[-1] != width:
+            raise ModelError(
+                f"DoLa reads the states of earlier layers with the output head, and that of {name} takes {width} "
+                f"numbers where they have {states.shape[-1]}"
+            )
 
 
 def _contrast(scores: Scores, candidates: Sequence[int], head: Callable[[Tensor], Tensor]) -> Tensor:

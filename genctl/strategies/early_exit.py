@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from genctl.decode.cache.growing import STEP
-from genctl.decode.runtime import ModelRuntime
+from genctl.decode.runtime import ModelRuntime, depth_of
 from genctl.decode.types import Context
 from genctl.errors import ModelError
 from genctl.strategies.draft_models import CachedReader, DraftWriter, ModelDraftWriter
@@ -32,7 +32,7 @@ class EarlyExitDrafter:
             raise ModelError(
                 f"assistant_early_exit needs a decoder-only model, and {forward.name} is an encoder-decoder"
             )
-        depth = _depth(forward)
+        depth = depth_of(forward)
         if not 1 <= layer < depth:
             raise ModelError(
                 f"assistant_early_exit = {layer}: {forward.name} has {depth} layers, "
@@ -44,13 +44,9 @@ class EarlyExitDrafter:
         prefix = context.prefix
         if prefix.cache is None:
             return ModelDraftWriter(CachedReader(self.forward, use_cache=False), context, do_sample, confidence)
-        part = prefix.cache.with_layers(prefix.cache.layers[: _depth(self.forward)])
+        part = prefix.cache.with_layers(prefix.cache.layers[: depth_of(self.forward)])
         row = torch.zeros(1, dtype=torch.long, device=self.forward.device)
         cache = part.select(row, room=STEP)
         cache.activate_past_recording()
         follower = CachedReader(self.forward, cache=cache, ids=prefix.tokens[0].tolist())
         return ModelDraftWriter(follower, context, do_sample, confidence)
-
-
-def _depth(forward: ModelRuntime) -> int:
-    return int(forward.config.get_text_config(decoder=True).num_hidden_layers)
