@@ -58,6 +58,7 @@ RELATIVE_DECODERS = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transforme
 
 # The largest difference between two computations of the same logits, as a share of their spread.
 _EXACT, _ROUNDED = 1e-3, 1e-1
+_SHORT = 512  # tokens that a trial may read
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 
 FINDINGS = {
@@ -102,6 +103,37 @@ class Probe:
         except _FAILURES:
             return False
         return all(map(self.alike, logits, reference))
+
+    def several(self) -> bool:
+        """Whether several tokens read at once on a cache agree with one at a time, also after some were removed."""
+        length = int(min(self._past_windows() + 6, self.forward.bound))  # beyond the bound nothing is drafted
+        if length < 6:
+            return True
+        text = self._text(length, 0)
+        try:
+            begun = self._begin(text[:-4])
+            reference = torch.cat([self._step(begun, [token]) for token in text[-4:]])
+            rows = self._begin(text[:-4])
+            assert rows.cache is not None
+            rows.cache.activate_past_recording()
+            if not self.alike(self._steps(rows, text[-4:]), reference):
+                return False
+            rows.cache.crop(3)
+            rows.tokens = rows.tokens[:, :-3]
+            rows.cache.activate_past_recording()
+            return self.alike(self._steps(rows, text[-3:]), reference[1:])
+        except _FAILURES:
+            return False
+
+    def whole(self) -> bool:
+        """Whether a pass without a cache agrees at each of its tokens with the pass that ends there."""
+        text = self._text(8, 0)
+        try:
+            reference = torch.cat([self._read([text[:length]]) for length in range(5, 9)])
+            feed, pads = self._padded([text])
+            return self.alike(self._pass(_Rows(None, feed, pads, self._sources(1)), feed, keep=4), reference)
+        except _FAILURES:
+            return False
 
     def rows(self) -> bool:
         """Whether two rows of equal length agree with each row alone, also after they are swapped."""
@@ -198,6 +230,17 @@ class Probe:
         rows.tokens = torch.cat([rows.tokens, feed], 1)
         return self._pass(rows, feed)
 
+    def _steps(self, rows: _Rows, tokens: Sequence[int]) -> Tensor:
+        """Logits f32 [F, V] after each of several more tokens of one row, read in one pass."""
+        feed = torch.tensor([list(tokens)], device=self.forward.device)
+        rows.tokens = torch.cat([rows.tokens, feed], 1)
+        return self._pass(rows, feed, keep=len(tokens))
+
+    def _past_windows(self) -> int:
+        """A length beyond every window that is not longer than a short prompt."""
+        windows = [getattr(layer, "sliding_window", 0) for layer in self.forward.new_cache().layers]
+        return max((size for size in windows if size and size <= _SHORT), default=0)
+
     def _alone(self, text: Sequence[int], known: int) -> Tensor:
         """Logits f32 [1, V] after a text of one row, read as in a run: `known` tokens, then step by step."""
         if not self.forward.supports_cache:
@@ -242,7 +285,8 @@ class Probe:
         feed = [[0] * pad + list(text) for text, pad in zip(texts, pads, strict=True)]
         return torch.tensor(feed, device=self.forward.device), pads
 
-    def _pass(self, rows: _Rows, feed: Tensor) -> Tensor:
+    def _pass(self, rows: _Rows, feed: Tensor, keep: int = 1) -> Tensor:
+        """Logits f32 [N, V] after the tokens that are fed; with `keep` after each of the last ones, [N * keep, V]."""
         total, device = rows.tokens.shape[1], self.forward.device
         columns = torch.arange(total - feed.shape[1], total, device=device)[None]
         mask, positions = None, columns
@@ -258,10 +302,10 @@ class Probe:
             positions=positions,
             sources=rows.sources,
             first=first,
-            keep=1,
+            keep=keep,
             history=rows.tokens,
         )
-        return output.logits[:, -1]
+        return output.logits[:, -keep:].flatten(0, 1)
 
     def alike(self, logits: Tensor, reference: Tensor) -> bool:
         """Whether logits f32 [N, V] are equal up to rounding."""

@@ -251,11 +251,18 @@ def _watched(logprobs: Tensor, ids: Sequence[int]) -> list[Tensor]:
 def _refuse(state: LaneState) -> None:
     """Raises ModelError, before the first choice, where the cache cannot take back what the strategy puts on trial."""
     strategy, cache = state.lane.strategy, state.prefix.cache
-    if state.search is None and strategy.drafts and cache is not None and not cache.is_croppable:
+    if state.search is not None or not strategy.drafts:
+        return
+    if cache is not None and not cache.is_croppable:
         what = "recurrent states" if cache.is_recurrent else "states that cannot be cut back"
         raise ModelError(
             f"{strategy.kind} decoding takes back tokens that it tried; {state.model.name} cannot, "
             f"it keeps {what}: use_cache = false reads everything again instead"
+        )
+    if not state.model.reads_several(cache is not None):
+        raise ModelError(
+            f"{strategy.kind} decoding checks several tokens in one pass; {state.model.name} computes other numbers "
+            "for them than for one at a time, so the text would not be the model's own"
         )
 
 

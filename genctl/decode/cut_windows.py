@@ -4,15 +4,21 @@ transformers makes a cache with windows of any `sliding_window` in config.json. 
 nothing but the future: of a prompt every token is seen, and a later token sees what its cache still holds. A window of
 1 is the other case: the mask of a prompt hides all but the token itself, and the cache drops nothing (it keeps
 `[-window + 1:]`), so that a later token sees the whole text. Both are done here as `generate()` does them.
+
+Sparse attention with an indexer (DeepSeek) sees the `index_topk` tokens with the best scores. Scores below zero are cut
+to zero, so many are equal, and which of them `topk` takes depends on the shape of its input.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 _NAMES = ("sliding_window", "attention_chunk_size")
+# transformers' functions that make masks with windows
+_MAKERS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,7 @@ class CutWindow:
     size: int
     architecture: str
     stray: bool = False  # the architecture has no windows
+    indexed: bool = False  # it is the number of tokens that an indexer chooses
 
     @property
     def bound(self) -> int:
@@ -32,6 +39,8 @@ class CutWindow:
     @property
     def note(self) -> str:
         """What a user must know of it; "" where texts are what they would be without it."""
+        if self.indexed:
+            return ""
         if not self.stray:
             return (
                 f"{self.name} = {self.size}: as in generate(), each token of a prompt sees itself alone, and each new "
@@ -50,8 +59,16 @@ def of_spec(windows: Sequence[int | None], architecture: str) -> CutWindow | Non
     return CutWindow("sliding_window", 1, architecture) if 1 in windows else None
 
 
-def of_config(config: Any) -> CutWindow | None:
+def of_model(model: Any) -> CutWindow | None:
     """That of a model of transformers."""
+    chosen = [module.index_topk for module in model.modules() if type(getattr(module, "index_topk", None)) is int]
+    if chosen:
+        return CutWindow("index_topk", min(chosen), str(model.config.model_type), indexed=True)
+    return of_config(model.config, masked=_masks_windows(model))
+
+
+def of_config(config: Any, *, masked: bool = True) -> CutWindow | None:
+    """That of a model of transformers with this config; `masked`: whether its code makes masks with windows."""
     config = config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and not any("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds):
@@ -59,9 +76,17 @@ def of_config(config: Any) -> CutWindow | None:
     for name in _NAMES:
         size = getattr(config, name, None)
         if type(size) is int and size > 0:
-            stray = _is_stray(config, name)
+            stray = not masked or _is_stray(config, name)
             return CutWindow(name, size, str(config.model_type), stray) if stray or size == 1 else None
     return None
+
+
+def _masks_windows(model: Any) -> bool:
+    """Whether one of the files that a model's classes come from makes masks with windows, or is not transformers'."""
+    files = {type(module).__module__ for module in model.modules() if ".modeling_" in type(module).__module__}
+    return not all(file.startswith("transformers.") for file in files) or any(
+        hasattr(sys.modules[file], maker) for file in files for maker in _MAKERS
+    )
 
 
 def _is_stray(config: Any, name: str) -> bool:

@@ -78,6 +78,15 @@ class Reader(ABC):
         """Whether a pass that continues texts of `before` tokens needs `history`, the whole texts."""
         return self.reads_again and before <= self.bound
 
+    @property
+    def cache_differs(self) -> bool:
+        """Whether its cache, which `generate()` uses, changes its texts."""
+        return False
+
+    def reads_several(self, cached: bool) -> bool:
+        """Whether several tokens in one pass get the numbers that each gets in a pass of its own."""
+        return True
+
     def draft_room(self, length: int) -> float:
         """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""
         if length <= self.bound:

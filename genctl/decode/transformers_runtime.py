@@ -82,7 +82,7 @@ class TransformersRuntime(Reader):
         self.reads_history = self.config.model_type in model_states.READ_HISTORY
         self.rope = LengthRope(model.modules(), self.config.model_type)
         self.bound, self.dynamic, self.reads_again = self.rope.bound, bool(self.rope.dynamic), self.rope.reads_again
-        self.limit_cuts(cut_windows.of_config(self.config))
+        self.limit_cuts(cut_windows.of_model(model))
         self.module_states = model_states.module_states(model)
         self.findings: list[str] = []
         self.forwards = 0
@@ -112,6 +112,24 @@ class TransformersRuntime(Reader):
         """Whether steps may continue from a cache."""
         known = self.returns or self.config.model_type in CACHE_DIFFERS
         return bool(self.returns or self._takes_cache) and bool(known or self._able("cache"))
+
+    @cached_property
+    def cache_differs(self) -> bool:
+        """Whether its cache, which `generate()` uses, changes its texts."""
+        used = self.returns or self.config.model_type in CACHE_DIFFERS
+        return bool(used and self.supports_cache) and not self._able("cache")
+
+    def reads_several(self, cached: bool) -> bool:
+        """Whether several tokens in one pass get the numbers that each gets in a pass of its own."""
+        return self._reads_several if cached else self._reads_several_uncached
+
+    @cached_property
+    def _reads_several(self) -> bool:
+        return self._able("several")
+
+    @cached_property
+    def _reads_several_uncached(self) -> bool:
+        return self._able("whole")
 
     @cached_property
     def together(self) -> bool:
@@ -144,7 +162,7 @@ class TransformersRuntime(Reader):
             able = bool(getattr(Probe(self), what)())
         finally:
             (self.forwards, self.watch, self.compiled), self._probing = kept, False
-        if not able:
+        if not able and what in FINDINGS:
             self.findings.append(FINDINGS[what].format(type(self.model).__name__))
         return able
 
@@ -250,10 +268,11 @@ class TransformersRuntime(Reader):
         inputs["use_cache"] = cache is not None
         if cache is not None:
             inputs[self.cache_name] = cache.for_model
-        if keep and self.takes_keep:
-            inputs["logits_to_keep"] = keep
         if self.prepares:
             inputs = self._prepare(feed if history is None or not self.reads_history else history, inputs, first)
+            inputs.pop("logits_to_keep", None)  # Bamba and its kin keep the last alone
+        if keep and self.takes_keep:
+            inputs["logits_to_keep"] = keep
         if hidden:
             inputs["output_hidden_states"] = True
         output: Any = None
@@ -280,9 +299,9 @@ class TransformersRuntime(Reader):
         if hidden:
             states = output.decoder_hidden_states if self.is_encoder_decoder else output.hidden_states
             if states is None:
-                raise ModelError(
-                    f"{type(self.model).__name__} does not report hidden states, which this strategy needs"
-                )
+                raise ModelError(f"{self.name} does not report hidden states, which this strategy needs")
+            if states[-1].dim() != 3:
+                raise ModelError(f"{self.name} keeps several hidden states of a token, and this strategy compares one")
         return Output(
             logits.float(), cache, None if states is None else states[-1], None if states is None else tuple(states)
         )

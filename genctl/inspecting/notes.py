@@ -12,13 +12,32 @@ if TYPE_CHECKING:
     from genctl.session import Session
 
 
+_DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+
+
 def cache_notes(session: Session, resolved: Resolved) -> list[str]:
     """One sentence for each surprising effect of the cache, and of `cache_implementation`."""
     window = session.forward.cut_window
-    effects = _effects(session, resolved)
+    effects = [*_differing(session, resolved), *_effects(session, resolved)]
     if window is None or not window.note or not resolved.generation.use_cache or not session.forward.supports_cache:
         return effects
     return [window.note, *effects]
+
+
+def _differing(session: Session, resolved: Resolved) -> list[str]:
+    forward, generation = session.forward, resolved.generation
+    found = []
+    if forward.cache_differs:
+        used = "its cache is used, as in generate()" if generation.use_cache else "everything is read again"
+        found.append(f"{forward.name} computes other numbers with a cache than without: {used}")
+    window = forward.cut_window
+    drafting = [name for name in _DRAFTING if getattr(generation, name) is not None]
+    if window is not None and window.indexed and drafting and generation.use_cache:
+        found.append(
+            f"{drafting[0]}: beyond {window.size} tokens ({window.name}) nothing is drafted: which tokens "
+            f"{forward.name} sees there depends on how many are read at once"
+        )
+    return found
 
 
 def _effects(session: Session, resolved: Resolved) -> list[str]:

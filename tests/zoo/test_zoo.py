@@ -74,6 +74,8 @@ def test_what_is_trusted_is_also_found_by_trying(name: str) -> None:
         forward.trusted = False
         forward.supports_cache, forward.together, forward.pads, forward.pads_sources, forward.pads_behind  # noqa: B018
         assert forward.findings == []
+        assert not forward.supports_cache or forward.recurrent or forward.reads_several(cached=True)
+        assert forward.reads_several(cached=False)
 
 
 @pytest.mark.zoo
