@@ -121,7 +121,7 @@ def outcome(arguments: list[str]) -> str:
 
 def judged(status: int, err: str) -> str:
     """What an exit status and the messages are: REFUSED, RAN, or a fault."""
-    for fault in ("this is a bug", "Traceback", "not enough memory", "unexpected "):
+    for fault in ("this is a bug", "Traceback", "not enough memory", "error: unexpected "):
         if fault in err:
             return f"{fault!r} in {err[:400]!r}"
     if status not in (0, 1, 2, 3):
