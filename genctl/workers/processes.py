@@ -29,15 +29,13 @@ class RayProcesses:
         self._known += [process for process in here if process not in self._before and process not in self._known]
 
     def end(self, *, at_once: bool, keep_logs: bool) -> None:
-        """End all that are left, and remove the logs.
+        """Remove the logs, and end all that are left.
 
-        `at_once`: this process still uses Ray, and is about to end. Where its daemons end with it, they are left: Ray
-        ends a process that loses them with a status of its own, and one whose daemons were stopped might wait for them.
+        `at_once`: this process still uses Ray, and ends next. Daemons that end with it are left alone.
         """
-        self.note()
+        if self.logs and not keep_logs:
+            shutil.rmtree(self.logs, ignore_errors=True)
         for process in self._known:
             with contextlib.suppress(psutil.Error):
                 if not (at_once and process.name() in DAEMONS and sys.platform == "linux"):
                     process.kill()
-        if self.logs and not keep_logs:
-            shutil.rmtree(self.logs, ignore_errors=True)
