@@ -75,8 +75,6 @@ def main() -> None:
                 continue
         if status == 130:
             say_interrupted()
-        if (last := sys.modules.get("genctl.cli.last_acts")) is not None:
-            last.perform()
         os._exit(status)
     gc.freeze()  # the memory is freed with the process: do not search it for cycles
     sys.exit(status)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from genctl.cli import first_sign, last_acts
+from genctl.cli import first_sign
 from genctl.cli.standard_streams import say_interrupted
 
 GRACE_S = 0.25  # how long the main thread may take to end by itself
@@ -180,5 +180,4 @@ def _leave(status: int) -> None:
                 break
     if status == 128 + signal.SIGINT:
         say_interrupted()
-    last_acts.perform()
     os._exit(status)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl import collection
-from genctl.cli import first_sign, last_acts
+from genctl.cli import first_sign
 from genctl.cli.job import Job
 from genctl.cli.worker_options import number_of
 from genctl.config.layers import Layer
@@ -98,8 +98,8 @@ class JobWorkers:
             self.pool.close()
         if ours is None:
             return
-        if hurried:  # not before the last moment: Ray ends a process that loses its daemons, with a status of its own
-            last_acts.acts.append(lambda: ours.end(at_once=True, keep_logs=failed))
+        if hurried:
+            ours.end_after_us(keep_logs=failed)
             return
         stop_cluster()
-        ours.end(at_once=False, keep_logs=failed)
+        ours.end(keep_logs=failed)

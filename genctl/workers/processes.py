@@ -7,12 +7,19 @@ Ray's daemons end with the process that started them (on Linux the kernel sees t
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
-import sys
+import subprocess
 
 import psutil
 
-DAEMONS = ("gcs_server", "raylet")
+# $1: the process to wait for, 5 s at most (until its parent has asked for its status, it is there); $2: a folder
+_AFTER = """
+us=$1 logs=$2; shift 2
+for turn in $(seq 100); do kill -0 "$us" || break; sleep 0.05; done
+kill -9 "$@"
+[ -z "$logs" ] || rm -rf -- "$logs"
+"""
 
 
 class RayProcesses:
@@ -28,14 +35,25 @@ class RayProcesses:
         here = psutil.Process().children(recursive=True)
         self._known += [process for process in here if process not in self._before and process not in self._known]
 
-    def end(self, *, at_once: bool, keep_logs: bool) -> None:
-        """Remove the logs, and end all that are left.
-
-        `at_once`: this process still uses Ray, and ends next. Daemons that end with it are left alone.
-        """
-        if self.logs and not keep_logs:
-            shutil.rmtree(self.logs, ignore_errors=True)
+    def end(self, *, keep_logs: bool) -> None:
+        """Remove the logs, and end all that are left."""
         for process in self._known:
             with contextlib.suppress(psutil.Error):
-                if not (at_once and process.name() in DAEMONS and sys.platform == "linux"):
-                    process.kill()
+                process.kill()
+        if self.logs and not keep_logs:
+            shutil.rmtree(self.logs, ignore_errors=True)
+
+    def end_after_us(self, *, keep_logs: bool) -> None:
+        """Let a shell do it once this process has ended, which still uses Ray: Ray ends a process that loses what it
+        uses, with a status of its own.
+        """
+        numbers = [str(process.pid) for process in self._known if process.is_running()]
+        logs = self.logs if not keep_logs else ""
+        if numbers and os.name == "posix":
+            subprocess.Popen(
+                ["/bin/sh", "-c", _AFTER, "sh", str(os.getpid()), logs, *numbers],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )

@@ -213,7 +213,7 @@ def test_processes_that_were_started_end_with_the_run(tmp_path: Path) -> None:
         assert below[0].is_running()
         (tmp_path / "session").mkdir()
         processes.logs = str(tmp_path / "session")
-        processes.end(at_once=False, keep_logs=False)
+        processes.end(keep_logs=False)
         assert not psutil.wait_procs(below, timeout=20)[1]
         assert before.poll() is None
         assert list(tmp_path.iterdir()) == []
