@@ -201,6 +201,8 @@ class Reader(ABC):
     def _again(self, history: Tensor, cache: Cache, *, keep: int, hidden: bool) -> Output:
         """Read texts int64 [N, T+F] as a whole; `cache` then holds what was computed now, in the form that it had."""
         fresh = self.new_cache()
+        if cache.records_past:  # a draft may be taken back
+            fresh.activate_past_recording()
         output = self(history, fresh, first=True, keep=0 if hidden else keep, hidden=hidden)
         cache.refill(fresh)
         if not hidden:

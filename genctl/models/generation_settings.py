@@ -50,6 +50,8 @@ def known_ids(settings: GenerationSettings, vocabulary: int) -> tuple[Generation
     """
     values, unknown, notes = settings.values, set(), []
     for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id"):
+        if name != "eos_token_id" and isinstance(values.get(name), list):
+            raise ModelError(f"{settings.file}: {name} = {values[name]!r:.40} is a list, and has to be one id")
         for each in _ids(values.get(name)):
             if (type(each) is int and 0 <= each < vocabulary) or (name, each) == ("pad_token_id", -1):  # -1: none
                 continue

@@ -22,7 +22,7 @@ from genctl.strategies.sample import Sample
 from tests import runtimes
 from tests.tiny import EOS, PAD, sharpen
 
-NAMES = ("phi3", "llama", "longrope")
+NAMES = ("phi3", "phi3 with a window", "llama", "longrope")
 BOUND = 16  # tokens
 NEW = 20
 PROMPTS = tuple(
@@ -52,9 +52,13 @@ _LONG = {
 def model(name: str) -> Any:
     torch.manual_seed(0)
     made: Any
-    if name == "phi3":
+    if name.startswith("phi3"):
         config = transformers.Phi3Config(
-            **_SIZES, max_position_embeddings=256, original_max_position_embeddings=BOUND, rope_parameters=_LONG
+            **_SIZES,
+            max_position_embeddings=256,
+            original_max_position_embeddings=BOUND,
+            rope_parameters=_LONG,
+            sliding_window=5 if name == "phi3 with a window" else None,
         )
         made = transformers.Phi3ForCausalLM(config)
     elif name == "longrope":

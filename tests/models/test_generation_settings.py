@@ -162,3 +162,14 @@ def test_eos_of_generation_config_alone_counts_where_that_file_exists(tmp_path: 
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": 60, "num_beams": 3}))
     assert generation_settings.read(folder, json.loads(file.read_text())).values.get("eos_token_id") == EOS
     assert ours(folder) == unpadded(theirs(folder, False)[0])
+
+
+@pytest.mark.parametrize("runtime", ["native", "transformers"])
+@pytest.mark.parametrize("value", [[7], [7, 8], []], ids=str)
+def test_a_list_of_ids_to_begin_with_is_one_line(value: list[int], runtime: str, tmp_path: Path) -> None:
+    """`generate()` takes one for each row of its batch."""
+    file = save(tiny("t5"), tmp_path) / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"decoder_start_token_id": value}))
+    done = tool("run", "-m", str(tmp_path), "--runtime", runtime, "-n", "2", "the cat")
+    assert done.status == 3
+    assert f"generation_config.json: decoder_start_token_id = {value} is a list" in " ".join(done.err.split())
