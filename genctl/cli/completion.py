@@ -56,9 +56,9 @@ def settings(typed: str) -> list[str]:
 
 @contextmanager
 def words_joined() -> Iterator[None]:
-    """Join the words that bash splits at `:` and `=`; of each completion print what follows the last colon.
+    """Join the words that bash splits at `:` and `=`; of each completion print what follows the last of them.
 
-    Bash replaces only what stands behind the last colon, so `builtin:st` is completed with `stories`.
+    Bash replaces only what stands behind it, so `builtin:st` is completed with `stories`.
     """
     words, place = os.environ.get("COMP_WORDS", "").split(), int(os.environ.get("COMP_CWORD", "0"))
     words += [""] * (place + 1 - len(words))
@@ -69,8 +69,8 @@ def words_joined() -> Iterator[None]:
         else:
             joined.append(word)
     split = len(joined) <= place
-    typed = joined[-1].rpartition("=")[2]
-    prefix = typed[: typed.rfind(":") + 1] if split else ""
+    typed = joined[-1].partition("=")[2] if joined[-1].startswith("-") else joined[-1]
+    prefix = typed[: max(typed.rfind(":"), typed.rfind("=")) + 1] if split else ""
     os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = " ".join(joined), str(len(joined) - 1)
     answer = io.StringIO()
     try:

@@ -30,7 +30,7 @@ LINES = {
     "genctl run -m builtin :": ["numbers", "stories"],
     "genctl run -m builtin : sto": ["stories"],
     "genctl run --model = builtin : sto": ["stories"],
-    "genctl run --set do_sample = t": ["do_sample=true"],
+    "genctl run --set do_sample = t": ["true"],
 }
 
 
