@@ -102,7 +102,7 @@ class Began:
     prompt: str
     strategy: str
     model: str = ""
-    seed: int = 0
+    seed: int | None = None  # None where nothing is drawn
     settings: dict[str, Any] = field(default_factory=dict)
     place: int = 0  # of the prompt in the input, from 1; 0 if the lane's name says more
     encoder_decoder: bool = False  # the text answers the prompt; else it continues it

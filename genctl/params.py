@@ -344,6 +344,11 @@ class Generation:
         "dynamic", "how keys and values are stored; quantized (8 bits) is lossy", CACHE, flag="cache"
     )
 
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn, so that a seed matters."""
+        return self.do_sample and self.temperature > 0
+
 
 @dataclass(frozen=True)
 class Runtime:

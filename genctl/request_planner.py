@@ -48,6 +48,7 @@ class PlannedLane:
     healed: HealedPrompt | None = None
     ranking: rerank.RerankPlan | None = None
     phrases: ForcedPhrases | None = None
+    draws: bool = True  # tokens are drawn, or a processor may draw
 
     def began(self, request: Request, model: str, *, encoder_decoder: bool) -> events.Began:
         """The event with which the lane begins."""
@@ -56,7 +57,7 @@ class PlannedLane:
             self.prompt.text,
             self.kind,
             model,
-            request.seed,
+            request.seed if self.draws else None,
             self.settings,
             request.place,
             encoder_decoder,
@@ -204,7 +205,8 @@ class Planner:
             settings["truncated"] = truncated
         stops = StopTrimmer(criteria, generation.keep_stop, self.text)
         kind, phrases = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy)
-        return PlannedLane(lane, prompt, kind, settings, stops, healed, ranking, phrases)
+        draws = generation.draws or bool(request.resolved.processors)
+        return PlannedLane(lane, prompt, kind, settings, stops, healed, ranking, phrases, draws)
 
     def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
         """The strategy for these knobs. It has no state, so requests with equal knobs share one."""

@@ -62,7 +62,7 @@ class Result:
     lane: str
     prompt: str
     strategy: str
-    seed: int
+    seed: int | None  # None where nothing is drawn
     model: str
     sequences: tuple[Sequence, ...]
     prompt_tokens: int = 0

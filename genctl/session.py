@@ -241,7 +241,7 @@ class Session:
                     planned = self.planner.plan(request, report or Report())
                 except GenctlError as error:
                     prompt = request.prompt or ""
-                    refused.append(events.Began(request.id, prompt, "", self.name, request.seed, {}, request.place))
+                    refused.append(events.Began(request.id, prompt, "", self.name, None, {}, request.place))
                     refused.append(events.Failed(request.id, error.code, error.message))
                     continue
                 begins[request.id] = planned.began(request, self.name, encoder_decoder=self.is_encoder_decoder)

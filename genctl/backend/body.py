@@ -49,11 +49,6 @@ OWN = {
 NO_FIELD = "has no field for it"
 
 
-def samples(generation: Generation) -> bool:
-    """Whether tokens are drawn."""
-    return generation.do_sample and generation.temperature > 0
-
-
 def sampling_fields(
     resolved: Resolved, fields: frozenset[str], *, chat: bool, kind: str = ""
 ) -> tuple[dict[str, Any], list[str]]:
@@ -68,7 +63,7 @@ def sampling_fields(
 
     most = "max_completion_tokens" if "max_completion_tokens" in fields and "max_tokens" not in fields else "max_tokens"
     body[most] = generation.max_new_tokens or MAX_NEW
-    body["temperature"] = generation.temperature if samples(generation) else 0.0
+    body["temperature"] = generation.temperature if generation.draws else 0.0
     _drawn(resolved, fields, body, refuse)
     for knob, names in ALWAYS.items():
         _one(generation, knob, names, fields, body, refuse)
@@ -96,7 +91,7 @@ def sampling_fields(
 def _drawn(resolved: Resolved, fields: frozenset[str], body: dict[str, Any], refuse: Any) -> None:
     """The fields of sampling. A greedy search needs none of them."""
     generation = resolved.generation
-    if not samples(generation):
+    if not generation.draws:
         return
     for knob, names in SAMPLING.items():
         if knob == "top_k" and resolved.origins.get("top_k", "default") == "default" and names[0] not in fields:
@@ -114,7 +109,7 @@ def _drawn(resolved: Resolved, fields: frozenset[str], body: dict[str, Any], ref
 def unused_default(resolved: Resolved, fields: frozenset[str]) -> str:
     """The one built-in default that a server may lack and that changes what is drawn, in words; "" if it is there."""
     generation = resolved.generation
-    lacks = samples(generation) and resolved.origins.get("top_k", "default") == "default" and "top_k" not in fields
+    lacks = generation.draws and resolved.origins.get("top_k", "default") == "default" and "top_k" not in fields
     return f"top_k = {generation.top_k} (default) is not used: the server {NO_FIELD}" if lacks else ""
 
 
@@ -140,7 +135,7 @@ def _others(generation: Generation) -> Iterator[str]:
         elsewhere = knob in OWN or knob in SAMPLING or knob in ALWAYS
         if not elsewhere and value is not None and value not in (default(knob), item.metadata["neutral"]):
             yield knob
-    if samples(generation) and generation.sampler != default("sampler"):
+    if generation.draws and generation.sampler != default("sampler"):
         yield "sampler"
 
 
@@ -164,7 +159,7 @@ def _runtime_problems(resolved: Resolved) -> Iterator[str]:
 
 def seed_field(seed: int, fields: Mapping[str, Any] | frozenset[str], generation: Generation) -> dict[str, int]:
     """The seed as servers take it, where tokens are drawn."""
-    return {"seed": seed % SEEDS} if "seed" in fields and samples(generation) else {}
+    return {"seed": seed % SEEDS} if "seed" in fields and generation.draws else {}
 
 
 def messages_of(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from genctl import events
 from genctl.backend import address
 from genctl.backend.answer import AnswerPiece
-from genctl.backend.body import MAX_NEW, messages_of, samples, sampling_fields, seed_field, unused_default
+from genctl.backend.body import MAX_NEW, messages_of, sampling_fields, seed_field, unused_default
 from genctl.backend.exchanges import Answered, Attempt, Exchange, Exchanges, News
 from genctl.backend.failure import BackendError, Late, RowFailure, Trouble, one_line
 from genctl.backend.lane import RemoteLane
@@ -93,7 +93,7 @@ class RemoteSession:
             problems += [f"{server.name}: {words}" for words in self._fields(server, endpoint, resolved)[1]]
         if problems:
             raise BackendError("\n".join(problems))
-        return "sample" if samples(resolved.generation) else "greedy"
+        return "sample" if resolved.generation.draws else "greedy"
 
     def remarks(self, resolved: Resolved) -> list[str]:
         """What everybody should know of how the servers do a job."""
@@ -203,10 +203,11 @@ class RemoteSession:
         """Begin a row; its requests. A row that the server cannot do fails at once."""
         server = next(self._turn)
         resolved = request.resolved
-        kind = "sample" if samples(resolved.generation) else "greedy"
+        kind = "sample" if resolved.generation.draws else "greedy"
         settings = _settings(resolved.generation, server.name)
         prompt = request.prompt or "\n".join(message["content"] for message in request.messages or ())
-        yield events.Began(request.id, prompt, kind, server.model, request.seed, settings, request.place)
+        seed = request.seed if resolved.generation.draws else None
+        yield events.Began(request.id, prompt, kind, server.model, seed, settings, request.place)
         try:
             lane, exchanges = self._planned(request, report, server)
         except GenctlError as error:
@@ -264,7 +265,7 @@ class RemoteSession:
         chat = endpoint.path.startswith("/chat")
         chosen, problems = sampling_fields(resolved, endpoint.fields, chat=chat, kind=server.kind)
         seed = resolved.runtime.seed
-        if seed is not None and samples(resolved.generation) and "seed" not in endpoint.fields:
+        if seed is not None and resolved.generation.draws and "seed" not in endpoint.fields:
             problems.append(
                 f"seed = {seed} ({resolved.origins.get('seed', 'default')}): the server has no field for it"
             )

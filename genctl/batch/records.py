@@ -26,7 +26,7 @@ def record(
     prompt_text: str,
     model: str,
     strategy: str,
-    seed: int,
+    seed: int | None,
     prompt_tokens: int | None,
     tokens: Sequence[events.Token] | None = None,
     timing: Mapping[str, float] | None = None,
@@ -35,9 +35,10 @@ def record(
 ) -> dict[str, Any]:
     """One returned sequence of one row. `sequence` counts from 0; log-probabilities are in nats, `timing` in seconds.
 
-    `tokens` adds the per-token entries; their processors' traces carry seconds only if there is a `timing`. `extra`
-    is appended at the end; ValueError if it would replace a key. `reused_tokens` of the prompt were in a prompt cache;
-    None: there is none. `prompt_tokens` is None where a server does not count them.
+    `seed` is None where nothing is drawn. `tokens` adds the per-token entries; their processors' traces carry seconds
+    only if there is a `timing`. `extra` is appended at the end; ValueError if it would replace a key. `reused_tokens`
+    of the prompt were in a prompt cache; None: there is none. `prompt_tokens` is None where a server does not count
+    them.
     """
     fields: dict[str, Any] = {
         "schema": SCHEMA,

@@ -148,7 +148,7 @@ class ComparisonOutput:
     def _label(self, one: Measured) -> str:
         """Which of several texts of a run this is."""
         count_of = len(one.result.sequences)
-        label = [f"seed {one.result.seed}"] if self.job.seeds > 1 else []
+        label = [f"seed {one.result.seed}"] if self.job.seeds > 1 and one.result.seed is not None else []
         label += [f"{one.number + 1} of {count_of}"] if count_of > 1 else []
         return DOT.join(label)
 
@@ -200,7 +200,7 @@ class ComparisonOutput:
         if saved.lanes > saved.prefills:
             words[-1] += f" instead of {saved.lanes:,} ({saved.prefill_s:.2f} s, {saved.spared_s:.2f} s saved)"
         words += [f"{self.job.failed} failed"] if self.job.failed else []
-        words.append(f"seed {self.job.seed}")
+        words += [f"seed {self.job.seed}"] if any(one.generation.draws for one in self.job.resolved) else []
         return words
 
     def compared(self, outcome: Outcome, notes: Sequence[str]) -> None:

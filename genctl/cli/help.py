@@ -136,7 +136,8 @@ def option_hint(context: Any, flag: str) -> str:
         return hint
     known = [flag[2:] for flag in _flags(context.command, context)]
     key = flag[2:].replace("-", "_")
-    if "--set" in _flags(context.command, context) and key in {**knobs(Generation), **knobs(Runtime)}:
+    knob = {**knobs(Generation), **knobs(Runtime)}.get(key)
+    if knob is not None and not knob.metadata["flag"] and "--set" in _flags(context.command, context):
         return f"it has no flag of its own: --set {key}=…"
     if near := meant(ELSEWHERE.get(flag[2:], flag[2:]), known):
         return f'did you mean "--{near}"?'

@@ -14,7 +14,6 @@ from genctl.errors import without_secrets
 from genctl.identity import versions
 from genctl.render.html.page import page
 from genctl.render.html.page_data import PageData, facts_of
-from genctl.render.run_history import WITHOUT_SEED
 
 if TYPE_CHECKING:
     from genctl.models.hub import LoadedModel
@@ -63,7 +62,7 @@ class PageFile(FileAtEnd):
         data = self.data
         data.comparison = self.runs.part(self.baseline)
         command = shlex.join(["genctl", *sys.argv[1:]])
-        draws = any(began.strategy not in WITHOUT_SEED for began in data.begun)
+        draws = any(began.seed is not None for began in data.begun)
         if self.seed is not None and draws and not any(word.split("=")[0] == "--seed" for word in sys.argv):
             command += f" --seed {self.seed}"
         data.command = without_secrets(command)

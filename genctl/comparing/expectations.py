@@ -221,8 +221,8 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: 
     """How one output differs from the recorded one, in lines; none if equal."""
     if "error" in before or "error" in after:
         return _errors(before, after)
-    lines = []
-    if before.get("seed") != after.get("seed"):
+    lines, seeds = [], (before.get("seed"), after.get("seed"))
+    if None not in seeds and seeds[0] != seeds[1]:  # None: nothing is drawn
         lines.append(f"seed: {before.get('seed')} before, {after.get('seed')} now")
     if before["token_ids"] != after["token_ids"]:
         lines += _tokens(before, after)

@@ -87,7 +87,7 @@ class SideBySide:
 def run_and_row(began: Began) -> tuple[str, str] | None:
     """The run and the row's id, where a lane is one of `compare`: its name is run/id/seed."""
     parts = began.lane.rsplit("/", 2)
-    if len(parts) != 3 or parts[2] != str(began.seed):
+    if len(parts) != 3 or not parts[2].isdecimal() or began.seed not in (None, int(parts[2])):
         return None
     return parts[0], unquote(parts[1])
 

@@ -24,7 +24,7 @@ class MeasuredPrompt:
     id: str
     text: str = ""
     strategy: str = ""
-    seed: int = 0
+    seed: int | None = None
     tokens: int = 0
     reused: int = 0
     read: bool = False  # whether it is prefilled

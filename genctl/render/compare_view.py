@@ -149,7 +149,7 @@ def _sections(history: RunHistory, column: Column) -> list[tuple[Section, str]]:
         several = len(column.lanes) > 1
         for section in sections_of(lane, _LOOK):
             words = [word for word in section.heading[2:] if word]
-            if several and lane.began:
+            if several and lane.began and lane.began.seed is not None:
                 words.insert(0, f"seed {lane.began.seed}")
             sections.append((section, " · ".join(words)))
     return sections

@@ -12,7 +12,9 @@ from genctl.events import Began, Ended, Event, Failed, Finished, Loading, Steppe
 from genctl.history import LaneHistory
 
 MOVED_AT_LEAST = 1e-9  # a smaller total variation is rounding
-WITHOUT_SEED = ("greedy", "beam", "diverse-beam", "constrained-beam", "contrastive")  # strategies that never draw
+
+# Strategies whose seed nothing draws from: recordings of earlier versions have one all the same.
+NEVER_DRAWN = ("greedy", "beam", "diverse-beam", "constrained-beam", "contrastive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def fold(history: RunHistory, event: Event) -> RunHistory:
     elif isinstance(event, Ended):
         pieces = [event.written]
     elif isinstance(event, Began):
-        if totals.seed is None and event.strategy not in WITHOUT_SEED:
+        if totals.seed is None and event.strategy not in NEVER_DRAWN:
             totals = replace(totals, seed=event.seed)
     elif isinstance(event, Finished):
         totals = _finish(totals, lane, event)

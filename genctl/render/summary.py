@@ -86,7 +86,7 @@ def lane_summary(lane: LaneHistory) -> Text:
     words = [widgets.visible(lane.name)]
     if lane.began:
         words += [widgets.visible(lane.began.model)] if lane.began.model else []
-        words += [lane.began.strategy, f"seed {lane.began.seed}"]
+        words += [lane.began.strategy] + ([] if lane.began.seed is None else [f"seed {lane.began.seed}"])
     if lane.prefilled:
         read = " (shared)" if lane.prefilled.shared else f" read in {lane.prefilled.seconds:.2f} s"
         words.append(count(lane.prefilled.prompt_tokens, "prompt token") + read)

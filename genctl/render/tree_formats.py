@@ -173,7 +173,7 @@ def tree_json(tree: SearchTree) -> dict[str, Any]:
         "id": tree.lane,
         "prompt": tree.prompt,
         "strategy": began.strategy if began else "",
-        "seed": began.seed if began else 0,
+        "seed": began.seed if began else None,
         "model": began.model if began else "",
         "nodes": list(_json_nodes(tree)),
     }

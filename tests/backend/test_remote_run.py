@@ -42,7 +42,7 @@ def test_a_record_says_where_it_comes_from_and_that_it_is_not_exact(server: Stan
             "logprob": -3.0,
             "score": -0.5,
             "strategy": "greedy",
-            "seed": 3,
+            "seed": None,
             "model": "tiny",
             "usage": {"prompt_tokens": 3, "new_tokens": 6},
             "backend": server.url,

@@ -30,7 +30,7 @@ def test_a_record_has_the_documented_fields_in_order() -> None:
     assert record["schema"] == "genctl/1"
     assert record["text"] == "twenty one"
     assert record["finish_reason"] == "eos"
-    assert record["seed"] == 7
+    assert record["seed"] is None  # nothing is drawn
     assert record["score"] == pytest.approx(record["logprob"] / len(record["token_ids"]))
     assert record["usage"] == {"prompt_tokens": 4, "new_tokens": len(record["token_ids"])}
 
@@ -250,3 +250,19 @@ def test_events_are_written_and_can_be_read_back(tmp_path: Path) -> None:
     assert isinstance(found[0], events.Began)
     assert isinstance(found[-1], events.Finished)
     assert found[-1].hypotheses[0].text == "forty two"
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--num-beams", "3"), ("--prompt-lookup-num-tokens", "3"), ("--temperature", "0")]
+)
+def test_a_seed_that_nothing_draws_from_is_null_and_two_runs_are_equal(flags: tuple[str, ...]) -> None:
+    runs = [genctl("run", "-n", "4", "--format", "jsonl", *flags, "Once", "Twice") for _ in range(2)]
+    assert runs[0].raw == runs[1].raw
+    assert [record["seed"] for record in runs[0].records] == [None, None]
+
+
+def test_a_seed_that_something_draws_from_is_recorded_and_fits_every_reader_of_json() -> None:
+    for flags in (("--do-sample",), ("-p", "nucleus"), ("--do-sample", "--num-beams", "2")):
+        done = genctl("run", "-n", "3", "--format", "jsonl", *flags, "Once", "Twice")
+        assert done.status == 0, done.err
+        assert all(0 <= record["seed"] < 2**53 for record in done.records)

@@ -86,7 +86,7 @@ def test_one_changed_weight_fails_with_a_readable_difference(folder: Path, tmp_p
     assert done.status == 4
     assert re.search(r"error: --expect .*: \d of 8 outputs are not as recorded\n", done.err)
     first = done.out.split("\n\n")[0].splitlines()
-    assert first[0].startswith("run greedy · prompt 1 · seed ")
+    assert first[0].startswith("run greedy · prompt 1")
     assert first[1].startswith("    - ")
     assert first[2].startswith("    + ")
     assert first[3].startswith("  first different token: number ")

@@ -53,7 +53,7 @@ def test_json_is_one_object(gpt2: Path) -> None:
         "cache", "layers", "total_bytes", "reserved_bytes", "weights_bytes", "bytes_per_token", "bytes_per_row",
         "share_of_weights", "steps", "tokens_agree",
     ]  # fmt: skip
-    assert (found["schema"], found["model"], found["prompt"], found["seed"]) == ("genctl/1", str(gpt2), PROMPT, 7)
+    assert (found["schema"], found["model"], found["prompt"], found["seed"]) == ("genctl/1", str(gpt2), PROMPT, None)
     assert found["strategy"] == "greedy"
     assert found["cache"] == "dynamic"
     assert found["ended"] == {"reason": "steps", "steps": 3}

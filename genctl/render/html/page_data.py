@@ -8,7 +8,6 @@ from typing import Any
 
 from genctl.events import Began, CacheRead, Event, Finished, Loading
 from genctl.render.html.tree_columns import TreeDetail, Vocabulary, columns, scaled, unscaled
-from genctl.render.run_history import WITHOUT_SEED
 from genctl.render.search_tree import TreeBuilder
 
 HELD = 300_000  # nodes of search trees that are held; prompts that end later keep their texts alone
@@ -154,7 +153,7 @@ def facts_of(page: PageData) -> list[tuple[str, str]]:
         each = [value for value in dict.fromkeys(values) if value]
         if each:
             facts.append((label, ", ".join(each)))
-    seeds = list(dict.fromkeys(began.seed for began in begun if began.strategy not in WITHOUT_SEED))
+    seeds = list(dict.fromkeys(began.seed for began in begun if began.seed is not None))
     if len(seeds) == 1:
         facts.append(("seed", str(seeds[0])))
     tokens = sum(hypothesis.length for finished in page.done for hypothesis in finished.hypotheses)
