@@ -4,23 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from genctl.decode.types import FinishedRow
-
-
-@dataclass
-class Pruning:
-    """Which candidates of a beam go on, and whose end is a result."""
-
-    width: int  # rows to keep alive, and results to keep, in each group
-    groups: Sequence[int] | None = None  # [C], the group of each candidate; None is one group
-    may_finish: Tensor | None = None  # bool [C], whether its end is a result; None: of the first `width` of a group
-    tiers: Sequence[int] | None = None  # [C], results of a higher tier come before those of a lower one
+from genctl.decode.types import FinishedRow, Pruning
 
 
 class Places:

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
 from genctl.decode.encoder_inputs import Sources, join_sources
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Source
-
-if TYPE_CHECKING:
-    from genctl.decode.transformers_runtime import TransformersRuntime
 
 # Architectures whose passes were compared with `generate()`: on a cache, several rows at once, padded, reordered.
 _DECODERS = """
@@ -80,10 +78,20 @@ class _Rows:
     sources: Sources | None
 
 
+class ProbedRuntime(ModelRuntime, Protocol):
+    """What a probe needs of `TransformersRuntime`."""
+
+    model: Any
+
+    @property
+    def reads_padded(self) -> bool:
+        """Whether the cache is one that padding leaves no trace in."""
+
+
 class Probe:
     """Tries one capability of a model. Each method returns whether the model has it."""
 
-    def __init__(self, forward: TransformersRuntime) -> None:
+    def __init__(self, forward: ProbedRuntime) -> None:
         self.forward = forward
         exact = forward.model.dtype == torch.float32 and not getattr(forward.config, "quantization_config", None)
         self.limit = _EXACT if exact else _ROUNDED
@@ -317,7 +325,7 @@ class Probe:
         return bool((off <= self.limit * spread + 1e-6).all())
 
 
-def _plain_ids(forward: TransformersRuntime) -> list[int]:
+def _plain_ids(forward: ProbedRuntime) -> list[int]:
     """Ids without a special meaning: those that the config does not name."""
     named: set[int] = set()
     parts: list[dict[str, Any]] = [forward.config.to_dict()]

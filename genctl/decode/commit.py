@@ -30,6 +30,22 @@ class Facts:
     figures: Sequence[Any] = ()  # of each token, if asked: rank, entropy, those of the best and of the watched ids
     traces: Any = ()  # [m][C], what each processor did to it, if asked
 
+    def words(self, candidate: int, watch: Sequence[int] = ()) -> tuple[events.Token, ...]:
+        """The tokens of one candidate, with what is known of them. `watch`: the watched ids."""
+        tokens, logprobs = self.tokens[candidate], self.logprobs[candidate]
+        if not self.figures:
+            return tuple(map(events.Token, tokens, logprobs))
+        made = []
+        ranks, entropies, values, ids, *asides = (figure[candidate] for figure in self.figures)
+        for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+            top = tuple((best, "", value) for best, value in zip(ids[place], values[place], strict=True))
+            trace = self.traces[place][candidate] if self.traces else ()
+            own = zip(watch, *(aside[place] for aside in asides), strict=True) if asides else ()
+            watched = tuple((id, "", value, rank) for id, value, rank in own)
+            figures = {"rank": ranks[place], "entropy": entropies[place], "top": top, "trace": trace}
+            made.append(events.Token(token, logprob, **figures, watched=watched))
+        return tuple(made)
+
 
 @dataclass
 class Committed:
@@ -76,7 +92,7 @@ def commit(
         if end is None and lives:
             logprob = live.logprobs[row] + sum(logprobs)
             total = logprob if totals is None else totals[place]
-            words = lane_events.words(facts, place, lane.watch)
+            words = facts.words(place, lane.watch)
             note = "" if choice.notes is None else choice.notes[candidate]
             done.survivors.append(candidate)
             done.parents.append(scored)
@@ -97,7 +113,7 @@ def commit(
                 0 if pruning is None or pruning.tiers is None else pruning.tiers[candidate],
                 stop.kind,
             )
-            words = lane_events.words(facts, place, lane.watch)[:count]
+            words = facts.words(place, lane.watch)[:count]
             done.finished.append(result)
             done.ended.append(events.Ended(lane.name, row, words, lane_events.hypothesis(lane, result)))
     return done

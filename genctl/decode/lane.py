@@ -154,7 +154,9 @@ class LaneState:
             if self.step == 0:
                 self.first_token_s = self._elapsed()
             # candidates that a search compares are not counted as drafts
-            yield lane_events.stepped(lane, self.step, done, drafted if branches == 1 else 0, choice.accepted)
+            yield lane_events.stepped(
+                lane, self.step, done.rows, done.ended, drafted if branches == 1 else 0, choice.accepted
+            )
             self.step += 1
         totals = facts.totals or ()
         if not done.survivors or (choice.is_done is not None and choice.is_done(self.ended, self.live, totals)):

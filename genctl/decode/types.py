@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from genctl import events
-    from genctl.decode.beam_places import Pruning
     from genctl.decode.cache.cache import Cache
     from genctl.decode.processors.rows import RowCandidates
     from genctl.decode.row_tokens import RowTokens
@@ -94,6 +93,16 @@ class Scores:
     def hidden(self) -> Tensor | None:
         """f32 [N, D+1, H], what the output head reads."""
         return None if self.layers is None else self.layers[-1]
+
+
+@dataclass
+class Pruning:
+    """Which candidates of a beam go on, and whose end is a result."""
+
+    width: int  # rows to keep alive, and results to keep, in each group
+    groups: Sequence[int] | None = None  # [C], the group of each candidate; None is one group
+    may_finish: Tensor | None = None  # bool [C], whether its end is a result; None: of the first `width` of a group
+    tiers: Sequence[int] | None = None  # [C], results of a higher tier come before those of a lower one
 
 
 @dataclass

@@ -19,7 +19,7 @@ def check(session: Session) -> None:
     name, forward = session.loaded.name, session.forward
     if not forward.supports_cache:
         raise ModelError(f"{name} keeps no cache, so --heatmap has nothing to look into")
-    if not forward.new_cache().has_columns:
+    if not any(layer.has_columns for layer in forward.new_cache().layers):
         raise ModelError(f"--heatmap shows keys and values, and {name} keeps none: its layers have recurrent states")
 
 

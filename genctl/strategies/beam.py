@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from genctl.decode import transfer
-from genctl.decode.beam_places import Pruning
 from genctl.decode.processors.rows import largest
-from genctl.decode.types import Choice, Context, FinishedRow, Rows, Scores, Search, Space
+from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
 from genctl.strategies.early_stopping import EarlyStopping, EarlyStoppingRule
 from genctl.strategies.sampling import draw_distinct
 

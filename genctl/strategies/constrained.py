@@ -9,8 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from genctl.decode.beam_places import Pruning
-from genctl.decode.types import Choice, Context, FinishedRow, Rows, Scores, Search, Space
+from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
 from genctl.errors import ModelError, UsageError
 from genctl.strategies.constraints import Alternatives, Constraints, Progress
 from genctl.strategies.early_stopping import EarlyStopping, EarlyStoppingRule

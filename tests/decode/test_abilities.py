@@ -88,7 +88,7 @@ def run(
     forward: TransformersRuntime, lanes: list[Lane], width: int = 1
 ) -> dict[str, list[tuple[tuple[int, ...], float]]]:
     return {
-        event.lane: [(one.tokens, round(one.logprob, 3)) for one in event.hypotheses]
+        event.lane: [(one.tokens, round(one.logprob, 2)) for one in event.hypotheses]
         for event in decode(forward, lanes, width=width)
         if isinstance(event, events.Finished)
     }

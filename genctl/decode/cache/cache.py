@@ -51,11 +51,6 @@ class Cache:
         return 0
 
     @property
-    def has_columns(self) -> bool:
-        """Whether any layer keeps keys and values."""
-        return any(layer.has_columns for layer in self.layers)
-
-    @property
     def only_columns(self) -> bool:
         """Whether all layers keep keys and values and nothing else, so that padding on the left can be removed."""
         return bool(self.layers) and all(layer.only_columns for layer in self.layers)

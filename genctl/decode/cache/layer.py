@@ -8,12 +8,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from genctl.decode.cache.growing import GrowingLayer
 
 CROSS, RECURRENT, SLIDING, FULL = "cross-attention", "recurrent state", "sliding window", "full"
 
@@ -122,7 +119,7 @@ class CacheLayer(ABC):
         """Keys and values of all columns, as a query attends to them. Only if it `has_columns`."""
         raise NotImplementedError
 
-    def converted(self, form: type[GrowingLayer], room: int = 0) -> CacheLayer:
+    def converted(self, form: type[Any], room: int = 0) -> CacheLayer:
         """The layer in another form, with `room` for so many columns more; itself unless it is a full-attention layer.
 
         In a form that is not fixed `room` has no effect.
