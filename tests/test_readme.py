@@ -1,9 +1,8 @@
-"""Every command in README.md and docs/*.md runs, every link leads somewhere, and the tables match the program."""
+"""Every console block in README.md and docs/*.md runs as printed, in an empty folder; links and tables are right."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import shlex
@@ -20,75 +19,102 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 DOCS = README.parent / "docs"
 PAGES = [README, *sorted(DOCS.glob("*.md"))]
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
-COMMANDS = [line for text in TEXTS.values() for line in re.findall(r"^\$ (.+)$", text, re.MULTILINE)]
+BLOCKS = [
+    pytest.param(re.findall(r"^\$ (.+)$", block, re.MULTILINE), id=f"{name}-{number}")
+    for name, text in TEXTS.items()
+    for number, block in enumerate(re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL), 1)
+]
 PYTHON = re.findall(r"```python\n(.*?)```", TEXTS["usage.md"], re.DOTALL)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the commands run: files that they name, and a `genctl` that is this checkout's."""
-    folder = tmp_path_factory.mktemp("readme")
-    rows = [{"id": "a", "prompt": "One day", "params": {"do_sample": True}}, {"prompt": "The little fox"}]
-    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    tool = folder / "bin" / "genctl"
-    tool.parent.mkdir()
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a `genctl` that is this checkout's."""
+    tool = tmp_path_factory.mktemp("bin") / "genctl"
     tool.write_text(f'#!/bin/sh\nexec {shlex.join(python())} -m genctl "$@"\n')
     tool.chmod(0o755)
-    return folder
+    return tool.parent
 
 
-def environment(folder: Path) -> dict[str, str]:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder for the commands, as a reader of the page has it."""
+    place = tmp_path / "empty"
+    place.mkdir()
+    return place
+
+
+def environment(programs: Path) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("GENCTL_")}
-    path = f"{folder / 'bin'}{os.pathsep}{kept['PATH']}"
-    home = {"XDG_CONFIG_HOME": str(folder / "config"), "PYTHONPATH": str(README.parent)}
+    path = f"{programs}{os.pathsep}{kept['PATH']}"
+    home = {"XDG_CONFIG_HOME": str(programs / "config"), "PYTHONPATH": str(README.parent)}
     return {**kept, "PATH": path, **home, "HF_HUB_OFFLINE": "1"}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_runs(
-    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_every_command_of_the_pages_is_in_a_console_block() -> None:
+    stated = [line for text in TEXTS.values() for line in re.findall(r"^\$ (.+)$", text, re.MULTILINE)]
+    assert [command for block in BLOCKS for command in block.values[0]] == stated
+    assert len(BLOCKS) > 20
+    assert all(block.values[0] for block in BLOCKS)
+
+
+@pytest.mark.parametrize("commands", BLOCKS)
+def test_every_console_block_runs_in_an_empty_folder(
+    commands: list[str],
+    folder: Path,
+    programs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """In page order, since some commands read what an earlier one wrote; in this process unless the shell is needed."""
+    """One command after the other: a block makes the files that it reads."""
+    for command in commands:
+        if re.search(r" [|<>] ", command):
+            check_in_bash(command, folder, programs)
+        else:
+            check_here(command, folder, programs, monkeypatch, capfd)
+
+
+def check_here(
+    command: str, folder: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, since the shell is not needed."""
     from genctl.cli.app import run
 
-    if re.search(r" [|<>] ", command):
-        check_in_bash(command, folder)
-        return
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(programs / "config"))
     with Path(os.devnull).open(encoding="utf-8") as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
         program, *arguments = shlex.split(command)
-        assert program == "genctl"
-        assert run(arguments) == 0
+        assert program == "genctl", command
+        assert run(arguments) == 0, f"{command}: {capfd.readouterr().err}"
     printed = capfd.readouterr()
-    assert "error" not in printed.err
-    assert printed.out or " -o " in command or command.startswith("genctl report ")
+    assert "error" not in printed.err, command
+    assert printed.out or " -o " in command or command.startswith("genctl report "), command
 
 
-def check_in_bash(command: str, folder: Path) -> None:
+def check_in_bash(command: str, folder: Path, programs: Path) -> None:
     if shutil.which("bash") is None:
         pytest.skip("pipes are for bash")
     done = subprocess.run(
         ["bash", "-euc", command],
         cwd=folder,
-        env=environment(folder),
+        env=environment(programs),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
         timeout=180,
     )
-    assert done.returncode == 0, done.stderr
-    assert "error" not in done.stderr
-    assert done.stdout or " -o " in command or " > " in command
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    assert "error" not in done.stderr, command
+    assert done.stdout or " -o " in command or " > " in command, command
 
 
 @pytest.mark.parametrize("code", PYTHON)
-def test_every_python_example_runs(code: str, folder: Path) -> None:
+def test_every_python_example_runs(code: str, folder: Path, programs: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        cwd=folder, env=environment(folder), capture_output=True, text=True, check=False, timeout=180,
+        cwd=folder, env=environment(programs), capture_output=True, text=True, check=False, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout
