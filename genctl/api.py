@@ -8,11 +8,11 @@ from typing import Any
 
 from genctl import events
 from genctl.config.layers import Layer, resolve
+from genctl.engines.local.session import Session
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Runtime, knobs
 from genctl.requests import Report, Request
 from genctl.results import Collector, Result
-from genctl.session import Session
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]
 

@@ -29,7 +29,7 @@ from genctl.decode.loop import decode
 from genctl.decode.processors.build import ProcessorContext, build
 from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
-from genctl.lane_text import LaneText
+from genctl.engines.local.lane_text import LaneText
 from genctl.models.text import Detokenizer
 from genctl.params import Generation
 from genctl.results import Collector

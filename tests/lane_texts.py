@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from genctl.engines.local.lane_text import LaneText
 from genctl.events import Event, Loading
-from genctl.lane_text import LaneText
 from genctl.models.text import Words
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +17,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
 # room -> rooms it may import, besides itself, `errors` and `plural`
 ALLOWED: dict[str, set[str]] = {
     "cli": {
-        "backend",
+        "engines",
         "config",
-        "session",
         "requests",
         "scoring",
         "comparing",
@@ -33,31 +33,49 @@ ALLOWED: dict[str, set[str]] = {
         "models.listing",
         "identity",
         "collection",
-        "workers",
         "ranks",
     },
-    "workers": {"config", "events", "identity", "inspecting", "params", "requests", "scoring", "session"},
-    "backend": {"config", "params", "events", "requests", "batch", "scoring.scored_text", "models.tokenizer_alone"},
-    "ranks": {"params", "cli", "batch.rows", "events", "requests"},
-    "api": {"config", "session", "requests", "batch", "params", "events", "results"},
-    "session": {
+    "engines": {"config", "events", "params", "requests", "scoring.scored_text"},
+    "engines.local": {
+        "engines",
         "config",
-        "params",
-        "models",
-        "native",
-        "strategies",
         "decode",
         "events",
-        "lane_text",
-        "rerank",
-        "request_planner",
+        "models",
+        "native",
+        "params",
         "requests",
+        "scoring",
+        "strategies",
     },
+    "engines.server": {
+        "engines",
+        "batch",
+        "config",
+        "events",
+        "models.tokenizer_alone",
+        "params",
+        "requests",
+        "scoring.scored_text",
+    },
+    "engines.pool": {
+        "engines",
+        "collection",
+        "config",
+        "events",
+        "identity",
+        "inspecting",
+        "params",
+        "requests",
+        "scoring",
+    },
+    "engines.ranks": {"engines", "config", "events", "ranks", "requests"},
+    "ranks": {"params"},
+    "api": {"config", "engines.local", "requests", "batch", "params", "events", "results"},
     "inspecting": {
-        "session",
+        "engines",
         "requests",
         "compat",
-        "request_planner",
         "models",
         "native",
         "decode",
@@ -67,28 +85,11 @@ ALLOWED: dict[str, set[str]] = {
         "results",
         "sequences",
     },
-    "scoring": {"session", "requests", "request_planner", "models", "decode", "events"},
-    "request_planner": {
-        "events",
-        "lane_text",
-        "params",
-        "models",
-        "native",
-        "strategies",
-        "decode",
-        "stop_text",
-        "forced_phrases",
-        "rerank",
-        "requests",
-    },
+    "scoring": {"engines.local", "requests", "models", "decode", "events"},
     "requests": {"config"},
-    "stop_text": {"decode.stopping", "events"},
-    "forced_phrases": {"strategies", "params", "events"},
-    "lane_text": {"decode", "events", "forced_phrases", "models", "rerank", "stop_text"},
     "history": {"events"},
     "results": {"events", "history"},
     "comparing": {"config", "params", "batch", "events", "results", "identity", "sequences"},
-    "rerank": {"events", "params"},
     "config": {"params", "plugins", "listed_knobs", "fit"},
     "strategies": {"decode", "params", "sequences"},
     "models": {
@@ -141,20 +142,20 @@ HEAVY = {
         "native",
         "decode",
         "strategies",
-        "session",
-        "request_planner",
         "scoring",
         "inspecting",
-        "workers",
+        "engines.local",
+        "engines.pool",
+        "engines.ranks",
         "ranks",
     },
     "transformers": {"models", "decode", "inspecting", "ranks"},
     "rich": {"render", "cli"},
     "tomli": {"config"},
     "pydantic": {"config"},
-    "ray": {"workers"},
+    "ray": {"engines.pool"},
     "typer": {"cli"},
-    "httpx2": {"backend"},
+    "httpx2": {"engines.server"},
 }
 
 
@@ -170,7 +171,14 @@ def imports(path: Path) -> list[str]:
 
 
 def room_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    """The room of a file; each kind of engine has its own."""
+    parts = path.relative_to(PACKAGE).parts
+    deep = 2 if parts[0] == "engines" and len(parts) > 2 else 1
+    return ".".join(parts[:deep]).removesuffix(".py")
+
+
+def is_in(name: str, room: str) -> bool:
+    return name == room or name.startswith(f"{room}.")
 
 
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if room_of(path) not in ("__init__", "__main__")]
@@ -181,11 +189,39 @@ def test_a_room_imports_only_what_it_may(path: Path) -> None:
     room = room_of(path)
     for name in imports(path):
         top, _, rest = name.partition(".")
-        if top == "genctl" and rest and rest.split(".")[0] not in (room, "errors", "plural", "__version__"):
-            allowed = any(rest == other or rest.startswith(f"{other}.") for other in ALLOWED[room])
-            assert allowed, f"{room} imports genctl.{rest}"
+        if top == "genctl" and rest:
+            allowed = ALLOWED[room] | {room, "errors", "plural", "__version__"}
+            assert any(is_in(rest, other) for other in allowed), f"{room} imports genctl.{rest}"
         if top in HEAVY:
             assert room in HEAVY[top], f"{room} imports {top}"
+
+
+def test_engines_know_no_commands() -> None:
+    """Imports in functions and for types count too: an engine is given to a command, never the other way round."""
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in FILES
+        if room_of(path).startswith("engines")
+        for name in imports(path)
+        if is_in(name, "genctl.cli") or is_in(name, "genctl.commands")
+    ]
+    assert wrong == []
+
+
+def test_a_command_has_one_job_class() -> None:
+    """Where tokens are computed is an engine (`engines.protocol`), not a subclass of a job."""
+    bases = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases}
+    jobs = {name for name, above in bases.items() if "Job" in above}
+    assert len(jobs) > 3
+    assert [name for name, above in bases.items() if above & jobs] == []
+
+
+def test_no_flag_says_where_tokens_are_computed() -> None:
+    assert [path.name for path in FILES if re.search(r"\bis_remote\b", path.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize(

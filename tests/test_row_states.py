@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from genctl.decode.stopping import NamedCriterion, trim
 from genctl.decode.token_bytes import spelling
 from genctl.decode.token_healing import HealedPrompt
+from genctl.engines.local.stop_text import StopTrimmer
 from genctl.errors import InputError
 from genctl.events import (
     Began,
@@ -30,7 +31,6 @@ from genctl.models.text import Detokenizer
 from genctl.render.run_history import RunHistory, fold
 from genctl.render.search_tree import Node, TreeBuilder
 from genctl.results import Collector
-from genctl.stop_text import StopTrimmer
 from tests.lane_texts import with_texts
 from tests.models.tokenizers_made import byte_level
 

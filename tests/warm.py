@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MODULES = (
     *("torch", "numpy", "safetensors.torch", "tokenizers", "pydantic", "regex"),
-    *("genctl.cli.app", "genctl.cli.run_options", "genctl.cli.run_job", "genctl.session", "genctl.request_planner"),
+    *(
+        "genctl.cli.app",
+        "genctl.cli.run_options",
+        "genctl.cli.run_job",
+        "genctl.engines.local.session",
+        "genctl.engines.local.planner",
+    ),
     *("genctl.models.hub", "genctl.models.check", "genctl.native.checkpoint", "genctl.native.runtime"),
     *("genctl.strategies.factory", "genctl.decode.loop", "genctl.native.seq2seq_runtime"),
 )

@@ -6,13 +6,13 @@ import sys
 from contextlib import ExitStack
 from typing import Any, get_args
 
-from genctl.backend import batch_requests, batch_results
 from genctl.batch import writers
 from genctl.batch.rows import InputRow
 from genctl.cli.batch_files import ExportOptions, ImportOptions
 from genctl.cli.job import Job, seed_of, start_seed
 from genctl.cli.output_format import format_of
 from genctl.config.layers import resolve
+from genctl.engines.server import batch_requests, batch_results
 from genctl.errors import Exit, UsageError
 from genctl.plural import count
 from genctl.render.repeated import RepeatedErrors

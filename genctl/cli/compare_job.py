@@ -14,6 +14,7 @@ from genctl import events
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import row_seed
 from genctl.cli.compare_options import CompareOptions, check_servers, runs_of, settled
+from genctl.cli.engine_choice import LOCAL, SERVERS, EngineChoice
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import Job, request_of, start_seed
 from genctl.cli.options import SHOWN_TOP
@@ -29,7 +30,7 @@ from genctl.results import Collector, Result
 
 if TYPE_CHECKING:
     from genctl.cli.compare_output import ComparisonOutput
-    from genctl.cli.job import AnySession
+    from genctl.engines.protocol import Engine
     from genctl.requests import Request
 
 LANES = 16  # decoded at once where nothing is live and no batch size is set
@@ -39,8 +40,8 @@ TOP = 20  # alternatives kept with --expect, to report how probable an old token
 class CompareJob(Job[CompareOptions]):
     """One comparison: checkpoints one after another, on each all runs of a prompt at once."""
 
-    def __init__(self, options: CompareOptions, interrupt: Interrupt) -> None:
-        super().__init__(options, interrupt)
+    def __init__(self, options: CompareOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
+        super().__init__(options, interrupt, choice)
         self.recording = None if options.expect is None else expectations.read(options.expect)
         self.saved = SharedWork()
         self.versions = versions("torch", "transformers")
@@ -106,10 +107,10 @@ class CompareJob(Job[CompareOptions]):
             sink = self.sink(stack, options.output, force=force, stdout=sys.stdout)
         if options.save is not None:
             saved = self.sink(stack, options.save, force=options.force)
-        self.drawn: ComparisonOutput | None = None  # what --svg shows
-        if self.screen is not None:
-            as_text = dataclasses.replace(options, format="text")
-            self.drawn = ComparisonOutput(self, as_text, self.screen.console, self.screen.console, None)
+        self.drawn: list[ComparisonOutput] = []  # what --svg shows
+        as_text = dataclasses.replace(options, format="text")
+        for watcher in self.watchers:
+            watcher.draw(lambda console: self.drawn.append(ComparisonOutput(self, as_text, console, console, None)))
         self.report, self.saved_to = ComparisonOutput(self, options, self.out, self.err, sink), saved
         self.listeners.append(self.note_cut)
         self.open_event_log(stack, options.events, force=options.force)
@@ -120,13 +121,12 @@ class CompareJob(Job[CompareOptions]):
         """Decode on each checkpoint in turn; write prompts, tables and the recording."""
         self._decode()
         self.hide()
-        if self.page is not None:
+        for watcher in self.watchers:
             each = zip(self.runs, self.resolved, strict=True)
-            self.page.data.job = "\n".join(f"# run {run.name}\n\n{to_toml(one, defaults=False)}" for run, one in each)
-            self.page.baseline, self.page.seed = self.base, self.seed
-        self.report.end(self.saved)
-        if self.drawn is not None:
-            self.drawn.end(self.saved)
+            settings = "\n".join(f"# run {run.name}\n\n{to_toml(one, defaults=False)}" for run, one in each)
+            watcher.settled(settings, seed=self.seed, baseline=self.base)
+        for output in (self.report, *self.drawn):
+            output.end(self.saved)
         if self.saved_to is not None and not self.interrupt.status:
             self.saved_to.write(self._recording().encode())
             self.saved_to.close()
@@ -142,82 +142,80 @@ class CompareJob(Job[CompareOptions]):
             groups.setdefault(checkpoint_of(one), []).append(place)
         for number, members in enumerate(groups.values()):
             last = number + 1 == len(groups)
-            session = self._load(members)
-            before = session.passes
+            engine = self._load(members)
+            before = engine.passes
             usual = max(LANES // (len(members) * self.seeds), 1)
-            step = 1 if self.live else min(session.width(self.resolved[place], usual) for place in members)
+            step = 1 if self.live else min(engine.width(self.resolved[place], usual) for place in members)
             self.interrupt.gentle = True
             for start in range(0, len(self.prompts), step):
                 chunk = self.prompts[start : start + step]
-                self._stream(session, members, chunk)
+                self._stream(engine, members, chunk)
                 if last:
                     self._settle(chunk)
                 if self.interrupt.status:
                     break
-            self.saved.forwards += session.passes - before
-            if session.is_remote is False:
-                self.note(*self.reuse.notes(session, verbose=self.options.verbose))
+            self.saved.forwards += engine.passes - before
+            self.note(*self.reuse.notes(engine, verbose=self.options.verbose))
             self.interrupt.gentle = False
             if self.interrupt.status:  # what earlier checkpoints wrote is not lost
                 self._settle([prompt for prompt in self.prompts if prompt.begun])
                 return
-            del session  # the next checkpoint needs its memory
+            self.close_engine()
+            del engine  # the next checkpoint needs its memory
 
-    def _load(self, members: Sequence[int]) -> AnySession:
+    def _load(self, members: Sequence[int]) -> Engine:
         """The checkpoint (or the servers) of these runs, each of which is checked on it."""
         runs = [self.runs[place] for place in members]
-        session = self._opened(members, runs[0])
-        self.detail(*session.notes)
-        session.watched(self.options.watch)  # what is no token of this checkpoint is refused before decoding
-        settled = each(runs, lambda run: self.settle(session, run.layers))
+        engine = self._opened(members, runs[0])
+        self.detail(*engine.notes)
+        engine.watched(self.options.watch)  # what is no token of this checkpoint is refused before decoding
+        settled = each(runs, lambda run: self.settle(engine, run.layers))
         for place, resolved in zip(members, settled, strict=True):
             self.resolved[place] = resolved
-            self.hidden[place] = session.reads_hidden(resolved)
-            self.describe(session, resolved, f"run {self.runs[place].name}: ")
-        return session
+            self.hidden[place] = engine.reads_hidden(resolved)
+            self.describe(engine, resolved, f"run {self.runs[place].name}: ")
+        return engine
 
-    def _opened(self, members: Sequence[int], first: RunSpec) -> AnySession:
+    def _opened(self, members: Sequence[int], first: RunSpec) -> Engine:
         options, resolved = self.options, self.resolved[members[0]]
         if resolved.runtime.backend is not None:
-            remote = self.connect(resolved.runtime, resolved.origins)
-            remote.live = self.live
-            return remote
+            named = resolved.origins.get("model", "default") != "default"
+            return self.load_engine(resolved.runtime, choice=SERVERS, named=named, live=self.live)
         check_prompt_caches([(self.runs[place].name, self.resolved[place].runtime) for place in members])
         offline = any(self.resolved[place].runtime.offline for place in members)
-        session = self.load_session(
+        engine = self.load_engine(
             dataclasses.replace(resolved.runtime, offline=offline),
             first.layers,
             on_event=self.view.feed,
             need_tokenizer=not any(isinstance(row, InputRow) and row.prompt_ids is not None for row in self.rows),
         )
         if options.save is not None or options.expect is not None:
-            self.checkpoints[session.name] = session.loaded.fingerprint()
-        return session
+            self.checkpoints[engine.name] = engine.fingerprints()[engine.name]
+        return engine
 
-    def _stream(self, session: AnySession, members: Sequence[int], chunk: Sequence[ComparedPrompt]) -> None:
+    def _stream(self, engine: Engine, members: Sequence[int], chunk: Sequence[ComparedPrompt]) -> None:
         """Decode these prompts with these runs, all lanes at once, so that each prompt is read once."""
         from genctl.requests import Report
 
-        requests = [request for prompt in chunk for request in self._requests(session, members, prompt)]
+        requests = [request for prompt in chunk for request in self._requests(engine, members, prompt)]
         self._show(chunk)
         collector = Collector()
-        watched = session.watched(self.options.watch)
-        top = TOP if self.recording is not None else SHOWN_TOP if self.page is not None else 0
+        watched = engine.watched(self.options.watch)
+        top = TOP if self.recording is not None else SHOWN_TOP if self.options.report is not None else 0
         report = Report(top, True, watch=watched)
         began = time.perf_counter()
-        width = max(len(requests), 1)
-        if session.is_remote is True:
-            width = min(session.width(self.resolved[place], width) for place in members)
+        lanes = max(len(requests), 1)
+        width = min(engine.most_lanes(self.resolved[place], lanes) for place in members)
 
-        def shortage(fewer: int) -> None:
+        def shortage(width: int, fewer: int) -> None:
             self.say_shortage("lanes", width, fewer)
 
         def collect(event: events.Event) -> None:
             if (result := collector.feed(event)) is not None:
                 self._take(result)
 
-        stream = session.stream(requests, report, width=width, interrupted=self.interrupt, on_shortage=shortage)
-        shared = [] if session.is_remote else [self.saved.feed, self.reuse.feed]
+        stream = engine.stream(requests, report, width=width, interrupted=self.interrupt, on_shortage=shortage)
+        shared = [self.saved.feed, self.reuse.feed] if engine.counts_passes else []
         self.listen(stream, [*self.listeners, *shared, self.view.feed, collect])
         self.saved.decode_s += time.perf_counter() - began
         self.lanes.clear()
@@ -230,7 +228,7 @@ class CompareJob(Job[CompareOptions]):
         failure = result.error
         prompt.cells[run][repetition] = result if failure is None else Failure(failure.code, failure.message)
 
-    def _requests(self, session: AnySession, members: Sequence[int], prompt: ComparedPrompt) -> list[Request]:
+    def _requests(self, engine: Engine, members: Sequence[int], prompt: ComparedPrompt) -> list[Request]:
         """The lanes of one prompt. Those that look at hidden states come first: their prefill serves all others."""
         row = prompt.row
         if isinstance(row, BadRow):
@@ -240,7 +238,7 @@ class CompareJob(Job[CompareOptions]):
             base, name = self.resolved[place], self.runs[place].name
             try:
                 resolved = self.settings_of(row, base)
-                hidden = self.hidden[place] if resolved is base else session.reads_hidden(resolved)
+                hidden = self.hidden[place] if resolved is base else engine.reads_hidden(resolved)
             except GenctlError as error:
                 failure: Cell = Failure(error.code, error.message)
                 prompt.cells[place] = [failure] * self.seeds
@@ -276,12 +274,13 @@ class CompareJob(Job[CompareOptions]):
     def _settle(self, chunk: Sequence[ComparedPrompt]) -> None:
         self.hide()
         for prompt in chunk:
-            if self.page is not None and isinstance(prompt.row, BadRow):
-                self.page.failed(prompt.row.id, prompt.row.code, prompt.row.message)
+            if isinstance(prompt.row, BadRow):
+                for watcher in self.watchers:
+                    watcher.failed(prompt.row.id, prompt.row.code, prompt.row.message)
             if isinstance(prompt.row, BadRow) or prompt.begun:
                 self.failed += self.report.prompt(prompt)
-                if self.drawn is not None:
-                    self.drawn.prompt(prompt)
+                for drawn in self.drawn:
+                    drawn.prompt(prompt)
                 if self.options.save is not None or self.recording is not None:
                     self.records += self.report.full(prompt)
                 prompt.forget()

@@ -139,7 +139,7 @@ def settled(options: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Re
     def ask(run: RunSpec) -> Resolved:
         resolved = run.resolve([beneath[keys[run.name]]])
         if resolved.runtime.backend is None:
-            from genctl.session import check_settings
+            from genctl.engines.local.session import check_settings
 
             check_settings(resolved.generation)
         return resolved

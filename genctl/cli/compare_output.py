@@ -83,7 +83,7 @@ class ComparisonOutput:
         if isinstance(row, BadRow):
             failures = [(self.job.of(row), row.message)]
         for subject, message in failures if self.writer is None and not self.silent else ():
-            if self is self.job.drawn:
+            if self in self.job.drawn:
                 put(self.out, Text(f"error: {widgets.visible(subject + message)}"))
             elif self.job.repeated.is_new(message):
                 self.job.say(f"error: {subject}{message}")

@@ -12,6 +12,7 @@ from genctl import events
 from genctl.batch import writers
 from genctl.batch.rows import InputRow
 from genctl.cli import cache_plan
+from genctl.cli.engine_choice import LOCAL, EngineChoice
 from genctl.cli.inspect_options import STEPS, InspectOptions, check_length, check_rows
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import Job, Listener, request_of, seed_of, start_seed
@@ -22,7 +23,8 @@ from genctl.params import Runtime
 from genctl.plural import count
 
 if TYPE_CHECKING:
-    from genctl.cli.page_file import PageFile
+    from rich.console import Console
+
     from genctl.inspecting.measurement import Measurement
     from genctl.requests import Request
 
@@ -32,8 +34,8 @@ COLUMNS = ("step", "rows", "layer", "kind", "shape", "dtype", "device", "bytes",
 class InspectJob(Job[InspectOptions]):
     """One measurement: a checkpoint, its prompts in one batch, and the report."""
 
-    def __init__(self, options: InspectOptions, interrupt: Interrupt) -> None:
-        super().__init__(options, interrupt)
+    def __init__(self, options: InspectOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
+        super().__init__(options, interrupt, choice)
         self.steps = STEPS if options.steps is None else options.steps
         self.heat: tuple[int, list[dict[str, Any]], list[dict[str, Any]]] | None = None
         self.asides: list[str] = []  # notes for the end
@@ -74,9 +76,12 @@ class InspectJob(Job[InspectOptions]):
 
     def load(self) -> None:
         """Load the checkpoint and check the settings on it."""
+        from genctl.engines.local.session import Session
         from genctl.inspecting.weights import weights_bytes
 
-        self.session = session = self.load_session(self.early.runtime, self.layers, on_event=self.view.feed)
+        session = self.load_engine(self.early.runtime, self.layers, on_event=self.view.feed)
+        assert isinstance(session, Session)  # measurements look into the model
+        self.session = session
         self.base = self.settle(session, self.layers, self.options.strategy)
         self._check_cache()
         self.describe(session, self.base)
@@ -99,11 +104,7 @@ class InspectJob(Job[InspectOptions]):
                 self.say(f"saved {count(tokens, 'token')}, {len(content):,} bytes, to {self.options.save_cache}")
         if report is not None:
             self._write(report)
-            if self.screen is not None:
-                for line in self._lines(report, self.screen.console.width):
-                    self.screen.console.print(line)
-            if self.page is not None:
-                self._complete(self.page, report)
+            self._show(report)
 
     def remark(self, line: str) -> None:
         """Keep a note for the end."""
@@ -214,8 +215,21 @@ class InspectJob(Job[InspectOptions]):
         self.results.write(content.encode("utf-8", "backslashreplace"))
         self.results.close()
 
-    def _complete(self, page: PageFile, report: dict[str, Any]) -> None:
-        """Give the page of --report what was measured, and what a plan of the same size says."""
+    def _show(self, report: dict[str, Any]) -> None:
+        """Give the picture of --svg the report, and the page of --report with it what a plan of the same size says."""
+
+        def draw(console: Console) -> None:
+            for line in self._lines(report, console.width):
+                console.print(line)
+
+        for watcher in self.watchers:
+            watcher.draw(draw)
+        if self.options.report is not None:
+            part = self._page_part(report)
+            for watcher in self.watchers:
+                watcher.settled(to_toml(self.base, defaults=False), cache=part)
+
+    def _page_part(self, report: dict[str, Any]) -> dict[str, Any]:
         from genctl.inspecting.cache_estimate import planned_like
         from genctl.render.html.cache_part import cache_part
 
@@ -224,8 +238,7 @@ class InspectJob(Job[InspectOptions]):
         except GenctlError as error:
             planned = None
             self.detail(f"the page has no plan beside the measurement: {error.message}")
-        page.data.cache = cache_part(report, planned)
-        page.data.job = to_toml(self.base, defaults=False)
+        return cache_part(report, planned)
 
     def _lines(self, report: dict[str, Any], width: int | None) -> list[Any]:
         from genctl.render.cache_diff import diff_lines

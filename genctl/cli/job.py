@@ -10,7 +10,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from genctl.batch import writers
 from genctl.batch.record_output import RecordOutput
@@ -18,26 +18,23 @@ from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import random_seed, row_seed
 from genctl.cli import first_sign
+from genctl.cli.engine_choice import LOCAL, EngineChoice
 from genctl.cli.event_log import event_writer
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import ModelOptions
+from genctl.cli.watcher import Watcher
 from genctl.config import found_files, named_strategies
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.errors import Exit, GenctlError
 from genctl.events import Began, Event
-from genctl.inspecting.notes import Reuse, cache_notes
+from genctl.inspecting.notes import Reuse
 from genctl.params import Runtime
 from genctl.plural import count
 from genctl.render.repeated import RepeatedErrors
 
 if TYPE_CHECKING:
-    from genctl.backend.session import RemoteSession
-    from genctl.cli.page_file import PageFile
-    from genctl.cli.screen_file import ScreenFile
+    from genctl.engines.protocol import Engine
     from genctl.requests import Request
-    from genctl.session import Session
-
-    AnySession: TypeAlias = Session | RemoteSession
 
 WIDTH = 16  # prompts decoded at once where nobody watches
 SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
@@ -49,14 +46,14 @@ Rows = Iterator[InputRow | BadRow]
 
 
 class Job(ABC, Generic[SomeOptions]):
-    """One run of a command. A subclass opens its outputs, loads, decodes and writes."""
+    """One run of a command. A subclass opens its outputs, loads, decodes and writes; the engine computes."""
 
     what = "prompt"  # a row of the input
-    shares_ranks: ClassVar[bool] = False  # several processes may do it together
     reading: ClassVar[Mapping[str, Any]] = {}  # how the input is read, besides the options
 
-    def __init__(self, options: SomeOptions, interrupt: Interrupt) -> None:
-        self.options, self.interrupt = options, interrupt
+    def __init__(self, options: SomeOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
+        self.options, self.interrupt, self.choice = options, interrupt, choice
+        self.loaded: Engine | None = None  # the newest engine, which is to be closed
         self.listeners: list[Listener] = []  # each gets every event, in this order
         self.output: RecordOutput | None = None  # of records, one or more for each row
         self.shown = False  # the view shows results in place of `output`
@@ -66,23 +63,24 @@ class Job(ABC, Generic[SomeOptions]):
         self.subjects: dict[str, str] = {}  # what messages call the rows that failed, by id
         self.repeated = RepeatedErrors(self.say)
         self.load_s = 0.0
-        self.page: PageFile | None = None  # of --report
-        self.screen: ScreenFile | None = None  # of --svg
+        self.watchers: list[Watcher] = []  # the page of --report, the picture of --svg
         self.reuse = Reuse(None)
-        self._servers: list[RemoteSession] = []
         interrupt.hide = self.hide
         self._cuts: set[str] = set()  # notes of prompts that were cut
 
     @classmethod
-    def perform(cls, options: SomeOptions) -> int | None:
+    def perform(cls, options: SomeOptions, choice: EngineChoice = LOCAL) -> int | None:
         """Do what the options say. Returns the exit status, or None if there is no input."""
         with Interrupt() as interrupt, ExitStack() as stack:
             if not options.verbose:
                 stack.enter_context(_libraries_hushed())
-            job = cls(options, interrupt)
+            job = cls(options, interrupt, choice)
             status = job.prepare()
-            if status is None and job.read(stack):
-                status = job.run()
+            if status is None:
+                choice.meet(stack)
+                found = choice.agree(not choice.follows and job.read(stack))
+                if found:
+                    status = job.follow() if choice.follows else job.run()
             return status
 
     def prepare(self) -> int | None:
@@ -90,6 +88,7 @@ class Job(ABC, Generic[SomeOptions]):
         self.layers = self.options.layers()
         self.early = resolve(self.layers, tentative=True)
         self.check_early(self.early)
+        self.choice.check(self.options, self.early)
         return None
 
     def check_early(self, resolved: Resolved) -> None:
@@ -102,7 +101,7 @@ class Job(ABC, Generic[SomeOptions]):
         if runtime.tensor_parallel or runtime.fsdp or "WORLD_SIZE" in os.environ:
             from genctl.ranks import launch
 
-            launch.check(runtime, shares=self.shares_ranks)
+            launch.check(runtime, shares=bool(self.choice.ranks))
 
     def read(self, stack: ExitStack) -> bool:
         """Open the input. Returns whether there is one."""
@@ -115,13 +114,25 @@ class Job(ABC, Generic[SomeOptions]):
     def run(self) -> int:
         """Load, decode, write. Returns the exit status."""
         with ExitStack() as stack:
-            self.open_page(stack)
-            stack.callback(self._disconnect)
+            self.open_watchers(stack)
+            # contexts close in reverse order: an engine may take longer than the outputs
+            stack.push(lambda kind, *_: self.close_engine(failed=kind is not None))
             self.open(stack)
             self.load()
             self.deliver(stack)
         self.repeated.close()
         return self.status()
+
+    @property
+    def waits(self) -> bool:
+        """Whether rows come from a pipe or a person, so that the next one may take long."""
+        return not self.options.arguments and self.options.input in (None, "-")
+
+    def follow(self) -> int:
+        """Compute beside the rank that reads and writes. Returns the exit status."""
+        engine: Any = self.load_engine(self.early.runtime, self.layers, waits=self.waits)
+        self.settle(engine, self.layers)
+        return int(engine.follow())
 
     @abstractmethod
     def open(self, stack: ExitStack) -> None:
@@ -194,17 +205,17 @@ class Job(ABC, Generic[SomeOptions]):
         if path is not None:
             self.listeners.append(event_writer(stack, path, force=force))
 
-    def open_page(self, stack: ExitStack) -> None:
-        """Begin the page of --report, which listens to all events, and the picture of --svg. `stack` writes both."""
+    def open_watchers(self, stack: ExitStack) -> None:
+        """Begin the page of --report and the picture of --svg, which listen to all events. `stack` writes both."""
         if self.options.svg is not None:
             from genctl.cli.screen_file import ScreenFile
 
-            self.screen = stack.enter_context(ScreenFile(self.options.svg, force=self.options.force))
+            self.watchers.append(stack.enter_context(ScreenFile(self.options.svg, force=self.options.force)))
         if self.options.report is not None:
             from genctl.cli.page_file import PageFile
 
-            self.page = stack.enter_context(PageFile(self.options.report, force=self.options.force))
-            self.listeners.append(self.page.feed)
+            self.watchers.append(stack.enter_context(PageFile(self.options.report, force=self.options.force)))
+        self.listeners += [watcher.feed for watcher in self.watchers]
 
     def sink(self, stack: ExitStack, path: str | None, *, force: bool, stdout: Any = None) -> writers.Sink:
         """Where results go; an error gives it up, so that no old file is lost to it."""
@@ -214,70 +225,72 @@ class Job(ABC, Generic[SomeOptions]):
 
     # -- load ----------------------------------------------------------------------------------------------------------
 
-    def load_session(
+    def load_engine(
         self,
         runtime: Runtime,
         layers: Sequence[Layer] = (),
         *,
-        on_event: Callable[[Any], None] | None,
+        choice: EngineChoice | None = None,
+        on_event: Callable[[Any], None] | None = None,
         need_tokenizer: bool | None = None,
-    ) -> Session:
-        """The checkpoint of `runtime`. `layers` are checked before its weights are read."""
-        options, began = self.options, time.perf_counter()
-        from genctl.session import Session
+        named: bool = False,
+        live: bool = False,
+        waits: bool = False,
+    ) -> Engine:
+        """The checkpoint of `runtime`, or its servers. `layers` are checked before weights are read.
 
-        session = Session.load(
+        `named`: a setting names the model of the servers; `live`: somebody watches; `waits`: for rows.
+        """
+        from genctl.engines.protocol import EngineSetup
+
+        options, began = self.options, time.perf_counter()
+        self.close_engine()
+        setup = EngineSetup(
             runtime,
+            tuple(layers),
+            options.are_texts if need_tokenizer is None else need_tokenizer,
             **options.trust,
             allow_plugins=options.allow_plugins,
+            named=named,
+            live=live,
+            waits=waits,
             on_event=on_event,
-            layers=layers,
-            need_tokenizer=options.are_texts if need_tokenizer is None else need_tokenizer,
+            note=self._note_of_engine,
+            remark=self.remark,
+            interrupted=self.interrupt,
         )
+        engine = self.loaded = (choice or self.choice).load(setup)
         self.load_s += time.perf_counter() - began
-        if self.page is not None:
-            self.page.loaded(session.loaded, str(session.forward.device))
+        for watcher in self.watchers:
+            watcher.loaded(engine, self.load_s)
         first_sign.clear()
         self.hide()
-        self.note(*filter(None, [session.loaded.bound]))
-        if session.forward.compiled is not None:
-            session.forward.compiled.say = self.note
-        self.reuse = Reuse(runtime.prompt_cache)
-        return session
+        self.reuse = Reuse(engine.prompt_cache)
+        return engine
 
-    def connect(self, runtime: Runtime, origins: Mapping[str, str]) -> RemoteSession:
-        """The servers of `runtime`, in place of a checkpoint."""
-        from genctl.backend.session import RemoteSession
-
-        began = time.perf_counter()
-        assert runtime.backend is not None
-        named = origins.get("model", "default") != "default"
-        session = RemoteSession(runtime.backend, runtime.model if named else None, runtime.tokenizer, self.note)
-        self._servers.append(session)
-        if self.page is not None:
-            self.page.facts += [("server", server.name) for server in session.servers]
-        self.load_s += time.perf_counter() - began
+    def _note_of_engine(self, line: str) -> None:
         first_sign.clear()
-        self.hide()
-        return session
+        self.note(line)
 
-    def _disconnect(self) -> None:
-        for session in self._servers:
-            session.close()
+    def close_engine(self, *, failed: bool = False) -> None:
+        """End what the engine has started."""
+        if self.loaded is not None:
+            hurried = bool(self.interrupt.status)
+            self.loaded.close(hurried=hurried, failed=failed and not hurried)
+        self.loaded = None
 
-    def settle(self, session: AnySession, layers: Sequence[Layer], strategy_name: str | None = None) -> Resolved:
+    def settle(self, engine: Engine, layers: Sequence[Layer], strategy_name: str | None = None) -> Resolved:
         """The settings with those of the checkpoint beneath them. Raises where the checkpoint cannot do the job."""
-        resolved = session.resolve(layers)
-        kind = session.check(resolved)
+        resolved = engine.resolve(layers)
+        kind = engine.check(resolved)
         if strategy_name is not None:
             named_strategies.check(strategy_name, kind)
         return resolved
 
-    def describe(self, session: AnySession, resolved: Resolved, prefix: str = "") -> None:
-        """Notes on the settings, and on what the checkpoint makes of them."""
+    def describe(self, engine: Engine, resolved: Resolved, prefix: str = "") -> None:
+        """Notes on the settings, and on what the engine makes of them."""
         self.detail(*(f"{prefix}{line}" for line in resolved.notes))
-        remarks = session.remarks(resolved) if session.is_remote is True else cache_notes(session, resolved)
-        self.note(*(f"{prefix}{line}" for line in (*resolved.notices, *remarks)))
+        self.note(*(f"{prefix}{line}" for line in (*resolved.notices, *engine.remarks(resolved))))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -302,8 +315,8 @@ class Job(ABC, Generic[SomeOptions]):
     def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False) -> None:
         """Count a row that failed, and write its record; where there is none to read, say why, unless it is `said`."""
         self.failed += 1
-        if self.page is not None:
-            self.page.failed(row.id, code, message)
+        for watcher in self.watchers:
+            watcher.failed(row.id, code, message)
         record = error_record(row.id, code, message)
         self.subjects[row.id] = self.of(row)
         with self.interrupt.busy():
@@ -379,4 +392,4 @@ def request_of(row: InputRow, resolved: Resolved, seed: int, lane: str = "") -> 
     """The request of one row. Its lane is named by the row, unless `lane` says otherwise."""
     from genctl.requests import Request
 
-    return Request(lane or row.id, resolved, seed, row.prompt, row.prompt_ids, row.messages, row.place)
+    return Request(lane or row.id, resolved, seed, row.prompt, row.prompt_ids, row.messages, row.place, row.index)

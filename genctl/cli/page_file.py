@@ -5,10 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.cli.file_at_end import FileAtEnd
+from genctl.cli.watcher import Watcher
 from genctl.comparing.side_by_side import SideBySide
 from genctl.errors import without_secrets
 from genctl.identity import versions
@@ -16,10 +18,10 @@ from genctl.render.html.page import page
 from genctl.render.html.page_data import PageData, facts_of
 
 if TYPE_CHECKING:
-    from genctl.models.hub import LoadedModel
+    from genctl.engines.protocol import Engine
 
 
-class PageFile(FileAtEnd):
+class PageFile(FileAtEnd, Watcher):
     """A page in the making: `data` has what a command knows beyond the events, `facts` more lines of the summary."""
 
     def __init__(self, path: str, *, force: bool, live: bool = True) -> None:
@@ -46,12 +48,29 @@ class PageFile(FileAtEnd):
         if lane is None or not lane.history.over:
             self.data.feed(events.Failed(id, code, message))
 
-    def loaded(self, loaded: LoadedModel, device: str) -> None:
-        """Take a checkpoint that was loaded: its digest, and how it runs. Raises ModelError as `fingerprint` does."""
-        if loaded.name not in self._checkpoints:
-            self._checkpoints.add(loaded.name)
-            label = "digest" if len(self._checkpoints) == 1 else f"digest of {loaded.name}"
-            self.facts += [(label, loaded.fingerprint()), ("runtime", loaded.runtime), ("device", device)]
+    def loaded(self, engine: Engine, load_s: float) -> None:
+        """Take the facts of an engine. Those of a second checkpoint are named, those of a known one are left out."""
+        known = engine.name in self._checkpoints
+        self._checkpoints.add(engine.name)
+        for label, value in () if known and engine.counts_passes else engine.facts:
+            several = label == "digest" and len(self._checkpoints) > 1
+            self.facts.append((f"digest of {engine.name}" if several else label, value))
+
+    def settled(
+        self,
+        job: str,
+        *,
+        seed: int | None = None,
+        baseline: str | None = None,
+        cache: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Take the settings as TOML; the seed, the baseline of a comparison, or the report of a cache."""
+        self.data.job, self.data.cache = job, cache
+        self.seed, self.baseline = seed, baseline
+
+    def figures(self, lane: str, figures: dict[str, Any]) -> None:
+        """Take more numbers of a lane."""
+        self.data.figures[lane] = figures
 
     def content(self) -> bytes:
         """The page, with its summary."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from genctl import events
 from genctl.batch.input_scan import InputScan, scan
@@ -16,9 +15,11 @@ from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.tally import RowTally
 from genctl.cli import job, resume
 from genctl.cli.beam_output import Search
+from genctl.cli.engine_choice import LOCAL, EngineChoice
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import shown_top
 from genctl.cli.output import open_records, records_of
+from genctl.cli.row_queue import RowQueue
 from genctl.cli.run_options import RunOptions, check_search
 from genctl.cli.standard_streams import is_terminal
 from genctl.cli.view import make_view, shows, wants_bar
@@ -33,22 +34,24 @@ from genctl.results import Collector, Result
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.cli.screen_file import ScreenFile
+    from genctl.engines.local.session import Session
+    from genctl.engines.protocol import StreamProgress
     from genctl.inspecting.batch_divergence import BatchDivergence
     from genctl.render.rows_bar import RowsBar
     from genctl.render.run_view import RunView
-    from genctl.requests import Report, Request
+    from genctl.requests import Report, Request, Skipped
 
+    Rows: TypeAlias = "Iterator[Request | Skipped | None]"
+
+PARENTS = ("json", "jsonl")  # formats whose records say which row each token of a beam continued
 AHEAD = 2  # times as many rows are read ahead where they are at hand, so that the longest begins first
 
 
 class RunJob(job.Job[RunOptions]):
     """One run of a generating command."""
 
-    apart = False  # workers decode: nothing can be watched step by step
-
-    def __init__(self, options: RunOptions, interrupt: Interrupt) -> None:
-        super().__init__(options, interrupt)
+    def __init__(self, options: RunOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
+        super().__init__(options, interrupt, choice)
         self.tally = RowTally(heard=self._row_done)
         self.watched: tuple[int, ...] = ()  # ids, known once there is a tokenizer
         self.rows: dict[str, InputRow] = {}  # those that are being decoded
@@ -74,15 +77,13 @@ class RunJob(job.Job[RunOptions]):
 
     def planned(self) -> Resolved:
         """The settings with those of the checkpoint, whose weights are not read."""
-        from genctl.session import planned
-
-        return planned(self.early.runtime, self.layers, **self.options.trust)
+        return self.choice.planned(self.early.runtime, self.layers, self.options.trust)
 
     def open(self, stack: ExitStack) -> None:
         """Open the output, the event log and the view; look the input file over."""
         options = self.options
         plain = options.to_file or options.stream or options.tree_format or options.raw
-        self.live = not (plain or self.apart) and options.format == "text" and is_terminal(sys.stdout)
+        self.live = not plain and self.choice.live and options.format == "text" and is_terminal(sys.stdout)
         view = self._make_view()
         search = Search(options, self.err_console, stream=options.stream, raw=options.raw, live=self.live)
         self.shown = self.live or options.stream
@@ -91,22 +92,31 @@ class RunJob(job.Job[RunOptions]):
         self.open_event_log(stack, options.events, force=options.force)
         self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
         self.search = stack.enter_context(search)
-        if self.screen is not None:
-            self._draw_on(self.screen)
+        for watcher in self.watchers:
+            watcher.draw(self._drawn)
         self.looked = self._look()
 
     def load(self) -> None:
         """Load the checkpoint; begin or continue the output."""
-        options = self.options
-        self.session = session = self.load_session(self.early.runtime, self.layers, on_event=self._loading)
+        options, early = self.options, self.early
+        self.engine = engine = self.load_engine(
+            early.runtime,
+            self.layers,
+            on_event=self._loading,
+            named=early.origins.get("model", "default") != "default",
+            live=self.shown,
+            waits=self.waits,
+        )
         self.view.load_s = self.load_s
-        self.base = self.settle(session, self.layers, options.strategy)
-        self.texts, self.encoder_decoder = session.has_texts, session.is_encoder_decoder
-        self.watched = session.watched(options.watch)
-        self.detail(*session.notes)
-        self.describe(session, self.base)
-        self.width = session.width(self.base, 1 if self.live else job.WIDTH)
-        self.span = job.SPAN * self.width if self.width > 1 else 1
+        self.base = self.settle(engine, self.layers, options.strategy)
+        if options.with_tokens:
+            engine.check_tokens("--scores" if options.scores else "--top-logprobs", self.base)
+        self.texts, self.encoder_decoder = engine.has_texts, engine.is_encoder_decoder
+        self.watched = engine.watched(options.watch)
+        self.detail(*engine.notes)
+        self.describe(engine, self.base)
+        self.width = engine.width(self.base, 1 if self.live else job.WIDTH)
+        self.span = job.SPAN * self.width if self.width > 1 and self.choice.batches else 1
         self._begin()
 
     def deliver(self, stack: ExitStack) -> None:
@@ -124,7 +134,7 @@ class RunJob(job.Job[RunOptions]):
             stack.callback(self.bar.close)
         self.collector = Collector()
         self.listeners += [self._show, self.note_cut, self.search.feed, self.reuse.feed]
-        self.listeners += [] if self.bar is None or self.apart else [self.bar.feed]
+        self.listeners += [] if self.bar is None or not self.choice.live else [self.bar.feed]
         self.listeners += [self._collect]
         with self.interrupt.rescued_by(lambda: self._rescue(stack)):
             self._decode()
@@ -143,17 +153,10 @@ class RunJob(job.Job[RunOptions]):
         several = self.early.generation.num_return_sequences > 1
         return make_view(options, out, self.err_console, live=self.live, lone=self.lone, several=several)
 
-    def _draw_on(self, screen: ScreenFile) -> None:
-        """A second view shows the run as a terminal would, for --svg."""
+    def _drawn(self, console: Console) -> RunView:
+        """A second view, which shows the run as a terminal would."""
         several = self.early.generation.num_return_sequences > 1
-        view = make_view(self.options, screen.console, screen.console, live=True, lone=self.lone, several=several)
-
-        def close() -> None:
-            view.load_s = self.load_s
-            view.close()
-
-        self.listeners.append(view.feed)
-        screen.close = close
+        return make_view(self.options, console, console, live=True, lone=self.lone, several=several)
 
     def _look(self) -> InputScan | None:
         """Look the input file over, where the number of its rows or its content is needed."""
@@ -173,16 +176,16 @@ class RunJob(job.Job[RunOptions]):
         """Choose the seed, and with --resume compare the job with the one that began the output."""
         looked = self.looked
         self.seed = job.start_seed(self.base)
-        if self.page is not None:
-            self.page.seed, self.page.data.job = self.seed, to_toml(self.base, defaults=False)
+        for watcher in self.watchers:
+            watcher.settled(to_toml(self.base, defaults=False), seed=self.seed)
         if not self.options.resume:
             return
         identity = resume.identity(
             self.options,
             self.base,
             seed=self.seed,
-            checkpoints=self.fingerprints(),
-            batch=self.decoded_together(),
+            checkpoints=self.engine.fingerprints(),
+            batch={"width": self.width} if self.choice.batches else {},
             input=None if looked is None else {**looked.identity(), "format": self.options.input_kind},
             top=self._report().top,
             watch=self.watched,
@@ -190,14 +193,6 @@ class RunJob(job.Job[RunOptions]):
         self.seed = self.output.begin(
             identity, self.span, self.base.origins, seed_given=self.base.runtime.seed is not None
         )
-
-    def decoded_together(self) -> dict[str, int]:
-        """What the last digits of a row's numbers depend on, besides the row."""
-        return {"width": self.width}
-
-    def fingerprints(self) -> dict[str, str]:
-        """The fingerprints of all checkpoints of the run, by name."""
-        return self.session.fingerprints()
 
     def _skip(self) -> None:
         """Pass over the rows that need not be decoded, comparing them with what was read before."""
@@ -216,50 +211,69 @@ class RunJob(job.Job[RunOptions]):
     # -- while decoding ------------------------------------------------------------------------------------------------
 
     def _decode(self) -> None:
-        """Decode group by group, each to its end, so that a row's neighbours do not depend on where a run began."""
-        for first in self.input:
-            group = itertools.chain([first], itertools.islice(self.input, self.span - 1 - first.index % self.span))
-            self.listen(self._stream(group), self.listeners)
-            if self.interrupt.status:
-                return
-            if self.stop_at is not None:
-                self.output.stop(self.stop_at, self.stopper)
-                return
-        self.output.end_of_input(self.taken)
+        """Decode all rows, in groups that do not depend on where a run began (`requests.grouped`)."""
+        if not self.choice.live:
+            self.view.begin()
+        self.listen(self._stream(), self.listeners)
+        if self.interrupt.status:
+            return
+        if self.stop_at is not None:
+            self.output.stop(self.stop_at, self.stopper)
+        else:
+            self.output.end_of_input(self.taken)
 
-    def _stream(self, group: job.Rows) -> Generator[events.Event, None, None]:
-        requests, report = self._requests(group), self._report()
-        if self.options.check_runtime:
+    def _stream(self) -> Generator[events.Event, None, None]:
+        options, requests, report = self.options, self._requests(), self._report()
+        if options.check_runtime:
             requests = self._compared(requests)
-        if not self.options.check_batch:
-            return self.session.stream(
-                requests,
-                report,
-                width=self.width,
-                interrupted=self.interrupt,
-                on_shortage=self._shortage,
-                ahead=self.ahead,
-            )
-        from genctl.inspecting.batch_divergence import checked
+        if options.check_batch:
+            return self._checked(requests, report)
+        return self.engine.stream(
+            requests,
+            report,
+            width=self.width,
+            span=self.span,
+            ahead=self.ahead,
+            ordered=not options.unordered or options.strict,
+            interrupted=self.interrupt,
+            enough=lambda last: self.stop_at is not None and last >= self.stop_at,
+            on_shortage=self._shortage,
+            on_progress=self._progress,
+        )
 
-        return checked(self.session, requests, report, width=self.width, told=self._differs, interrupted=self.interrupt)
+    def _checked(self, requests: Rows, report: Report) -> Generator[events.Event, None, None]:
+        """The events of each group, whose prompts are then decoded alone."""
+        from genctl.inspecting.batch_divergence import checked
+        from genctl.requests import grouped
+
+        session = self._session()
+        for group in grouped(requests, self.span):
+            yield from checked(session, group, report, width=self.width, told=self._differs, interrupted=self.interrupt)
+
+    def _session(self) -> Session:
+        """The checkpoint, where it was loaded here."""
+        from genctl.engines.local.session import Session
+
+        assert isinstance(self.engine, Session)
+        return self.engine
 
     @property
     def ahead(self) -> int:
         """How many rows are read ahead: only with --unordered, so that an interrupt leaves the beginning of the input;
         and never from a pipe or a keyboard, which would keep other rows waiting.
         """
-        at_hand = self.options.unordered and (self.options.arguments or self.options.input not in (None, "-"))
+        at_hand = self.options.unordered and not self.waits
         return AHEAD * self.width if at_hand and self.width > 1 else 0
 
-    def _compared(self, requests: Iterator[Request]) -> Iterator[Request]:
+    def _compared(self, requests: Rows) -> Rows:
         """The same requests; the first prompt goes through both runtimes before it is decoded."""
         from genctl.inspecting.runtime_check import compare
+        from genctl.requests import Request
 
-        for number, request in enumerate(requests):
-            if number == 0 and not self.checked:
+        for request in requests:
+            if isinstance(request, Request) and not self.checked:
                 self.checked = True
-                comparison = compare(self.session, request)
+                comparison = compare(self._session(), request)
                 self.say(f"check: {comparison}")
                 self.runtime_difference = "" if comparison.close else str(comparison)
             yield request
@@ -268,29 +282,55 @@ class RunJob(job.Job[RunOptions]):
         self.different += 1
         self.say(f"check: {comparison}")
 
-    def _shortage(self, width: int) -> None:
-        self.say_shortage("prompts", self.width, width)
-        self.width = width
+    def _shortage(self, width: int, fewer: int) -> None:
+        self.say_shortage("prompts", width, fewer)
 
-    def _requests(self, rows: job.Rows) -> Iterator[Request]:
-        for row, resolved in self.usable(self._taken(rows), lambda row: self.settings_of(row, self.base)):
-            self.rows[row.id] = row
-            yield job.request_of(row, resolved, job.seed_of(row, resolved, self.seed))
+    def _progress(self, progress: StreamProgress) -> None:
+        if self.bar is not None:
+            with self.interrupt.busy():
+                self.bar.work(progress.rows, progress.tokens, progress.speeds if self.options.verbose else ())
 
-    def _taken(self, rows: job.Rows) -> job.Rows:
-        """The rows, until the run is to end; each is counted."""
-        for row in rows:
-            if self.stop_at is not None or self.interrupt.status:
+    def _requests(self) -> Rows:
+        """A request for each row, or what stands for it where there is none (`Engine.stream`)."""
+        from genctl.requests import Skipped
+
+        for row in self._taken():
+            if row is None:
+                yield None
+                continue
+            usable = list(self.usable(iter([row]), lambda row: self.settings_of(row, self.base)))
+            for row, resolved in usable:
+                self.rows[row.id] = row
+                yield job.request_of(row, resolved, job.seed_of(row, resolved, self.seed))
+            if not usable:
+                yield Skipped(row.index)
+
+    def _taken(self) -> Iterator[InputRow | BadRow | None]:
+        """The rows, until the run is to end; each is counted. None while the next one has to be waited for."""
+        piped = self.waits and not self.options.strict
+        rows = RowQueue(self.input) if piped and not self.choice.live and not self.choice.ranks else self.input
+        while not self._ending:
+            try:
+                row = next(rows)
+            except StopIteration:
                 return
-            self.taken += 1
-            self.output.consume(row)
-            yield row
+            if row is not None and not self._ending:
+                self.taken += 1
+                self.output.consume(row)
+            if not self._ending or row is None:
+                yield row
+
+    @property
+    def _ending(self) -> bool:
+        return self.stop_at is not None or bool(self.interrupt.status)
 
     def _report(self) -> Report:
         from genctl.requests import Report
 
         options, top = self.options, shown_top(self.options)
-        return Report(top, options.scores or top > 0, options.explain, self.watched)
+        listened = options.events or options.report or options.svg or options.with_tokens
+        steps = self.choice.live or bool(listened or options.tree or options.tree_format)
+        return Report(top, options.scores or top > 0, options.explain, self.watched, steps, options.format in PARENTS)
 
     def _show(self, event: events.Event) -> None:
         if self.live or not isinstance(event, events.Failed):
@@ -349,7 +389,7 @@ class RunJob(job.Job[RunOptions]):
 
     def keep_partial(self) -> None:
         """Write what the unfinished rows have so far; with --resume the next run decodes them again."""
-        if not self.options.resume:
+        if not self.options.resume and self.choice.live:
             for result in self.collector.unfinished(texts=self.texts):
                 self._take(result)
         self.output.hurried = True
@@ -386,7 +426,8 @@ class RunJob(job.Job[RunOptions]):
 
     def closing_notes(self) -> None:
         """Print notes on what was found while decoding."""
-        self.note(*self.reuse.notes(self.session, verbose=self.options.verbose))
+        self.note(*self.reuse.notes(self.engine, verbose=self.options.verbose))
+        self.detail(*self.engine.shares)
 
     def say_failed(self, record: Mapping[str, Any]) -> None:
         """Print why a row failed; with --strict `status` does."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from genctl.batch import scored, writers
 from genctl.batch.record_output import RecordOutput
 from genctl.batch.rows import BadRow, InputRow
+from genctl.cli.engine_choice import LOCAL, EngineChoice
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import WIDTH, Job, Rows
 from genctl.cli.options import shown_top
@@ -24,11 +25,8 @@ from genctl.plural import count
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.cli.page_file import PageFile
     from genctl.render.token_heat import Figures
-    from genctl.scoring.scored_text import Scored, TextToScore
-    from genctl.scoring.scorer import Options, Scorer
-    from genctl.session import Session
+    from genctl.scoring.scored_text import Options, Scored, TextToScore
 
 SORTED = 4  # batches that are sorted by length together
 BY = {"mean": "mean log-probability", "total": "total log-probability", "bits-per-byte": "bits per byte"}
@@ -40,8 +38,8 @@ class ScoreJob(Job[ScoreOptions]):
     what = "text"
     reading: ClassVar = {"fields": scored.fields}
 
-    def __init__(self, options: ScoreOptions, interrupt: Interrupt) -> None:
-        super().__init__(options, interrupt)
+    def __init__(self, options: ScoreOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
+        super().__init__(options, interrupt, choice)
         self.open_consoles()
         self.shown = options.on_screen
         self.details = options.scores or options.top_logprobs is not None
@@ -65,21 +63,29 @@ class ScoreJob(Job[ScoreOptions]):
         self.output: RecordOutput = RecordOutput(writer)
 
     def load(self) -> None:
-        """Load the checkpoint."""
+        """Load the checkpoint, and check whether it can score texts as the options say."""
         from genctl.render.loading_bar import LoadingBar
 
-        options, runtime = self.options, self.used_runtime()
         bar = LoadingBar(self.err, time.monotonic)
         with closing(bar):
-            on_event = None if options.quiet else bar.show
-            session = self.load_session(runtime, on_event=on_event, need_tokenizer=False)
-        self.detail(*session.loaded.notes)
-        self.name = session.loaded.name
-        self.scorer = self._scorer(session)
+            self.engine = engine = self.load_engine(
+                self.used_runtime(),
+                on_event=None if self.options.quiet else bar.show,
+                need_tokenizer=False,
+                named=self.early.origins.get("model", "default") != "default",
+            )
+        if self.early.runtime.backend is not None:
+            self.settle(engine, self.layers)
+        self.detail(*engine.checkpoint_notes)
+        self.name = engine.name
+        width = engine.width(self.early, 1 if self.shown else WIDTH)
+        self.outcomes = engine.score(self._wanted(), self.scoring(width), interrupted=self.interrupt)
 
     def used_runtime(self) -> Runtime:
         """The settings of the checkpoint without those that are of no use here; a note says which."""
         runtime = self.early.runtime
+        if runtime.backend is not None:
+            return runtime
         for name, unset in (("prompt_cache", None), ("compile", False)):
             if getattr(runtime, name) != unset:  # a settings file says so
                 place = self.early.origins[name]
@@ -90,44 +96,27 @@ class ScoreJob(Job[ScoreOptions]):
     def deliver(self, stack: ExitStack) -> None:
         """Score the texts and write their records."""
         self.interrupt.gentle = True
-        for row, outcome in self.outcomes():
+        for row, outcome in self.outcomes:
             if isinstance(outcome, GenctlError):
                 self.fail(row, outcome.code, outcome.message)
                 continue
             self._show(row, outcome)
-            if self.page is not None:
-                self._put_on_page(self.page, row, outcome)
+            if self.watchers:
+                self._tell(row, outcome)
             self.output.put(row.index, [self._record(row, one, self.name) for one in outcome])
-        self.detail(*self.findings())
+        self.detail(*self.engine.findings)
         self.output.close(cut_short=bool(self.interrupt.status))
-
-    def outcomes(self) -> Iterator[tuple[InputRow, list[Scored] | GenctlError]]:
-        """The outcome of each text, in input order."""
-        return self.scorer.score(self._wanted(), self.interrupt)
-
-    def findings(self) -> list[str]:
-        """Facts found about the model."""
-        return self.scorer.findings
 
     def status(self) -> int:
         """The exit status. Prints the summary."""
         self._sum_up()
-        return super().status()
+        status = super().status()
+        self.detail(*self.engine.shares)
+        return status
 
-    def _scorer(self, session: Session) -> Scorer:
-        from genctl.scoring.scorer import Scorer
-
-        options = self.options
-        width = session.width(self.early, 1 if self.shown else WIDTH)
-        scoring = replace(self.scoring(), batch_size=width, chunk=width if self.shown else SORTED * width)
-        scorer = Scorer(session, scoring)
-        scorer.check(context=options.context, target=options.target, rank=options.rank)
-        return scorer
-
-    def scoring(self) -> Options:
-        """How texts are scored, without the size of a batch."""
-        from genctl.scoring.passes import Detail
-        from genctl.scoring.scorer import Options
+    def scoring(self, width: int) -> Options:
+        """How texts are scored, `width` in a pass."""
+        from genctl.scoring.scored_text import Detail, Options
 
         options = self.options
         return Options(
@@ -135,8 +124,13 @@ class ScoreJob(Job[ScoreOptions]):
             stride=options.stride,
             window=options.window,
             by=options.by or "mean",
-            detail=Detail(self.details or self.page is not None, self.top),
-            captions=self.shown or self.details or self.page is not None or self.screen is not None,
+            batch_size=width,
+            chunk=width if self.shown else SORTED * width,
+            detail=Detail(self.details or options.report is not None, self.top),
+            captions=self.shown or self.details or bool(self.watchers),
+            context=options.context,
+            target=options.target,
+            rank=options.rank,
         )
 
     # -- before scoring ------------------------------------------------------------------------------------------------
@@ -203,16 +197,18 @@ class ScoreJob(Job[ScoreOptions]):
             **{name: getattr(one, name) for name in ("nll", "ppl", "bpb", "bits", "bytes")},
         )
 
-    def _put_on_page(self, page: PageFile, row: InputRow, outcome: Sequence[Scored]) -> None:
+    def _tell(self, row: InputRow, outcome: Sequence[Scored]) -> None:
+        """Tell the watchers of a row: its figures, and events as if its text had been generated."""
         from genctl.render.token_heat import figures
         from genctl.scoring.scored_events import scored_events
 
         for one in outcome:
             lane = row.id if one.rank is None else f"{row.id} rank {one.rank}"
             before = row.extra.get("context", self.options.context) or (row.prompt if one.text != row.prompt else "")
-            page.data.figures[lane] = {"": figures(_figures(one))}
-            for event in scored_events(lane, f"{before or ''}{one.lead}", self.name, one):
-                page.feed(event)
+            for watcher in self.watchers:
+                watcher.figures(lane, {"": figures(_figures(one))})
+                for event in scored_events(lane, f"{before or ''}{one.lead}", self.name, one):
+                    watcher.feed(event)
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
         """Count a row. Show it on a terminal, and with --scores on standard error beside results in a pipe."""
@@ -224,10 +220,14 @@ class ScoreJob(Job[ScoreOptions]):
             self.nll += one.nll
             self.tokens += one.count
             self.bytes += one.bytes
-        if self.screen is not None:
-            self._print(row, outcome, self.screen.console, shown=True)
+
+        def draw(console: Console) -> None:
+            self._print(row, outcome, console, shown=True)
             if outcome[0].rank is None and not self.options.quiet:
-                put_words(self.screen.console, token_heat.legend())
+                put_words(console, token_heat.legend())
+
+        for watcher in self.watchers:
+            watcher.draw(draw)
         if self.shown or (self.details and self.options.format == "text"):
             self._print(row, outcome, self.out if self.shown else self.err, shown=self.shown)
 

@@ -5,22 +5,47 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from genctl.cli.file_at_end import FileAtEnd
+from genctl.cli.watcher import Watcher
+from genctl.events import Event
 from genctl.render.screen_picture import picture, terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from genctl.engines.protocol import Engine
+    from genctl.render.run_view import RunView
 
 WIDTH = 100  # cells, where there is no terminal to be as wide as
 
 
-class ScreenFile(FileAtEnd):
-    """A picture in the making: it shows what is printed on `console`. `close` is called before it is drawn."""
+class ScreenFile(FileAtEnd, Watcher):
+    """A picture in the making: it shows what is printed on `console`."""
 
     def __init__(self, path: str, *, force: bool) -> None:
         super().__init__(path, force=force)
         self.console = terminal(shutil.get_terminal_size((WIDTH, 24)).columns)
-        self.close: Callable[[], object] = lambda: None
+        self._view: RunView | None = None
+        self._load_s = 0.0
+
+    def feed(self, event: Event) -> None:
+        """Take one event."""
+        if self._view is not None:
+            self._view.feed(event)
+
+    def loaded(self, engine: Engine, load_s: float) -> None:
+        """Keep how long it took."""
+        self._load_s = load_s
+
+    def draw(self, draw: Callable[[Console], Any]) -> None:
+        """Let a command draw on the console."""
+        self._view = draw(self.console)
 
     def content(self) -> bytes:
         """The picture."""
-        self.close()
+        if self._view is not None:
+            self._view.load_s = self._load_s
+            self._view.close()
         return picture(self.console, "genctl " + " ".join(sys.argv[1:2])).encode("utf-8", "replace")

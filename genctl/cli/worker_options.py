@@ -55,7 +55,7 @@ def refused(*rows: Conflict) -> tuple[Conflict, ...]:
 
 def check_workers(options: Any, early: Resolved) -> None:
     """What cannot work with workers, and is known once there are settings. Raises UsageError."""
-    from genctl.workers.cluster import check_cores, require_ray
+    from genctl.engines.pool.cluster import check_cores, require_ray
 
     flag, runtime = wanted(options), early.runtime
     if options.input == "-" and is_terminal(sys.stdin):

@@ -308,10 +308,10 @@ def _scores(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: floa
     ]
     if pairs:
         n, recorded, current = max(pairs, key=lambda pair: _apart(pair[1].get("logprob"), pair[2].get("logprob")))
-        apart = _apart(recorded.get("logprob"), current.get("logprob"))
+        largest = _apart(recorded.get("logprob"), current.get("logprob"))
         lines.append(
             f"the same text, but {len(pairs)} of {len(before['token_ids'])} log-probabilities changed by more than "
-            f"{tolerance:g}; the most at token {n + 1}, by {apart:.4g}"
+            f"{tolerance:g}; the most at token {n + 1}, by {largest:.4g}"
         )
         lines += [f"    before {_told(recorded)}", f"    now    {_told(current)}"]
     scale = max(len(before["token_ids"]), 1) if before["score"] == before.get("logprob") else 1  # a sum, not a mean

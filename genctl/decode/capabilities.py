@@ -180,8 +180,8 @@ class Probe:
         sources = [self.forward.encode(self._text(7, 0)), self.forward.encode(self._text(4, 50))]
         text = self._text(3, 20)
         try:
-            apart = [self._begin(text[:2], source) for source in sources]
-            reference = torch.cat([self._step(rows, text[2:]) for rows in apart])
+            alone = [self._begin(text[:2], source) for source in sources]
+            reference = torch.cat([self._step(rows, text[2:]) for rows in alone])
             together = self._merge([self._begin(text[:2], source) for source in sources], sources)
             return self.alike(self._step(together, [text[2]] * 2), reference)
         except _FAILURES:

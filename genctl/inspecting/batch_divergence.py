@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 
 from genctl import events
+from genctl.engines.local.session import Session
 from genctl.requests import Report, Request
 from genctl.results import Collector, Result, Sequence
 from genctl.sequences import shared_length
-from genctl.session import Session
 
 COMPARED = 5  # alternatives in which the other choice is looked up
 

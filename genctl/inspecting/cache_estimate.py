@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from genctl.engines.local.planner import context_of, source_context_of
 from genctl.errors import UsageError
 from genctl.params import Generation, Runtime
-from genctl.request_planner import context_of, source_context_of
 
 if TYPE_CHECKING:
     from genctl.inspecting.skeleton import Skeleton

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from genctl.engines.local.session import Session
 from genctl.errors import ModelError
 from genctl.requests import Report, Request
-from genctl.session import Session
 
 CacheNorms: TypeAlias = tuple[
     int, list[dict[str, Any]], list[dict[str, Any]]

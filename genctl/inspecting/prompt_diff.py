@@ -9,11 +9,11 @@ from typing import Any
 from genctl import events
 from genctl.decode.runtime import Passed
 from genctl.decode.types import Prefix
+from genctl.engines.local.session import Session
 from genctl.errors import GenctlError, InputError, ModelError
 from genctl.inspecting.measurement import CROSS, STATE
 from genctl.requests import Report, Request
 from genctl.sequences import shared_length
-from genctl.session import Session
 
 SHOWN = 6  # tokens shown after the common prefix
 

@@ -8,11 +8,11 @@ import torch
 
 from genctl.decode.encoder_inputs import Sources
 from genctl.decode.runtime import ModelRuntime
+from genctl.engines.local.session import Session
 from genctl.errors import UsageError
 from genctl.models import hub
 from genctl.plural import count
 from genctl.requests import Report, Request
-from genctl.session import Session
 
 STEPS = 16
 # of the largest logit; float32 sums in another order differ by about 1e-6, 16-bit numbers are rounded at every layer

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import os
+import signal
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +43,21 @@ def stop() -> None:
     if dist.is_initialized():
         patient.cache_clear()
         dist.destroy_process_group()
+
+
+def silence(stack: ExitStack) -> None:
+    """Of a rank that writes nothing: its streams lead nowhere, and signals are left to rank 0."""
+    nowhere: Any = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 — the stack closes it
+    before = sys.stdout, sys.stderr
+    sys.stdout = sys.stderr = nowhere
+
+    def again() -> None:
+        sys.stdout, sys.stderr = before
+
+    stack.callback(again)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 @cache
@@ -82,6 +102,13 @@ def awaited(make: Callable[[], Any]) -> Any:
     if error is not None:
         raise error
     return heard((True, value))[1]
+
+
+def from_rank_0(make: Callable[[], Any], *, waits: bool) -> Any:
+    """What `make` returns on rank 0, on every rank. It is not called on the others. `waits`: it may take long."""
+    if waits:
+        return awaited(make)
+    return heard(None if dist.get_rank() else make())
 
 
 def gathered(thing: Any) -> list[Any] | None:

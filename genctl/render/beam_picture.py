@@ -141,9 +141,9 @@ def _finished(lane: LaneHistory, stem: Path, width: int, beams: int) -> list[Tex
         hypothesis = path.hypothesis
         line = Text(f"{'✓':>4} {place:>5} {number(hypothesis.total):>9} {number(hypothesis.score):>9}  ")
         line.append(f"{hypothesis.reason} after {len(hypothesis.tokens)}  ", style=theme.DIM)
-        apart = meet((path, stem)).chars  # where it left what the rows share
-        text = first_cells((hypothesis.text or path.text())[apart:], width - line.cell_len - 1)
-        line.append(f"{'…' if apart else ''}{text}")
+        left = meet((path, stem)).chars  # where it left what the rows share
+        text = first_cells((hypothesis.text or path.text())[left:], width - line.cell_len - 1)
+        line.append(f"{'…' if left else ''}{text}")
         lines.append(line)
     if len(ended) > beams:
         lines.append(Text(f"{'':>10} … and {len(ended) - beams} pushed out", style=theme.DIM))

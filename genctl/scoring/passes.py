@@ -18,6 +18,7 @@ from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.runtime import ModelRuntime
 from genctl.errors import ModelError
 from genctl.events import Token
+from genctl.scoring.scored_text import Detail
 
 LARGEST = 2**28  # most logits in one pass, 1 GiB
 AT_ONCE = 2**24  # most logits processed at a time
@@ -30,14 +31,6 @@ class Piece:
     ids: tuple[int, ...]
     first: int
     source: tuple[int, ...] | None = None  # what an encoder reads
-
-
-@dataclass(frozen=True)
-class Detail:
-    """What is reported of each token besides its log-probability."""
-
-    ranks: bool = False  # rank and entropy
-    top: int = 0  # alternatives
 
 
 class Passes:

@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from genctl.events import Token
 
 By: TypeAlias = Literal["mean", "total", "bits-per-byte"]
+
+
+@dataclass(frozen=True)
+class Detail:
+    """What is reported of each token besides its log-probability."""
+
+    ranks: bool = False  # rank and entropy
+    top: int = 0  # alternatives
+
+
+@dataclass(frozen=True)
+class Options:
+    """How texts are read, and what is reported of them."""
+
+    add_eos: bool = False
+    stride: int | None = None  # tokens between windows; None refuses what is longer than the context
+    window: int | None = None  # tokens; None is the model's context
+    by: By = "mean"  # how candidates are ranked
+    batch_size: int = 16  # texts (windows of them, candidates) in one pass
+    chunk: int = 64  # texts sorted by length together
+    detail: Detail = field(default_factory=Detail)
+    captions: bool = True  # whether tokens carry their text
+    context: str | None = None  # of texts that have none of their own
+    target: str | None = None
+    rank: bool = False  # candidates are ranked
 
 
 @dataclass(frozen=True)

@@ -9,33 +9,19 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
+from genctl.engines.local.planner import source_context_of
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.events import Token
 from genctl.plural import count
-from genctl.request_planner import source_context_of
-from genctl.scoring.passes import Detail, Passes, Piece
-from genctl.scoring.scored_text import By, Scored, TextToScore, goodness
+from genctl.scoring.passes import Passes, Piece
+from genctl.scoring.scored_text import Options, Scored, TextToScore, goodness
 from genctl.scoring.texts import EncodedText, TextReader
 from genctl.scoring.windows import windows
 
 if TYPE_CHECKING:
-    from genctl.session import Session
+    from genctl.engines.local.planner import Planner
 
 Key = TypeVar("Key")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How texts are read, and what is reported of them."""
-
-    add_eos: bool = False
-    stride: int | None = None  # tokens between windows; None refuses what is longer than the context
-    window: int | None = None  # tokens; None is the model's context
-    by: By = "mean"  # how candidates are ranked
-    batch_size: int = 16  # texts (windows of them, candidates) in one pass
-    chunk: int = 64  # texts sorted by length together
-    detail: Detail = dataclasses.field(default_factory=Detail)
-    captions: bool = True  # whether tokens carry their text
 
 
 Outcome: TypeAlias = "list[Scored] | GenctlError"
@@ -58,18 +44,18 @@ class Scorer:
     Raises UsageError or ModelError at once for options that this checkpoint cannot do.
     """
 
-    def __init__(self, session: Session, options: Options) -> None:
-        planner, loaded = session.planner, session.loaded
+    def __init__(self, planner: Planner, options: Options) -> None:
+        loaded = planner.loaded
         self.loaded = loaded
         self.options = options
-        self.is_encoder_decoder = session.forward.is_encoder_decoder
+        self.is_encoder_decoder = planner.forward.is_encoder_decoder
         self.context = planner.context
         self.source_context = source_context_of(loaded.config) if self.is_encoder_decoder else None
         start = planner.decoder_start if planner.decoder_start is not None else planner.bos
         self.reader = TextReader(
             loaded, eos=planner.eos[0] if planner.eos else None, start=start, add_eos=options.add_eos
         )
-        self.passes = Passes(session.forward, batch_size=options.batch_size, detail=options.detail)
+        self.passes = Passes(planner.forward, batch_size=options.batch_size, detail=options.detail)
         self.window = self._window()
 
     @property
@@ -99,14 +85,15 @@ class Scorer:
             raise UsageError(f"--stride {options.stride} must be less than the window of {window} tokens")
         return window
 
-    def check(self, *, context: str | None, target: str | None, rank: bool) -> None:
-        """Whether flags make sense with this checkpoint. Raises UsageError, instead of failing every text."""
-        if target is not None and not self.is_encoder_decoder:
+    def check(self) -> None:
+        """Whether the flags make sense with this checkpoint. Raises UsageError, instead of failing every text."""
+        options = self.options
+        if options.target is not None and not self.is_encoder_decoder:
             raise UsageError(
                 f"--target is for encoder-decoders, and {self.loaded.name} is a causal model; "
                 "what its text continues is said with --context"
             )
-        if context is not None and self.is_encoder_decoder and not rank:
+        if options.context is not None and self.is_encoder_decoder and not options.rank:
             raise UsageError(
                 f"--context is for causal models, and {self.loaded.name} is an encoder-decoder; "
                 "the text is its source, and what is scored is said with --target"

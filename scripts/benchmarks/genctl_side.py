@@ -16,7 +16,7 @@ class Genctl:
         import torch
 
         from genctl.config.layers import Layer, resolve
-        from genctl.session import Session
+        from genctl.engines.local.session import Session
 
         torch.set_num_threads(setup.threads)
         settings: dict[str, Any] = {"model": str(setup.folder("transformers")), "device": setup.device}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.backend import retry
+from genctl.engines.server import retry
 from tests.backend.stand_in import Body, Failure, StandIn, first_times, running
 from tests.cli.tool import genctl
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from genctl.backend import client, reading, retry
-from genctl.backend.address import key_of, read
-from genctl.backend.failure import Trouble
-from genctl.backend.reading import Body, Lines, message_of, object_of
-from genctl.backend.retry import asked_s
+from genctl.engines.server import client, reading, retry
+from genctl.engines.server.address import key_of, read
+from genctl.engines.server.failure import Trouble
+from genctl.engines.server.reading import Body, Lines, message_of, object_of
+from genctl.engines.server.retry import asked_s
 from tests.backend.stand_in import Body as Request
 from tests.backend.stand_in import Failure, Fault, StandIn, running
 from tests.cli.tool import Done, genctl
@@ -102,7 +102,7 @@ def test_after_the_last_text_a_stream_that_stays_open_is_left(monkeypatch: pytes
 
 @pytest.mark.parametrize("path", ["models", "probe"])
 def test_the_probe_has_a_time_limit(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genctl.backend.server.PROBE_S", 0.6)
+    monkeypatch.setattr("genctl.engines.server.server.PROBE_S", 0.6)
     drip = DRIPS["a body"]
     wrong = {"wrong_models": drip} if path == "models" else {"fault": lambda server, body: drip}
     with running(**wrong) as server:
@@ -372,7 +372,7 @@ def test_odd_fields_cost_no_row(choice: dict[str, object], tmp_path: Path) -> No
 
 
 def test_a_row_that_nothing_foresaw_is_an_error_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from genctl.backend import answer as answers
+    from genctl.engines.server import answer as answers
 
     real = answers.ending_of
 
@@ -381,7 +381,7 @@ def test_a_row_that_nothing_foresaw_is_an_error_and_the_others_go_on(monkeypatch
             raise ZeroDivisionError("nobody thought of this")
         return real(piece, could_stop=could_stop)
 
-    monkeypatch.setattr("genctl.backend.lane.ending_of", fails)
+    monkeypatch.setattr("genctl.engines.server.lane.ending_of", fails)
     with running(fault=for_rows(Failure(200, answer(finish_reason="broken")))) as server:
         done = run(server, "bad", "Hi")
         assert done.records[0]["error"]["message"].endswith("unexpected ZeroDivisionError: nobody thought of this")

@@ -29,7 +29,7 @@ def test_it_is_there_before_torch_and_gone_at_the_end(tmp_path: Path, environmen
     code = (  # says when the import of what brings torch begins
         "import builtins, os, sys; from genctl.__main__ import main; imported = builtins.__import__\n"
         "def heard(name, *rest, **named):\n"
-        "    if name == 'genctl.session' and name not in sys.modules and 'torch' not in sys.modules:\n"
+        "    if name == 'genctl.engines.local.session' and name not in sys.modules and 'torch' not in sys.modules:\n"
         "        os.write(2, b'<torch>')\n"
         "    return imported(name, *rest, **named)\n"
         "builtins.__import__ = heard; main()\n"

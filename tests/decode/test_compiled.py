@@ -19,10 +19,10 @@ from genctl.decode.loop import decode
 from genctl.decode.processors.build import build
 from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.transformers_runtime import TransformersRuntime
+from genctl.engines.local.session import Session
 from genctl.errors import ModelError, PresetError, UsageError
 from genctl.models import hub, prepare
 from genctl.params import Generation, Runtime
-from genctl.session import Session
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive

@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from genctl.backend import client, retry
+from genctl.engines.server import client, retry
 from tests.backend.stand_in import Failure, StandIn, running
 from tests.cli.tool import Done, genctl
 from tests.hostile.corpus import spoilt

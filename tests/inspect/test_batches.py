@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from genctl import events
+from genctl.engines.local.session import Session
 from genctl.inspecting.batch_divergence import differences
 from genctl.results import Result, Sequence
-from genctl.session import Session
 from tests.cli.tool import genctl
 
 

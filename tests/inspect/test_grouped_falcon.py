@@ -12,11 +12,11 @@ import pytest
 
 from genctl import events
 from genctl.config.layers import flags_layer
+from genctl.engines.local.session import Session
 from genctl.errors import InputError
 from genctl.inspecting.cache_estimate import plan
 from genctl.params import Generation, Runtime
 from genctl.requests import Request
-from genctl.session import Session
 from tests.native import variations
 from tests.tiny import HEADS, LAYERS, tokenizer
 

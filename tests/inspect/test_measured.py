@@ -9,10 +9,10 @@ import pytest
 
 from genctl import events
 from genctl.config.layers import flags_layer
+from genctl.engines.local.session import Session
 from genctl.inspecting.measurement import Measurement, per_token
 from genctl.params import Runtime
 from genctl.requests import Request
-from genctl.session import Session
 from tests.tiny import WINDOW, checkpoint
 
 PROMPT = "the cat sat on the mat"

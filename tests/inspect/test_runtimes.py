@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from genctl.engines.local.session import Session
 from genctl.errors import UsageError
 from genctl.inspecting.runtime_check import compare
 from genctl.native.decoder import RMSNorm
@@ -11,7 +12,6 @@ from genctl.native.model import NativeModel
 from genctl.native.seq2seq_model import Seq2SeqModel
 from genctl.params import Runtime
 from genctl.requests import Request
-from genctl.session import Session
 
 
 @pytest.mark.parametrize(("name", "prompt"), [("stories", "Once upon a time"), ("numbers", "12345")])

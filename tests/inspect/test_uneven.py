@@ -11,10 +11,10 @@ import torch
 
 from genctl import events
 from genctl.config.layers import flags_layer
+from genctl.engines.local.session import Session
 from genctl.inspecting.cache_estimate import plan
 from genctl.params import Generation, Runtime
 from genctl.requests import Request
-from genctl.session import Session
 from tests.tiny import checkpoint, tiny, tokenizer
 
 TEXT = "the cat sat"

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from genctl.config.layers import Layer
+from genctl.engines.local.session import Session
 from genctl.events import Finished
 from genctl.params import Runtime
 from genctl.requests import Request
-from genctl.session import Session
 
 PROMPTS = [(5, 60, 250, 7), (9, 8), (11, 48, 205, 93, 160)]
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl import events
+from genctl.engines.local.rerank import RerankPlan, chrf, conflicts, expected_chrf, plan, rerank
 from genctl.models.text import Detokenizer
 from genctl.params import Generation
-from genctl.rerank import RerankPlan, chrf, conflicts, expected_chrf, plan, rerank
 from genctl.strategies.sample import Sample
 from tests.decode.driver import PROMPTS, Case
 from tests.lane_texts import with_texts

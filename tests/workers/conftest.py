@@ -19,7 +19,7 @@ def ray_here() -> Iterator[None]:
     """Ray, started once; `--workers` uses one that runs in its process."""
     if importlib.util.find_spec("ray") is None:  # not imported here: `start_cluster` has to silence it first
         pytest.skip("Ray is not installed")
-    from genctl.workers.cluster import start_cluster
+    from genctl.engines.pool.cluster import start_cluster
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -33,7 +33,7 @@ def ray_here() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine adds no note."""
-    monkeypatch.setattr("genctl.workers.pool.SLOW_S", 1e9)
+    monkeypatch.setattr("genctl.engines.pool.pool.SLOW_S", 1e9)
 
 
 def mixed_row(number: int) -> dict[str, Any]:

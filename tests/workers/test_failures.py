@@ -12,16 +12,13 @@ from typing import Any
 
 import pytest
 
+from genctl.engines.pool import cluster
+from genctl.engines.pool import pool as pools
+from genctl.engines.pool.worker import Worker, WorkerSetup
 from genctl.errors import ModelError
 from genctl.params import Runtime
-from genctl.workers import cluster
-from genctl.workers import pool as pools
-from genctl.workers.generate_task import GenerateTask
-from genctl.workers.worker import Worker, WorkerSetup
 from tests.cli.tool import genctl
 from tests.workers.dying import POISON
-
-TASK = GenerateTask(None, (), 16, steps=False, parents=False)
 
 
 @pytest.mark.processes
@@ -73,7 +70,7 @@ def test_a_folder_that_a_node_lacks_is_named_with_the_node(tmp_path: Path) -> No
     setup = WorkerSetup(Runtime(model="gone"), (), 1, str(tmp_path), local=str(gone), alone=False)
     before = os.environ.get("OMP_NUM_THREADS"), Path.cwd()
     try:
-        error = Worker(setup, TASK).open()
+        error = Worker(setup).open()
     finally:
         os.environ["OMP_NUM_THREADS"] = before[0] or "1"
         os.chdir(before[1])

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from genctl.workers.cluster import cores
+from genctl.engines.pool.cluster import cores
 from tests.cli.tool import genctl
 
 ROOT = Path(__file__).parents[2]

@@ -18,11 +18,11 @@ from typing import Any
 import psutil
 import pytest
 
+from genctl.engines.pool import address, cluster, memory
+from genctl.engines.pool.processes import RayProcesses
 from genctl.errors import UsageError
 from genctl.inspecting.own_weights import own_weights
 from genctl.params import Runtime
-from genctl.workers import address, cluster, memory
-from genctl.workers.processes import RayProcesses
 from tests.cli.tool import genctl
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")

@@ -9,20 +9,18 @@ from typing import Any
 
 import pytest
 
+from genctl.engines.pool import pool as pools
+from genctl.engines.pool.pool import GroupResult, WorkerPool, WorkGroup
+from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, WorkerSetup
 from genctl.errors import ModelError
 from genctl.params import Runtime
-from genctl.workers import pool as pools
-from genctl.workers.generate_task import GenerateTask
-from genctl.workers.pool import GroupResult, WorkerPool, WorkGroup
-from genctl.workers.worker import FinishedGroup, OpenedWorker, WorkerSetup
 from tests.workers.fake_ray import Died, FakeRay
 
 Behave = Callable[[int, str, tuple[Any, ...]], Any]
-TASK = GenerateTask(None, (), 16, steps=False, parents=False)
 
 
 def opened(number: int, **identity: Any) -> OpenedWorker:
-    return OpenedWorker(f"node {number}", number, None, {"torch": "1", **identity})
+    return OpenedWorker(f"node {number}", number, {"torch": "1", **identity})
 
 
 def well(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -36,7 +34,7 @@ def well(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
 def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerPool]:
     def start(behave: Behave, workers: int = 3, seed: int = 0) -> WorkerPool:
         monkeypatch.setitem(sys.modules, "ray", FakeRay(behave, seed))  # type: ignore[arg-type]
-        pool = WorkerPool(None, workers, False, lambda cluster: WorkerSetup(Runtime(), (), 1, "."), TASK)
+        pool = WorkerPool(None, workers, False, lambda cluster: WorkerSetup(Runtime(), (), 1, "."))
         pool.open(lambda: None, lambda line: None)
         return pool
 

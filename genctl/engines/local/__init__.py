@@ -1,0 +1,1 @@
+"""A checkpoint that is loaded in this process."""

@@ -1,0 +1,79 @@
+"""Notes on the chosen cache: where it is lossy, where it has no effect, and when a saved prompt is useless."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from genctl.config.layers import Resolved
+    from genctl.decode.runtime import ModelRuntime
+    from genctl.decode.types import Prefix
+
+_DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+
+
+def cache_notes(forward: ModelRuntime, name: str, resolved: Resolved) -> list[str]:
+    """One sentence for each surprising effect of the cache, and of `cache_implementation`. `name`: the checkpoint's."""
+    window = forward.cut_window
+    effects = [*_differing(forward, resolved), *_effects(forward, name, resolved)]
+    if window is None or not window.note or not resolved.generation.use_cache or not forward.supports_cache:
+        return effects
+    return [window.note, *effects]
+
+
+def _differing(forward: ModelRuntime, resolved: Resolved) -> list[str]:
+    generation = resolved.generation
+    found = []
+    if forward.cache_differs:
+        used = "its cache is used, as in generate()" if generation.use_cache else "everything is read again"
+        found.append(f"{forward.name} computes other numbers with a cache than without: {used}")
+    window = forward.cut_window
+    drafting = [name for name in _DRAFTING if getattr(generation, name) is not None]
+    if window is not None and window.indexed and drafting and generation.use_cache:
+        found.append(
+            f"{drafting[0]}: beyond {window.size} tokens ({window.name}) nothing is drafted: which tokens "
+            f"{forward.name} sees there depends on how many are read at once"
+        )
+    return found
+
+
+def _effects(forward: ModelRuntime, name: str, resolved: Resolved) -> list[str]:
+    generation = resolved.generation
+    form = generation.cache_implementation
+    if not generation.use_cache or form == "off":
+        return []
+    if not forward.supports_cache:
+        return [f"{name} keeps no cache: everything is read again at every step"]
+    if form == "dynamic":
+        return []
+    setting = f"cache_implementation = {form} ({resolved.origins['cache_implementation']})"
+    if not _grows(forward):
+        return [f"{setting} changes nothing: {name} keeps only {_kept(forward)}"]
+    if form == "quantized":
+        return [f"{setting} is lossy: keys and values are kept in 8 bits, so the text may come out differently"]
+    if form == "offloaded" and forward.device.type != "cuda":
+        where = forward.device.type
+        return [f"{setting} has nowhere to offload to: the model is on the {where}, so it acts as dynamic"]
+    return []
+
+
+def _kinds(forward: ModelRuntime) -> set[str]:
+    return {layer.kind for layer in forward.new_cache().layers if layer.kind}
+
+
+def _grows(forward: ModelRuntime) -> bool:
+    """Whether any layer keeps all tokens, so that its form can be chosen."""
+    return "full" in _kinds(forward)
+
+
+def _kept(forward: ModelRuntime) -> str:
+    return " and ".join(f"{kind}s" for kind in sorted(_kinds(forward), reverse=True)) or "layers of its own"
+
+
+def reuse_limit(forward: ModelRuntime, saved: Prefix | None) -> str:
+    """Why a saved prompt may be useless for another prompt."""
+    if forward.is_encoder_decoder:
+        return "an encoder reads a source as a whole, so only an equal one can be reused"
+    if saved is not None and saved.cache is not None and not saved.cache.is_croppable:
+        return "a recurrent state cannot be cut back, so only a prompt that goes on where it ends can reuse it"
+    return "the prompts have no beginning in common"

@@ -1,0 +1,135 @@
+"""The text of a lane: its tokens become characters, stops cut them, and finished sequences are completed.
+
+Each live row has a `RowText`, which is forked if the row has several children. Texts are changed in this order: the
+detokenizer writes them, stops cut them (`stop_text`), and text that is already in the prompt is removed
+(`decode.token_healing`). Then missing phrases and incomplete grammars are marked, and samples are reranked.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from genctl.decode.token_healing import HealedPrompt
+from genctl.engines.local import rerank
+from genctl.engines.local.forced_phrases import ForcedPhrases
+from genctl.engines.local.stop_text import HeldText, StopTrimmer
+from genctl.events import Ended, Event, Finished, Hypothesis, Row, Stepped, Token, advance, with_tokens
+
+if TYPE_CHECKING:
+    from genctl.decode.grammar.processor import Grammar
+    from genctl.models.text import Words
+
+
+class LaneText:
+    """Fills in the texts of one lane's events.
+
+    `words` is a new detokenizer. `prompt_length` counts the tokens before those that `grammar` reads.
+    """
+
+    def __init__(
+        self,
+        words: Words,
+        *,
+        stops: StopTrimmer | None = None,
+        healed: HealedPrompt | None = None,
+        phrases: ForcedPhrases | None = None,
+        grammar: Grammar | None = None,
+        prompt_length: int = 0,
+        ranking: rerank.RerankPlan | None = None,
+    ) -> None:
+        self.words = words
+        self.stops = stops if stops is not None and stops.needed else None
+        self.healed = healed if healed is not None and healed.text else None
+        self.phrases = phrases
+        self.grammar, self.prompt_length = grammar, prompt_length
+        self.ranking = ranking
+        self._rows = [RowText(self)]
+
+    def filled(self, event: Event) -> Event:
+        """The event with its texts. Raises InputError if a row continues one that does not exist."""
+        if isinstance(event, Stepped):
+            self._rows, ended = advance(self._rows, event, RowText.grow, RowText.fork)
+            last = [
+                dataclasses.replace(row, written=text.written, hypothesis=self._shown(text.hypothesis))
+                for row, text in zip(event.ended, ended, strict=True)
+                if text.hypothesis is not None
+            ]
+            return with_tokens(event, [text.written for text in self._rows], tuple(last))
+        return self._finished(event) if isinstance(event, Finished) else event
+
+    def _finished(self, event: Finished) -> Finished:
+        hypotheses: Sequence[Hypothesis] = [self._checked(self._shown(self.decoded(each))) for each in event.hypotheses]
+        if self.ranking is not None:
+            hypotheses = rerank.rerank(hypotheses, [each.text for each in hypotheses], self.ranking)
+        return dataclasses.replace(event, hypotheses=tuple(hypotheses))
+
+    def decoded(self, hypothesis: Hypothesis) -> Hypothesis:
+        """The hypothesis with its text, cut at stops."""
+        hypothesis = dataclasses.replace(hypothesis, text=self.words.decode(hypothesis.tokens))
+        return hypothesis if self.stops is None else dataclasses.replace(hypothesis, text=self.stops.text(hypothesis))
+
+    def _shown(self, hypothesis: Hypothesis) -> Hypothesis:
+        """The hypothesis without the text that is in the prompt, and with the phrases that it lacks."""
+        if self.healed is not None and hypothesis.tokens:
+            hidden = self.healed.hidden(hypothesis.tokens[0])
+            hypothesis = dataclasses.replace(hypothesis, text=hypothesis.text[hidden:])
+        return hypothesis if self.phrases is None else self.phrases.unmet(hypothesis)
+
+    def _checked(self, hypothesis: Hypothesis) -> Hypothesis:
+        """With a mark if the budget or the time cut off a text that the grammar would have continued."""
+        grammar = self.grammar
+        if grammar is None or hypothesis.reason not in ("length", "time"):
+            return hypothesis
+        if not grammar.cut(hypothesis.tokens, self.prompt_length):
+            return hypothesis
+        return dataclasses.replace(hypothesis, incomplete=grammar.source.knob)
+
+
+class RowText:
+    """The text of one row, token by token."""
+
+    def __init__(self, lane: LaneText) -> None:
+        self.lane = lane
+        self.words = lane.words.fork()
+        self.held = None if lane.stops is None else HeldText(lane.stops)
+        self.hidden: int | None = None  # characters that are still to hide; None before the first token
+        self.written: tuple[Token, ...] = ()  # the newest tokens, with their text
+        self.hypothesis: Hypothesis | None = None  # what the row became, with its text, if it ended
+
+    def fork(self) -> RowText:
+        """A second row in the same state."""
+        twin = copy.copy(self)
+        twin.words, twin.held = self.words.fork(), None if self.held is None else self.held.fork()
+        return twin
+
+    def grow(self, row: Row | Ended) -> RowText:
+        """Take the new tokens of a row. The last token of an ended row gets all text that was held back."""
+        end = self.hypothesis = self.lane.decoded(row.hypothesis) if isinstance(row, Ended) else None
+        written, piece, last = [], self.words.piece, len(row.written) - 1
+        for place, token in enumerate(row.written):
+            text = self._text(token.id, end if place == last else None)
+            top = token.top and tuple((id, piece(id), logprob) for id, _, logprob in token.top)
+            watched = token.watched and tuple((id, piece(id), value, rank) for id, _, value, rank in token.watched)
+            # spelled out: `dataclasses.replace` takes three times as long, for every token
+            written.append(Token(token.id, token.logprob, text, token.rank, token.entropy, top, token.trace, watched))
+        self.written = tuple(written)
+        return self
+
+    def _text(self, token: int, end: Hypothesis | None) -> str:
+        """The text that a token adds; `end` is what the row became with it, if it ended."""
+        text = self.words.push(token)
+        if end is not None:
+            text += self.words.flush()
+        if self.held is not None:
+            text = self.held.release(token, text)
+            if end is not None:
+                text += end.text[self.held.released :]
+        if self.lane.healed is None or self.hidden == 0:
+            return text
+        hidden = self.lane.healed.hidden(token) if self.hidden is None else self.hidden
+        cut = min(hidden, len(text))
+        self.hidden = hidden - cut
+        return text[cut:]

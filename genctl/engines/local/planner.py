@@ -1,0 +1,434 @@
+"""Plan requests as lanes: prompt ids, strategy, processors, stopping criteria."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from genctl import events
+from genctl.engines.local import rerank
+from genctl.engines.local.forced_phrases import ForcedPhrases, forced_phrases
+from genctl.engines.local.lane_text import LaneText
+from genctl.engines.local.stop_text import StopTrimmer
+from genctl.errors import InputError, ModelError, UsageError
+from genctl.params import Generation, Runtime
+from genctl.plural import count
+
+if TYPE_CHECKING:
+    from genctl.decode.guidance import Unconditional
+    from genctl.decode.runtime import ModelRuntime
+    from genctl.decode.stopping.build import NamedCriterion
+    from genctl.decode.token_healing import HealedPrompt
+    from genctl.decode.types import Lane, Processor, Strategy
+    from genctl.models.hub import LoadedModel
+    from genctl.models.text import Words
+    from genctl.requests import Report, Request
+
+DEFAULT_NEW_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as the model reads it."""
+
+    ids: tuple[int, ...]
+    text: str  # shown and recorded
+
+
+@dataclass(frozen=True)
+class PlannedLane:
+    """A lane, and how its texts are processed."""
+
+    lane: Lane
+    prompt: Prompt
+    kind: str  # the strategy's name
+    settings: dict[str, Any]  # for viewers
+    stops: StopTrimmer
+    healed: HealedPrompt | None = None
+    ranking: rerank.RerankPlan | None = None
+    phrases: ForcedPhrases | None = None
+    draws: bool = True  # tokens are drawn, or a processor may draw
+
+    def began(self, request: Request, model: str, *, encoder_decoder: bool) -> events.Began:
+        """The event with which the lane begins."""
+        return events.Began(
+            request.id,
+            self.prompt.text,
+            self.kind,
+            model,
+            request.seed if self.draws else None,
+            self.settings,
+            request.place,
+            encoder_decoder,
+        )
+
+    def text(self, words: Words) -> LaneText:
+        """Fills in the texts of the lane's events. `words` detokenizes."""
+        from genctl.decode.grammar.processor import grammar_of
+
+        return LaneText(
+            words,
+            stops=self.stops,
+            healed=self.healed,
+            phrases=self.phrases,
+            grammar=grammar_of(self.lane.processors),
+            prompt_length=len(self.lane.tokens),
+            ranking=self.ranking,
+        )
+
+
+class Planner:
+    """Plans lanes for one checkpoint."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        forward: ModelRuntime,
+        runtime: Runtime,
+        *,
+        allow_plugins: bool,
+        flags: dict[str, Any],
+    ) -> None:
+        self.loaded = loaded
+        self.forward = forward
+        self.runtime = runtime
+        self.allow_plugins = allow_plugins
+        self.flags = flags  # how further checkpoints (assistants, amateurs) are loaded
+        self.auxiliary_models: dict[str, tuple[LoadedModel, ModelRuntime]] = {}
+        self.latest: tuple[Generation, tuple[Strategy, rerank.RerankPlan | None]] | None = None
+        defaults = loaded.model.generation_config
+        self.eos = _ids(defaults.eos_token_id)
+        self.pad = defaults.pad_token_id
+        self.bos = defaults.bos_token_id
+        self.decoder_start = defaults.decoder_start_token_id  # without one the decoder begins with BOS
+
+    @property
+    def context(self) -> int | None:
+        """The maximum number of positions; None if the model has no limit."""
+        return context_of(self.loaded.config)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
+        from genctl.models.text import decode
+
+        return decode(self.loaded.tokenizer, ids) if self.loaded.tokenizer is not None else ""
+
+    def companion(self, name: str) -> tuple[LoadedModel, ModelRuntime]:
+        """A second checkpoint (an assistant, an amateur) on the same device, loaded once."""
+        from genctl.models import hub
+        from genctl.native.runtime_factory import runtime_of
+
+        if name not in self.auxiliary_models:
+            # its steps alternate with the model's, so it is packed and never compiled
+            runtime = replace(
+                self.runtime, model=name, revision=None, compile=False, adapter=None, tensor_parallel=False, fsdp=False
+            )
+            # without a tokenizer, different vocabularies cannot be detected
+            loaded = hub.load(runtime, **self.flags, need_tokenizer=self.loaded.tokenizer is not None)
+            self.auxiliary_models[name] = loaded, runtime_of(loaded.model)
+        return self.auxiliary_models[name]
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def read(self, request: Request) -> Prompt:
+        """The request's prompt in token ids. Raises InputError or ModelError."""
+        from genctl.models import chat, text
+
+        tokenizer = self.loaded.tokenizer
+        runtime = request.resolved.runtime
+        if request.prompt_ids is not None:
+            text.check_ids(request.prompt_ids, self.loaded.vocab_size)
+            return Prompt(request.prompt_ids, self.text(request.prompt_ids))
+        if tokenizer is None:
+            raise ModelError(f"{self.loaded.name} has no tokenizer: give prompt_ids instead of text")
+        if request.messages is not None or runtime.chat or runtime.system is not None:
+            messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
+            rendered = chat.render_chat_text(tokenizer, list(messages), system=runtime.system, name=self.loaded.name)
+            ids = tuple(
+                text.encode(tokenizer, rendered, add_special_tokens=False)
+            )  # the template contains the special tokens
+            return Prompt(ids, rendered)
+        assert request.prompt is not None
+        ids = tuple(text.encode_prompt(self.loaded, request.prompt))
+        return Prompt(ids, request.prompt)
+
+    def plan(self, request: Request, report: Report) -> PlannedLane:
+        """The lane of a request. Raises GenctlError with one line."""
+        from genctl.decode.types import Lane
+
+        generation = request.resolved.generation
+        began = time.monotonic()
+        self._check_special(generation)
+        prompt = self.read(request)
+        if not prompt.ids:
+            raise InputError("the prompt tokenises to nothing, and there is nothing to continue")
+        prompt, truncated = self._truncated(request, prompt)
+        source: tuple[int, ...] | None = None
+        tokens = prompt.ids
+        healed = self._heal(generation, tokens)
+        if healed is not None:
+            tokens = healed.ids
+        if self.forward.is_encoder_decoder:
+            source, tokens = prompt.ids, (self._decoder_start(generation),)
+        eos = _ids(generation.eos_token_id) if generation.eos_token_id is not None else self.eos
+        most, limit = self._most_new_tokens(generation, len(tokens), prompt)
+        strategy, ranking = self._strategy(generation)
+        beneath = "" if healed is None else healed.text
+        processors = self._processors(request, generation, tokens, source, most, eos, beneath)
+        criteria = self._criteria(request, generation, began)
+        lane = Lane(
+            request.id,
+            tokens,
+            strategy,
+            most,
+            eos,
+            source,
+            processors,
+            criteria,
+            request.seed,
+            use_cache=generation.use_cache and generation.cache_implementation != "off",
+            cache=generation.cache_implementation,
+            top=report.top,
+            scores=report.scores,
+            trace=report.trace,
+            watch=report.watch,
+            returned=generation.num_return_sequences if ranking is None else ranking.samples,
+            limit=limit,
+        )
+        settings: dict[str, Any] = {"length_penalty": strategy.length_penalty, "runtime": self.forward.kind}
+        if generation.num_beams > 1:
+            settings["num_beams"] = generation.num_beams
+        if generation.num_return_sequences > 1:
+            settings["num_return_sequences"] = generation.num_return_sequences
+        if truncated:
+            settings["truncated"] = truncated
+        stops = StopTrimmer(criteria, generation.keep_stop, self.text)
+        kind, phrases = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy)
+        draws = generation.draws or bool(request.resolved.processors)
+        return PlannedLane(lane, prompt, kind, settings, stops, healed, ranking, phrases, draws)
+
+    def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
+        """The strategy for these knobs. It has no state, so requests with equal knobs share one."""
+        if self.latest is None or self.latest[0] is not generation:
+            self.latest = generation, self._made_strategy(generation)
+        return self.latest[1]
+
+    def _made_strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
+        from genctl.strategies.auxiliary_models import AuxiliaryModel, auxiliary_strategy
+        from genctl.strategies.factory import choose
+        from genctl.strategies.sample import Sample
+
+        def companion(name: str) -> AuxiliaryModel:
+            loaded, forward = self.companion(name)
+            return AuxiliaryModel(forward, loaded.tokenizer)
+
+        ranking = rerank.plan(generation)
+        tokenizer = self.loaded.tokenizer
+        if generation.mbr_samples and tokenizer is None:
+            raise UsageError("mbr_samples: compares texts, and this checkpoint has no tokenizer to write any")
+        pad = self.pad if generation.pad_token_id is None else generation.pad_token_id
+        alone = generation if ranking is None else replace(generation, num_return_sequences=1)
+        strategy = auxiliary_strategy(alone, self.forward, tokenizer, companion) or choose(alone, tokenizer, pad)
+        if ranking is None:
+            return strategy, None
+        if not isinstance(strategy, Sample):
+            name = "best_of" if generation.best_of else "mbr_samples"
+            raise UsageError(f"{name} cannot be combined with {strategy.kind}: it chooses among plain samples")
+        return Sample(True, ranking.samples, sampler=generation.sampler), ranking
+
+    def _forced_phrases(self, generation: Generation, strategy: Strategy) -> ForcedPhrases | None:
+        """The phrases that a finished text must contain."""
+        if not (generation.force_words or generation.force_words_ids):
+            return None
+        from genctl.strategies.constrained import ConstrainedBeam
+        from genctl.strategies.constraints import Constraints
+
+        if not isinstance(strategy, ConstrainedBeam):
+            return None
+        return ForcedPhrases(Constraints(strategy.words), forced_phrases(generation, self.text), self.text)
+
+    def _check_special(self, generation: Generation) -> None:
+        """Raises UsageError for a special id that the model does not have: it could never be written or read."""
+        for name in ("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "stop_token_ids"):
+            for token in _ids(getattr(generation, name)):
+                if not 0 <= token < self.loaded.vocab_size and (name, token) != ("pad_token_id", -1):  # -1: none
+                    raise UsageError(f"{name}: {token} is not one of the {self.loaded.vocab_size} ids of the model")
+
+    def _heal(self, generation: Generation, tokens: tuple[int, ...]) -> HealedPrompt | None:
+        """The prompt without its last tokens, whose text the continuation must begin with."""
+        if not generation.token_healing:
+            return None
+        if self.forward.is_encoder_decoder:
+            raise ModelError("token_healing mends the end of a prompt that goes on; an encoder-decoder reads it whole")
+        if self.loaded.tokenizer is None:
+            raise ModelError(f"token_healing needs a tokenizer, and {self.loaded.name} has none")
+        from genctl.decode.token_healing import heal
+
+        stops = generation.stop_strings or ()
+        return heal(
+            self.loaded.tokenizer, tokens, self.forward.vocab_size, stops=(stops,) if isinstance(stops, str) else stops
+        )
+
+    def _decoder_start(self, generation: Generation) -> int:
+        for start in (generation.decoder_start_token_id, self.decoder_start, generation.bos_token_id, self.bos):
+            if start is not None:
+                return int(start)
+        raise ModelError(f"{self.loaded.name} names no decoder_start_token_id, so its decoder cannot begin")
+
+    def _truncated(self, request: Request, prompt: Prompt) -> tuple[Prompt, int]:
+        """The prompt as `truncate` wants it, and how many tokens that took; its text stays as it was.
+
+        Room is kept for max_new_tokens, though for no more than half of what the context (or max_length) holds. What
+        the tokenizer puts around a prompt stays: its BOS, and an encoder's EOS.
+        """
+        side, generation = request.resolved.runtime.truncate, request.resolved.generation
+        if side is None:
+            return prompt, 0
+        bounds = [self.context]
+        room = 0
+        if not self.forward.is_encoder_decoder:  # an encoder-decoder's new tokens have a context of their own
+            bounds.append(generation.max_length if generation.max_new_tokens is None else None)
+        bound = min((each for each in bounds if each is not None), default=None)
+        if bound is None:
+            return prompt, 0
+        if not self.forward.is_encoder_decoder:
+            room = min(generation.max_new_tokens or DEFAULT_NEW_TOKENS, bound // 2)
+        ids, keep = prompt.ids, bound - room
+        if len(ids) <= keep:
+            return prompt, 0
+        head = int(ids[0] == self.bos)
+        tail = int(self.forward.is_encoder_decoder and ids[-1] in self.eos)
+        inner, left = ids[head : len(ids) - tail], keep - head - tail
+        if left < 1:
+            has = count(len(ids), "token")
+            raise InputError(f"the prompt has {has}, and truncate would leave none of it in {bound}")
+        first = {"left": 0, "right": left, "middle": (left + 1) // 2}[side]
+        cut = (*ids[:head], *inner[:first], *inner[len(inner) - (left - first) :], *ids[len(ids) - tail :])
+        return replace(prompt, ids=cut), len(ids) - len(cut)
+
+    def _most_new_tokens(self, generation: Generation, length: int, prompt: Prompt) -> tuple[int, str]:
+        """The maximum number of new tokens, and its reason if that is the context."""
+        context = self.context
+        if context is not None and len(prompt.ids) >= context + int(self.forward.is_encoder_decoder):
+            raise InputError(f"the prompt has {count(len(prompt.ids), 'token')}, but the model's context is {context}")
+        most = generation.max_new_tokens
+        if most is None and generation.max_length is not None:
+            most = generation.max_length - length
+            if most < 1:
+                raise InputError(f"the prompt has {count(length, 'token')}, but max_length is {generation.max_length}")
+        if most is None:
+            most = DEFAULT_NEW_TOKENS
+        if context is None or most <= context - length:
+            return most, ""
+        return context - length, f"context of {context} tokens"
+
+    def _processors(
+        self,
+        request: Request,
+        generation: Generation,
+        tokens: Sequence[int],
+        source: Sequence[int] | None,
+        most: int,
+        eos: tuple[int, ...],
+        healed: str,
+    ) -> tuple[Processor, ...]:
+        import torch
+
+        from genctl.decode.processors.build import ProcessorContext, build
+
+        device = self.forward.device
+        context = ProcessorContext(
+            generation=generation,
+            prompt_len=len(tokens),
+            max_length=len(tokens) + most,
+            eos=eos,
+            vocab_size=self.forward.vocab_size,
+            device=device,
+            encoder_ids=torch.tensor([list(source or tokens)], dtype=torch.long, device=device),
+            tokenizer=self.loaded.tokenizer,
+            num_beams=generation.num_beams,
+            is_encoder_decoder=self.forward.is_encoder_decoder,
+            seed=request.seed,
+            explicit=request.resolved.processors,
+            allow_plugins=self.allow_plugins,
+            unconditional=self._unconditional(generation, tokens),
+            healed=healed,
+            half=getattr(self.loaded.model, "dtype", None) in (torch.float16, torch.bfloat16),
+        )
+        return build(context)
+
+    def _unconditional(self, generation: Generation, tokens: Sequence[int]) -> Unconditional | None:
+        """The prompt that guidance_scale leads away from: the negative prompt, or the prompt's last token."""
+        if generation.guidance_scale is None or generation.guidance_scale == 1.0:
+            return None
+        if self.forward.is_encoder_decoder:
+            raise ModelError(
+                "guidance_scale needs a decoder-only checkpoint: an encoder-decoder has no negative prompt"
+            )
+        from genctl.decode.guidance import Unconditional
+        from genctl.models.text import encode_prompt
+
+        negative = generation.negative_prompt
+        ids = tokens[-1:] if negative is None else encode_prompt(self.loaded, negative)
+        return Unconditional(self.forward, ids, len(tokens), use_cache=generation.use_cache)
+
+    def _criteria(self, request: Request, generation: Generation, began: float) -> tuple[NamedCriterion, ...]:
+        from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build
+
+        context = StoppingContext(
+            generation=generation,
+            tokenizer=self.loaded.tokenizer,
+            decode=None if self.loaded.tokenizer is None else self.text,
+            explicit=request.resolved.stopping,
+            allow_plugins=self.allow_plugins,
+        )
+        criteria = build(context)
+        seconds = request.resolved.runtime.row_timeout
+        if seconds is None:
+            return criteria
+        # not part of a preset's list: it belongs to the run, like the batch size
+        return (*criteria, NamedCriterion("row_timeout", Deadline(began + seconds, f"row_timeout {seconds:g} s")))
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """End a row at the first token after a moment of the monotonic clock."""
+
+    at: float
+    words: str
+    clock: Callable[[], float] = time.monotonic
+
+    def __call__(self, written: object) -> tuple[str, str] | None:
+        return ("time", self.words) if self.clock() > self.at else None
+
+
+# Architectures whose config has a length that is no limit: positions are relative or recurrent.
+UNBOUNDED = frozenset(
+    {"t5", "mt5", "umt5", "longt5", "switch_transformers", "bloom", "mpt", "mamba", "mamba2", "falcon_mamba"}
+)
+
+
+def context_of(config: Any) -> int | None:
+    """Most positions that a model, or the decoder of one, was made for; None where nothing bounds them."""
+    names = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx")
+    return None if config.model_type in UNBOUNDED else _first_size(config.get_text_config(decoder=True), names)
+
+
+def source_context_of(config: Any) -> int | None:
+    """Most tokens that an encoder reads; None where nothing bounds them."""
+    own = getattr(config, "encoder", None) or config  # of a composite; others say it for both sides
+    names = ("max_source_positions", "max_encoder_position_embeddings", "max_position_embeddings", "n_positions")
+    return None if getattr(own, "model_type", None) in UNBOUNDED else _first_size(own, names)
+
+
+def _first_size(config: Any, names: Sequence[str]) -> int | None:
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def _ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)

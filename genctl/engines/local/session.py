@@ -1,0 +1,422 @@
+"""A session turns requests into events with text: it loads a checkpoint, plans lanes and runs the decode loop.
+
+Nothing here decides what a person sees.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from genctl import events
+from genctl.config.check import shown
+from genctl.config.layers import Layer, Resolved, model_layer, resolve
+from genctl.engines.local import rerank
+from genctl.engines.protocol import EngineSetup, Key, Rows, StreamProgress, never
+from genctl.errors import GenctlError, InputError, ModelError, UsageError
+from genctl.params import Generation, Runtime
+from genctl.requests import Report, Request, grouped
+
+if TYPE_CHECKING:
+    from genctl.decode.saved_prompt import PromptIdentity
+    from genctl.decode.types import Lane, Prefix
+    from genctl.engines.local.lane_text import LaneText
+    from genctl.engines.local.planner import PlannedLane
+    from genctl.engines.protocol import Outcome
+    from genctl.models.generation_settings import GenerationSettings
+    from genctl.models.hub import LoadedModel
+    from genctl.scoring.scored_text import Options, TextToScore
+    from genctl.scoring.scorer import Scorer
+
+
+SomeSession = TypeVar("SomeSession", bound="Session")
+TYPICAL = 2048  # assumed length of a row when a batch is sized by memory
+
+
+class Session:
+    """A loaded checkpoint, ready to decode."""
+
+    counts_passes = True
+    shares: tuple[str, ...] = ()
+
+    def __init__(
+        self, loaded: LoadedModel, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None
+    ) -> None:
+        from genctl.engines.local.planner import Planner
+        from genctl.native.runtime_factory import runtime_of
+
+        self.loaded = loaded
+        self.forward = runtime_of(loaded.model, compile=runtime.compile)
+        self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
+        self.clock: Callable[[], float] = time.perf_counter
+        self.saved = self._saved(runtime.prompt_cache)
+        self.settled: tuple[list[Layer], Resolved] | None = None  # layers resolved before the weights were read
+        self.tried: tuple[Resolved, PlannedLane] | None = None  # a prompt planned to see whether a job can be done
+        self.prompt_cache = runtime.prompt_cache
+
+    @classmethod
+    def load(
+        cls: type[SomeSession],
+        runtime: Runtime,
+        *,
+        allow_pickle: bool = False,
+        trust_remote_code: bool = False,
+        allow_plugins: bool = False,
+        on_event: Callable[[events.Loading], None] | None = None,
+        layers: Sequence[Layer] = (),
+        need_tokenizer: bool = False,
+    ) -> SomeSession:
+        """Load a checkpoint. `layers` are checked against its generation_config before its weights are read.
+
+        `need_tokenizer`: prompts are texts, so a checkpoint without a tokenizer is refused before that, too.
+
+        Raises ModelError, UsageError or PresetError.
+        """
+        from genctl.models import hub
+
+        if runtime.backend is not None:
+            raise UsageError(f"backend = {shown(runtime.backend)}: this needs a checkpoint on this machine")
+        if runtime.tokenizer is not None:
+            raise UsageError(f"tokenizer = {shown(runtime.tokenizer)}: a checkpoint here has its own")
+        if runtime.prompt_cache is not None and not Path(runtime.prompt_cache).is_file():
+            raise InputError(f"--prompt-cache {runtime.prompt_cache}: there is no such file")
+        flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
+
+        settled: list[tuple[list[Layer], Resolved]] = []
+
+        def before_weights(settings: GenerationSettings) -> None:
+            merged = [model_layer(settings.values, runtime.model, settings.file), *layers]
+            settled.append((merged, resolve(merged)))
+            check_settings(settled[0][1].generation)
+
+        loaded = hub.load(
+            runtime,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
+            need_tokenizer=need_tokenizer,
+            on_event=on_event,
+            before_weights=before_weights,
+        )
+        session = cls(loaded, runtime, allow_plugins=allow_plugins, flags={**flags, "on_event": on_event})
+        session.settled = settled[0] if settled else None
+        return session
+
+    @property
+    def identity(self) -> PromptIdentity:
+        """The identity of a prompt saved by this session."""
+        from importlib.metadata import version
+
+        from genctl.decode.saved_prompt import PromptIdentity
+        from genctl.native.model import NativeModel
+
+        model = self.loaded.model
+        layout = model.cache_layout if isinstance(model, NativeModel) else ""
+        dtype = str(model.dtype).removeprefix("torch.")
+        return PromptIdentity(self.loaded.fingerprint(), self.loaded.name, dtype, version("transformers"), layout)
+
+    @property
+    def name(self) -> str:
+        """The checkpoint, as the user named it."""
+        return self.loaded.name
+
+    @property
+    def checkpoint_notes(self) -> tuple[str, ...]:
+        """Notes for --verbose on the checkpoint."""
+        return self.loaded.notes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The same, and how it runs."""
+        return self.loaded.verbose_notes
+
+    def remarks(self, resolved: Resolved) -> list[str]:
+        """What everybody should know of the cache of a job."""
+        from genctl.engines.local.cache_notes import cache_notes
+
+        return cache_notes(self.forward, self.name, resolved)
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """Its digest, and how it runs."""
+        loaded = self.loaded
+        return [("digest", loaded.fingerprint()), ("runtime", loaded.runtime), ("device", str(self.forward.device))]
+
+    @property
+    def findings(self) -> list[str]:
+        """What was found out about the model while it ran."""
+        return self.forward.findings
+
+    def reuse_limit(self) -> str:
+        """Why a saved prompt may be useless for another prompt."""
+        from genctl.engines.local.cache_notes import reuse_limit
+
+        return reuse_limit(self.forward, self.saved)
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether there is a tokenizer, so that results have texts."""
+        return self.loaded.tokenizer is not None
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether texts answer their prompts; else they continue them."""
+        return bool(self.forward.is_encoder_decoder)
+
+    @property
+    def passes(self) -> int:
+        """Forward passes so far."""
+        return int(self.forward.forwards)
+
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprints of the checkpoint and of all auxiliary models, by name."""
+        loaded = [self.loaded, *(one for one, _ in self.planner.auxiliary_models.values())]
+        return {one.name: one.fingerprint() for one in loaded}
+
+    def _saved(self, path: str | None) -> Prefix | None:
+        if path is None:
+            return None
+        from genctl.decode import saved_prompt
+
+        if not self.forward.supports_cache or not self.forward.savable:
+            raise ModelError(
+                f"{self.loaded.name} keeps no cache that can be saved, so --prompt-cache {path} cannot be used"
+            )
+        return saved_prompt.load(Path(path), self.identity, self.forward.new_cache(whole=True), self.forward.device)
+
+    def saved_prompt(self, request: Request) -> tuple[bytes, int]:
+        """A request's prompt, prefilled, as the content of a prompt-cache file; and its number of tokens."""
+        from genctl.decode import saved_prompt
+
+        lane = self.planner.plan(request, Report()).lane
+        source = None if lane.source is None else self.forward.encode(lane.source)
+        prefix = self.forward.prefill(lane.tokens, source, hidden=True, whole=True)
+        return saved_prompt.packed(prefix, self.identity), len(lane.source or lane.tokens)
+
+    def resolve(self, layers: Sequence[Layer]) -> Resolved:
+        """The layers, with the checkpoint's generation_config beneath them."""
+        settings = self.loaded.generation
+        merged = [model_layer(settings.values, self.loaded.name, settings.file), *layers]
+        if self.settled is not None and self.settled[0] == merged:
+            return self.settled[1]
+        return resolve(merged)
+
+    def check(self, resolved: Resolved) -> str:
+        """Check once whether this checkpoint can run a job, instead of failing every prompt; the name of its strategy.
+
+        Raises what each prompt would: UsageError or PresetError for settings, ModelError for what the checkpoint lacks.
+        """
+        from genctl.models import chat
+
+        runtime = resolved.runtime
+        if runtime.chat or runtime.system is not None:
+            if self.loaded.tokenizer is None:
+                raise ModelError(f"{self.loaded.name} has no tokenizer, so there is nothing to render a chat with")
+            chat.check_template(self.loaded.tokenizer, self.loaded.name)
+        return self._trial(resolved).kind
+
+    def check_tokens(self, flag: str, resolved: Resolved) -> None:
+        """Every token has a log-probability here."""
+
+    def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
+        """The ids of the tokens that --watch names. Raises UsageError."""
+        from genctl.models.watched import watched_ids
+
+        return watched_ids(self.loaded, tokens) if tokens else ()
+
+    def _trial(self, resolved: Resolved) -> PlannedLane:
+        """A prompt of one token, planned once for a job. Raises the errors of planning."""
+        if self.tried is None or self.tried[0] is not resolved:
+            self.tried = resolved, self.planner.plan(Request("", resolved, 0, prompt_ids=(0,)), Report())
+        return self.tried[1]
+
+    def width(self, resolved: Resolved, default: int) -> int:
+        """How many prompts are decoded at once: batch_size, or with "auto" as many as fit into memory."""
+        batch_size = resolved.runtime.batch_size
+        if batch_size != "auto":
+            return default if batch_size is None else int(batch_size)
+        from genctl.decode.memory import fitting
+
+        lane = self._trial(resolved).lane
+        context = self.planner.context
+        return fitting(self.forward, lane, min(context or TYPICAL, TYPICAL))
+
+    def most_lanes(self, resolved: Resolved, lanes: int) -> int:
+        """All of them, so that each prompt is read once."""
+        return lanes
+
+    def reads_hidden(self, resolved: Resolved) -> bool:
+        """Whether a job reads hidden states: its prefill then serves other jobs too, but not the other way round.
+
+        Raises what `check` raises.
+        """
+        return self._trial(resolved).lane.strategy.needs_hidden
+
+    def stream(
+        self,
+        requests: Rows,
+        report: Report | None = None,
+        *,
+        width: int = 1,
+        span: int | None = None,
+        ahead: int = 0,
+        ordered: bool = True,
+        interrupted: Callable[[], str] = never,
+        enough: Callable[[int], bool] = lambda last: False,
+        on_shortage: Callable[[int, int], object] = lambda width, fewer: None,
+        on_progress: Callable[[StreamProgress], object] = lambda progress: None,
+        watch: bool = False,
+    ) -> Generator[events.Event, None, None]:
+        """Decode requests, as `Engine.stream` says; `watch` adds CacheRead (`decode.loop.decode`).
+
+        Events come as they are made, whatever `ordered`, `enough` and `on_progress` are.
+        """
+        at_once = width
+
+        def shortage(fewer: int) -> None:
+            nonlocal at_once
+            on_shortage(at_once, fewer)
+            at_once = fewer
+
+        groups = grouped(requests, span) if span is not None else iter([_requests_of(requests)])
+        for group in groups:
+            yield from self._decoded(
+                group,
+                report or Report(),
+                width=at_once,
+                interrupted=interrupted,
+                watch=watch,
+                on_shortage=shortage,
+                ahead=ahead,
+            )
+            if interrupted():
+                return
+
+    def _decoded(
+        self,
+        requests: Iterator[Request],
+        report: Report,
+        *,
+        width: int,
+        interrupted: Callable[[], str],
+        watch: bool,
+        on_shortage: Callable[[int], None],
+        ahead: int,
+    ) -> Iterator[events.Event]:
+        """The events of a group."""
+        from genctl.decode.loop import decode
+        from genctl.models.text import detokenizer
+
+        words = detokenizer(self.loaded.tokenizer)
+        begins: dict[str, events.Began] = {}
+        texts: dict[str, LaneText] = {}
+        refused: deque[events.Event] = deque()  # of requests that cannot be planned
+
+        def lanes() -> Iterator[Lane]:
+            for request in requests:
+                try:
+                    planned = self.planner.plan(request, report)
+                except GenctlError as error:
+                    prompt = request.prompt or ""
+                    refused.append(events.Began(request.id, prompt, "", self.name, None, {}, request.place))
+                    refused.append(events.Failed(request.id, error.code, error.message))
+                    continue
+                begins[request.id] = planned.began(request, self.name, encoder_decoder=self.is_encoder_decoder)
+                texts[request.id] = planned.text(words)
+                yield planned.lane
+
+        def drain() -> Iterator[events.Event]:
+            while refused:
+                yield refused.popleft()
+
+        for event in decode(
+            self.forward,
+            lanes(),
+            width=width,
+            interrupted=interrupted,
+            watch=watch,
+            saved=self.saved,
+            on_shortage=on_shortage,
+            ahead=ahead,
+            clock=self.clock,
+        ):
+            yield from drain()
+            assert not isinstance(event, events.Loading)
+            if event.lane in begins:
+                yield begins.pop(event.lane)
+            over = isinstance(event, (events.Finished, events.Failed))
+            text = texts.pop(event.lane, None) if over else texts.get(event.lane)
+            yield event if text is None else text.filled(event)
+        yield from drain()
+
+    def score(
+        self,
+        texts: Iterator[tuple[Key, TextToScore]],
+        options: Options,
+        *,
+        interrupted: Callable[[], str] = never,
+    ) -> Iterator[tuple[Key, Outcome]]:
+        """The outcome of each text, in order. Raises UsageError or ModelError at once for what it cannot do."""
+        return self._scorer(options).score(texts, interrupted)
+
+    def check_scoring(self, options: Options) -> None:
+        """Raises UsageError or ModelError for what it cannot do."""
+        self._scorer(options)
+
+    def _scorer(self, options: Options) -> Scorer:
+        from genctl.scoring.scorer import Scorer
+
+        scorer = Scorer(self.planner, options)
+        scorer.check()
+        return scorer
+
+    def close(self, *, hurried: bool = False, failed: bool = False) -> None:
+        """Nothing was started."""
+
+
+def load_local(setup: EngineSetup) -> Session:
+    """The checkpoint, loaded here. Raises ModelError, UsageError or PresetError."""
+    return load_session(Session, setup)
+
+
+def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
+    """The checkpoint as a session of this kind. Notes what bounds it, and later what is compiled."""
+    session = kind.load(
+        setup.runtime,
+        **setup.trust,
+        allow_plugins=setup.allow_plugins,
+        on_event=setup.on_event,
+        layers=setup.layers,
+        need_tokenizer=setup.need_tokenizer,
+    )
+    if session.loaded.bound:
+        setup.note(session.loaded.bound)
+    if session.forward.compiled is not None:
+        session.forward.compiled.say = setup.note
+    return session
+
+
+def _requests_of(requests: Rows) -> Iterator[Request]:
+    return (request for request in requests if isinstance(request, Request))
+
+
+def check_settings(generation: Generation) -> None:
+    """Check knobs without a checkpoint: raises UsageError for conflicts and broken grammars."""
+    from genctl.decode.grammar import source
+
+    clashes = [*source.conflicts(generation), *rerank.conflicts(generation)]
+    if clashes:
+        raise UsageError("\n".join(clashes))
+    source.read(generation)
+
+
+def planned(
+    runtime: Runtime, layers: Sequence[Layer], *, allow_pickle: bool = False, trust_remote_code: bool = False
+) -> Resolved:
+    """The job resolved from the checkpoint's settings alone: its weights are not read."""
+    from genctl.models import hub
+
+    settings = hub.generation_settings(runtime, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    return resolve([model_layer(settings.values, runtime.model, settings.file), *layers])

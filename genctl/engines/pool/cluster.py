@@ -1,0 +1,193 @@
+"""Ray: started on this machine, or joined at an address. It stays quiet, and installs no signal handlers."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from genctl.engines.pool.address import nothing_there, probe
+from genctl.errors import UsageError
+from genctl.plural import count
+
+if TYPE_CHECKING:
+    from genctl.engines.pool.processes import RayProcesses
+
+# Read by Ray when it is imported or started. The messages of its daemons would go to standard output, between results.
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",
+}
+JOIN_S = 120.0  # seconds until a cluster that answers, but cannot be joined, is given up
+POLL_S = 0.05
+STORE = 256 << 20  # bytes for results on their way: a group's are a few MB
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """What is there for workers."""
+
+    workers: int
+    gpus: int  # for each worker
+    threads: int  # for each worker
+    alone: bool  # it was started here, on this machine
+    about: str  # in words
+    ours: bool = True  # to be shut down at the end
+
+
+def require_ray(flag: str) -> None:
+    """Raises UsageError where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError(f"{flag} needs Ray, which is not installed: pip install 'genctl[ray]'")
+
+
+def check_cores(workers: int | None, address: str | None) -> None:
+    """Raises UsageError for more workers than there are cores here. `start_cluster` checks those of a cluster."""
+    number = cores()
+    if workers is None or address is not None or is_running() or workers <= number:
+        return
+    there = f"there {'is' if number == 1 else 'are'} {count(number, 'core')}"
+    raise UsageError(f"--workers {workers}: {there}, and each worker takes one", hint=f"--workers {number} fits")
+
+
+def is_running() -> bool:
+    """Whether this process uses a Ray already."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def start_cluster(
+    address: str | None, workers: int | None, *, gpu: bool, processes: RayProcesses | None = None
+) -> RayCluster:
+    """Start Ray here, or join the cluster at `address`. `gpu`: the checkpoint may go to GPUs.
+
+    Without `workers` there is one for each GPU, or, where there is none, for each machine. `processes` learns what was
+    started. Raises UsageError.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    ours = not ray.is_initialized()
+    if ours:
+        _init(address, max(workers or 0, cores()), processes)
+    total = ray.cluster_resources()
+    machines = [node for node in ray.nodes() if node.get("Alive")]
+    cpus, gpus = int(total.get("CPU", 1)), int(total.get("GPU", 0)) if gpu else 0
+    number = workers or gpus or len(machines)
+    if gpus and number > gpus:
+        raise UsageError(
+            f"--workers {number}: there {'is' if gpus == 1 else 'are'} {count(gpus, 'GPU')}, and each worker takes one",
+            hint="--device cpu computes on the CPU",
+        )
+    if address is not None and number > cpus:
+        raise UsageError(f"--workers {number}: the cluster at {address} has {count(cpus, 'core')}, one for each worker")
+    available = cpus if address is not None else cores()
+    where = "on this machine" if address is None else f"at {address}, {count(len(machines), 'machine')}"
+    return RayCluster(number, int(gpus > 0), threads_for(available, number), address is None, where, ours)
+
+
+def stop_cluster() -> None:
+    """Leave the cluster; one that was started here ends."""
+    if is_running():
+        sys.modules["ray"].shutdown()
+
+
+def _init(address: str | None, cpus: int, processes: RayProcesses | None) -> None:
+    """`ray.init`. Raises UsageError where no cluster can be reached."""
+    import ray
+
+    if address is not None:
+        probe(address)
+    arguments: dict[str, Any] = {"address": "local" if address is None else address}
+    if address is None:
+        arguments |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": STORE}
+    if address is None or "://" not in address:
+        arguments |= {"log_to_driver": False, "configure_logging": False, "logging_level": logging.CRITICAL}
+    try:
+        with _hushed():
+            context = _apart(lambda: ray.init(**arguments), None if address is None else JOIN_S)
+    except TimeoutError as error:
+        assert address is not None
+        raise nothing_there(address, f"it cannot be joined within {JOIN_S:.0f} s") from error
+    except (OSError, ValueError, RuntimeError, ImportError, ray.exceptions.RayError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if address is None:
+            raise UsageError(f"Ray does not start: {reason}") from error
+        hint = "ray start --head starts a cluster on this machine" if address == "auto" else ""
+        raise nothing_there(address, reason, hint) from error
+    if address is None and processes is not None:
+        processes.logs = str(context.address_info.get("session_dir") or "")
+        processes.note()
+
+
+def _apart(call: Callable[[], Any], limit_s: float | None) -> Any:
+    """What `call` returns, in a thread of its own. Raises what it raises, and TimeoutError after `limit_s`.
+
+    This thread stays free for signals: Ray would replace their handlers in the main thread, and swallow what they
+    raise. The other thread is kept to the end, because on Linux Ray's daemons end with the thread that started them.
+    """
+    outcome: list[Any] = []
+    done = threading.Event()
+
+    def perform() -> None:
+        try:
+            outcome.append((call(), None))
+        except BaseException as error:  # whatever it is, it is raised where it is waited for
+            outcome.append((None, error))
+        done.set()
+        threading.Event().wait()
+
+    threading.Thread(target=perform, name="ray", daemon=True).start()
+    until = None if limit_s is None else time.monotonic() + limit_s
+    while not done.wait(POLL_S):
+        _own_signals()
+        if until is not None and time.monotonic() > until:
+            raise TimeoutError
+    _own_signals()
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value
+
+
+def _own_signals() -> None:
+    """Put the handler of SIGTERM back: Ray's C++ part replaces it by one that prints a stack, unseen by Python."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Nothing that Ray's C++ part says reaches the terminal: on why it finds no cluster, it raises as well; on a signal
+    that comes before its handler is replaced, it prints a stack.
+    """
+    sys.stderr.flush()
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_for(cores: int, workers: int) -> int:
+    """Threads of each worker: OMP_NUM_THREADS where it is set, else an equal share of the cores."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(given) if given.isdecimal() and int(given) else max(cores // workers, 1)

@@ -1,0 +1,289 @@
+"""The engine of `--workers`: groups of rows go to workers, and their results come back as if they were made here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from genctl import collection, events
+from genctl.config.layers import Layer, Resolved
+from genctl.engines.pool.cluster import RayCluster, is_running, stop_cluster
+from genctl.engines.pool.memory import check_memory
+from genctl.engines.pool.pool import GroupResult, WorkerPool, WorkGroup
+from genctl.engines.pool.work import DecodedGroup, DecodeWork, ScoredGroup, ScoreWork
+from genctl.engines.pool.worker import WorkerSetup
+from genctl.engines.protocol import EngineSetup, Key, Rows, StreamProgress, never
+from genctl.errors import ModelError
+from genctl.plural import count
+from genctl.requests import Report, Request, Skipped
+
+if TYPE_CHECKING:
+    from genctl.engines.pool.processes import RayProcesses
+    from genctl.engines.protocol import Outcome
+    from genctl.scoring.scored_text import Options, TextToScore
+
+
+class PoolEngine:
+    """Workers that have loaded a checkpoint. What has to be known of it is asked of the first of them."""
+
+    counts_passes = True
+    passes = 0
+
+    def __init__(self) -> None:
+        self.pool: WorkerPool | None = None
+        self.processes: RayProcesses | None = None  # of the Ray that was started here
+        self.prompt_cache: str | None = None
+        self.findings: list[str] = []
+
+    def start(self, setup: EngineSetup, address: str | None, workers: int | None) -> None:
+        """Start the workers; returns when the first of them has loaded the checkpoint. Raises its errors."""
+        runtime = setup.runtime
+        self.prompt_cache = runtime.prompt_cache
+        collection.resume()  # torch is not imported here
+
+        def setup_of(cluster: RayCluster) -> WorkerSetup:
+            if cluster.alone and not cluster.gpus:
+                check_memory(cluster.workers, runtime, setup.trust)
+            folder = Path(runtime.model)
+            return WorkerSetup(
+                runtime,
+                setup.layers,
+                cluster.threads,
+                str(Path.cwd()),
+                setup.need_tokenizer,
+                **setup.trust,
+                allow_plugins=setup.allow_plugins,
+                local=str(folder.resolve()) if folder.is_dir() else "",
+                alone=cluster.alone,
+            )
+
+        if address is None and not is_running():
+            from genctl.engines.pool.processes import RayProcesses
+
+            self.processes = RayProcesses()
+        gpu = runtime.device in ("auto", "cuda")
+        self.pool = WorkerPool(address, workers, gpu, setup_of, self.processes)
+        self.pool.open(lambda: None, setup.remark)
+        self._limit = "" if self.prompt_cache is None else str(self.pool.ask("reuse_limit"))
+
+    @property
+    def _workers(self) -> WorkerPool:
+        assert self.pool is not None
+        return self.pool
+
+    # -- of the checkpoint ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def name(self) -> str:
+        """The checkpoint, as the user named it."""
+        return str(self._workers.ask("name"))
+
+    @cached_property
+    def has_texts(self) -> bool:
+        """Whether there is a tokenizer, so that results have texts."""
+        return bool(self._workers.ask("has_texts"))
+
+    @cached_property
+    def is_encoder_decoder(self) -> bool:
+        """Whether texts answer their prompts; else they continue them."""
+        return bool(self._workers.ask("is_encoder_decoder"))
+
+    @property
+    def checkpoint_notes(self) -> tuple[str, ...]:
+        """Notes for --verbose on the workers and the checkpoint."""
+        return (self._about, *self._workers.ask("checkpoint_notes"))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The same, and how it runs."""
+        return (self._about, *self._workers.ask("notes"))
+
+    @property
+    def _about(self) -> str:
+        cluster = self._workers.cluster
+        each = "each " if cluster.workers > 1 else ""
+        share = f"{count(cluster.threads, 'thread')}{' and a GPU' if cluster.gpus else ''}"
+        return f"{count(cluster.workers, 'worker')} {cluster.about}, {each}with {share}"
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """The digests of all checkpoints."""
+        return [("digest", ", ".join(self.fingerprints().values()))]
+
+    @property
+    def shares(self) -> list[str]:
+        """What each worker did."""
+        lines = []
+        for worker in self._workers.workers:
+            done = f"{count(worker.groups, 'group')}, {count(worker.rows, 'row')}, {count(worker.tokens, 'token')}"
+            deaths = f", {count(worker.deaths, 'group')} tried again alone" if worker.deaths else ""
+            lines.append(f"{worker.name}: {done}{deaths}")
+        return lines
+
+    def reuse_limit(self) -> str:
+        """Why a saved prompt may be useless for another prompt."""
+        return self._limit
+
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprints of all checkpoints, as a worker reads them."""
+        return dict(self._workers.ask("fingerprints"))
+
+    # -- settings ------------------------------------------------------------------------------------------------------
+
+    def resolve(self, layers: Sequence[Layer]) -> Resolved:
+        """The layers, with the checkpoint's own settings beneath them."""
+        resolved: Resolved = self._workers.ask("resolve", layers)
+        return resolved
+
+    def check(self, resolved: Resolved) -> str:
+        """Check once whether the checkpoint can run a job; the name of its strategy."""
+        return str(self._workers.ask("check", resolved))
+
+    def check_tokens(self, flag: str, resolved: Resolved) -> None:
+        """Every token has a log-probability."""
+
+    def remarks(self, resolved: Resolved) -> list[str]:
+        """What everybody should know of the cache of a job."""
+        return list(self._workers.ask("remarks", resolved))
+
+    def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
+        """The ids of the tokens that --watch names. Raises UsageError."""
+        return tuple(self._workers.ask("watched", tokens))
+
+    def reads_hidden(self, resolved: Resolved) -> bool:
+        """Whether a job reads hidden states."""
+        return bool(self._workers.ask("reads_hidden", resolved))
+
+    def width(self, resolved: Resolved, default: int) -> int:
+        """How many prompts a worker decodes at once."""
+        return int(self._workers.ask("width", resolved, default))
+
+    def most_lanes(self, resolved: Resolved, lanes: int) -> int:
+        """All of them."""
+        return lanes
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+
+    def stream(
+        self,
+        requests: Rows,
+        report: Report | None = None,
+        *,
+        width: int = 1,
+        span: int | None = None,
+        ahead: int = 0,
+        ordered: bool = True,
+        interrupted: Callable[[], str] = never,
+        enough: Callable[[int], bool] = lambda last: False,
+        on_shortage: Callable[[int, int], object] = lambda width, fewer: None,
+        on_progress: Callable[[StreamProgress], object] = lambda progress: None,
+    ) -> Generator[events.Event, None, None]:
+        """Give groups to workers, and take their events (`Engine.stream`). Without `span` a group has `width` rows."""
+        pool = self._workers
+        pool.on_progress = lambda: on_progress(StreamProgress(pool.rows_ahead, pool.tokens, tuple(pool.speeds())))
+        works = _groups(requests, span or width, lambda group: DecodeWork(group, report or Report(), width, ahead))
+        for result in pool.results(works, interrupted, ordered=ordered):
+            for event in self._events(result, on_shortage):
+                if interrupted():
+                    return
+                yield event
+            if interrupted() or enough(result.group.last):
+                return
+
+    def _events(self, result: GroupResult, on_shortage: Callable[[int, int], object]) -> Iterator[events.Event]:
+        """The events of a group, or those of rows whose worker died again and again."""
+        decoded: DecodedGroup | None = result.value
+        if decoded is not None:
+            for width, fewer in decoded.shortages:
+                on_shortage(width, fewer)
+            yield from decoded.events
+        if not result.lost:
+            return
+        first, last = result.group.first + 1, result.group.last + 1
+        rows = f"row {first:,}" if first == last else f"rows {first:,} to {last:,}"
+        for request in result.group.work.requests:
+            prompt = request.prompt or ""
+            yield events.Began(request.id, prompt, "", self.name, request.seed, {}, request.place)
+            yield events.Failed(request.id, "worker", f"{result.lost}, each time while it decoded {rows}")
+
+    def score(
+        self,
+        texts: Iterator[tuple[Key, TextToScore]],
+        options: Options,
+        *,
+        interrupted: Callable[[], str] = never,
+    ) -> Iterator[tuple[Key, Outcome]]:
+        """The outcome of each text, in order. Raises UsageError or ModelError at once for what it cannot do."""
+        self._workers.ask("check_scoring", options)
+        return self._scored(texts, options, interrupted)
+
+    def _scored(
+        self, texts: Iterator[tuple[Key, TextToScore]], options: Options, interrupted: Callable[[], str]
+    ) -> Iterator[tuple[Key, Outcome]]:
+        keys: dict[int, list[Key]] = {}  # of groups that are on their way, by their first row
+
+        def groups() -> Iterator[WorkGroup]:
+            read = 0
+            while group := list(islice(texts, options.chunk)):
+                keys[read] = [key for key, _ in group]
+                work = ScoreWork(tuple(text for _, text in group), options)
+                yield WorkGroup(work, len(group), read, read + len(group) - 1)
+                read += len(group)
+
+        for result in self._workers.results(groups(), interrupted):
+            scored: ScoredGroup | None = result.value
+            lost = ModelError(f"{result.lost}, each time while it scored this text or others of its group")
+            lost.code = "worker"
+            outcomes: Sequence[Outcome] = [lost] * result.group.rows if scored is None else scored.outcomes
+            self.findings = list(dict.fromkeys([*self.findings, *(() if scored is None else scored.findings)]))
+            yield from zip(keys.pop(result.group.first), outcomes, strict=True)
+
+    def close(self, *, hurried: bool = False, failed: bool = False) -> None:
+        """End the workers, and what Ray has started for them. After a signal nothing may wait."""
+        ours = self.processes
+        if ours is not None:
+            ours.note()
+        if self.pool is not None and not (hurried and self.pool.cluster.ours):
+            self.pool.close()
+        if ours is None:
+            return
+        if hurried:
+            ours.end_after_us(keep_logs=failed)
+            return
+        stop_cluster()
+        ours.end(keep_logs=failed)
+
+
+def _groups(requests: Rows, span: int, work: Callable[[tuple[Request, ...]], DecodeWork]) -> Iterator[WorkGroup | None]:
+    """The groups of `requests.grouped`, each whole; None while the next row is not there."""
+    waiting: list[Request | Skipped] = []
+
+    def group() -> WorkGroup:
+        usable = tuple(row for row in waiting if isinstance(row, Request))
+        return WorkGroup(work(usable), len(usable), waiting[0].index, waiting[-1].index)
+
+    for row in requests:
+        if row is None:
+            yield None
+            continue
+        waiting.append(row)
+        if (row.index + 1) % span == 0:
+            yield group()
+            waiting = []
+    if waiting:
+        yield group()
+
+
+def load_pool(setup: EngineSetup, *, address: str | None, workers: int | None) -> PoolEngine:
+    """Start workers here, or in the cluster at `address`. Raises UsageError or ModelError."""
+    engine = PoolEngine()
+    try:
+        engine.start(setup, address, workers)
+    except BaseException:
+        hurried = bool(setup.interrupted())
+        engine.close(hurried=hurried, failed=not hurried)
+        raise
+    return engine

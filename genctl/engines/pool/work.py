@@ -1,0 +1,106 @@
+"""Groups of rows, as a worker works on them: requests to the events of their lanes, texts to their scores."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from genctl import events
+from genctl.errors import GenctlError
+from genctl.requests import Report, Request
+
+if TYPE_CHECKING:
+    from genctl.engines.local.session import Session
+    from genctl.engines.pool.worker import WorkerProgress
+    from genctl.scoring.scored_text import Options, Scored, TextToScore
+
+
+@dataclass(frozen=True)
+class DecodedGroup:
+    """The events of a group; the widths that were too much for the memory, each with the one to go on with."""
+
+    events: tuple[events.Event, ...]
+    shortages: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class DecodeWork:
+    """Requests that are decoded together."""
+
+    requests: tuple[Request, ...]
+    report: Report
+    width: int
+    ahead: int = 0  # requests read ahead, so that the longest begins first
+
+    def perform(self, session: Session, progress: WorkerProgress) -> DecodedGroup:
+        """Decode the group to its end. Steps that nobody reads are left out."""
+        shortages: list[tuple[int, int]] = []
+        stream = session.stream(
+            self.requests,
+            self.report,
+            width=self.width,
+            ahead=self.ahead,
+            on_shortage=lambda width, fewer: shortages.append((width, fewer)),
+        )
+        counted = _counted(stream, progress)
+        return DecodedGroup(
+            tuple(counted if self.report.steps else without_steps(counted, self.report.parents)), tuple(shortages)
+        )
+
+
+@dataclass(frozen=True)
+class ScoredGroup:
+    """The outcome of each text, and facts found about the model."""
+
+    outcomes: tuple[list[Scored] | GenctlError, ...]
+    findings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ScoreWork:
+    """Texts that are scored together."""
+
+    texts: tuple[TextToScore, ...]
+    options: Options
+
+    def perform(self, session: Session, progress: WorkerProgress) -> ScoredGroup:
+        """Score the group."""
+        outcomes = []
+        options = dataclasses.replace(self.options, chunk=len(self.texts))
+        for _, outcome in session.score(enumerate(self.texts), options):
+            outcomes.append(outcome)
+            progress.rows += 1
+            if not isinstance(outcome, GenctlError):
+                progress.tokens += sum(scored.count for scored in outcome)
+        return ScoredGroup(tuple(outcomes), tuple(session.findings))
+
+
+def _counted(stream: Iterator[events.Event], progress: WorkerProgress) -> Iterator[events.Event]:
+    for event in stream:
+        if isinstance(event, events.Stepped):
+            progress.tokens += event.new_tokens
+        elif isinstance(event, (events.Finished, events.Failed)):
+            progress.rows += 1
+        yield event
+
+
+def without_steps(stream: Iterator[events.Event], parents: bool) -> Iterator[events.Event]:
+    """The events without steps, which are most of what has to be sent. Their counts of drafts remain, in one step.
+
+    With `parents` the steps of beam searches are kept.
+    """
+    drafts: dict[str, list[int]] = {}  # of the lanes that are left without steps: tokens tried, and accepted
+    for event in stream:
+        if isinstance(event, events.Began):
+            if not (parents and "beam" in event.strategy):
+                drafts[event.lane] = [0, 0]
+        elif isinstance(event, events.Stepped) and event.lane in drafts:
+            counts = drafts[event.lane]
+            counts[0] += event.drafted
+            counts[1] += event.accepted
+            continue
+        elif isinstance(event, (events.Finished, events.Failed)) and (counts := drafts.pop(event.lane, [0, 0]))[0]:
+            yield events.Stepped(event.lane, 1, (), (), *counts)
+        yield event

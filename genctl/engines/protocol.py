@@ -1,0 +1,193 @@
+"""The interface between a command and the engine that computes for it.
+
+A command has one job, which is given an engine. Nothing here, and no engine, knows of commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+
+from genctl import events
+from genctl.config.layers import Layer, Resolved
+from genctl.errors import GenctlError
+from genctl.params import Runtime
+from genctl.requests import Report, Request, Skipped
+
+if TYPE_CHECKING:
+    from genctl.scoring.scored_text import Options, Scored, TextToScore
+
+    Outcome: TypeAlias = "list[Scored] | GenctlError"
+
+Key = TypeVar("Key")
+Rows: TypeAlias = "Iterable[Request | Skipped | None]"
+
+
+def never() -> str:
+    """No reason to end."""
+    return ""
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """What an engine loads, and whom it tells about it."""
+
+    runtime: Runtime
+    layers: tuple[Layer, ...] = ()  # checked before the weights are read
+    need_tokenizer: bool = False
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+    allow_plugins: bool = False
+    named: bool = False  # a setting names the model
+    live: bool = False  # somebody watches: texts of servers come piece by piece
+    waits: bool = False  # rows come from a pipe or a person, so the next one may take long
+    on_event: Callable[[events.Loading], None] | None = None
+    note: Callable[[str], object] = lambda line: None  # unless --quiet
+    remark: Callable[[str], object] = lambda line: None
+    interrupted: Callable[[], object] = never
+
+    @property
+    def trust(self) -> dict[str, bool]:
+        """What the user allows a checkpoint to do."""
+        return {"allow_pickle": self.allow_pickle, "trust_remote_code": self.trust_remote_code}
+
+
+@dataclass(frozen=True)
+class StreamProgress:
+    """What an engine whose events come late has done so far."""
+
+    rows: int  # finished, and not among the events yet
+    tokens: int
+    speeds: tuple[float, ...]  # tokens a second, of each worker
+
+
+class Engine(Protocol):
+    """A loaded checkpoint, or servers in its place."""
+
+    @property
+    def name(self) -> str:
+        """The checkpoint, as the user named it, or the model of the servers."""
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether there is a tokenizer, so that results have texts."""
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether texts answer their prompts; else they continue them."""
+
+    @property
+    def counts_passes(self) -> bool:
+        """Whether it tells of prefills and forward passes."""
+
+    @property
+    def passes(self) -> int:
+        """Forward passes so far."""
+
+    @property
+    def prompt_cache(self) -> str | None:
+        """The file of a saved prompt that it uses."""
+
+    # -- notes ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def checkpoint_notes(self) -> Sequence[str]:
+        """Notes for --verbose on the checkpoint."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """The same, and how it runs."""
+
+    def remarks(self, resolved: Resolved) -> Sequence[str]:
+        """What everybody should know of how it does a job."""
+
+    @property
+    def facts(self) -> Sequence[tuple[str, str]]:
+        """Label and value of lines in the summary of a page. Raises ModelError as `fingerprints` does."""
+
+    @property
+    def findings(self) -> Sequence[str]:
+        """What was found out about the model while it ran, for --verbose."""
+
+    @property
+    def shares(self) -> Sequence[str]:
+        """What each worker did, for --verbose."""
+
+    def reuse_limit(self) -> str:
+        """Why a saved prompt may be useless for another prompt."""
+
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprints of the checkpoint and of all auxiliary models, by name."""
+
+    # -- settings ------------------------------------------------------------------------------------------------------
+
+    def resolve(self, layers: Sequence[Layer]) -> Resolved:
+        """The layers, with the checkpoint's own settings beneath them."""
+
+    def check(self, resolved: Resolved) -> str:
+        """Check once whether it can do a job, instead of failing every prompt; the name of the job's strategy.
+
+        Raises what each prompt would: UsageError, PresetError, ModelError or BackendError.
+        """
+
+    def check_tokens(self, flag: str, resolved: Resolved) -> None:
+        """Raises BackendError where tokens have no log-probabilities, which `flag` shows."""
+
+    def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
+        """The ids of the tokens that --watch names. Raises UsageError."""
+
+    def reads_hidden(self, resolved: Resolved) -> bool:
+        """Whether a job reads hidden states. Raises what `check` raises."""
+
+    def width(self, resolved: Resolved, default: int) -> int:
+        """How many prompts are decoded at once."""
+
+    def most_lanes(self, resolved: Resolved, lanes: int) -> int:
+        """How many of `lanes` lanes that belong together are decoded at once."""
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+
+    def stream(
+        self,
+        requests: Rows,
+        report: Report | None = None,
+        *,
+        width: int = 1,
+        span: int | None = None,
+        ahead: int = 0,
+        ordered: bool = True,
+        interrupted: Callable[[], str] = never,
+        enough: Callable[[int], bool] = lambda last: False,
+        on_shortage: Callable[[int, int], object] = lambda width, fewer: None,
+        on_progress: Callable[[StreamProgress], object] = lambda progress: None,
+    ) -> Generator[events.Event, None, None]:
+        """Decode requests, at most `width` at once: Began, Prefilled, Stepped …, Finished for each, or Failed.
+
+        `requests` is read lazily. A group of `span` rows is decoded to its end before the next begins (None: all are
+        one group); Skipped stands for a row without a request, None for one that has to be waited for. `ahead` requests
+        are read beyond those that have begun: of them the longest begins first.
+
+        `interrupted` returns why every live row has to end. Engines whose events come late give them in input order if
+        `ordered`, end after a group if `enough(its last row)`, and call `on_progress` meanwhile. `on_shortage` receives
+        the width that was too much for the memory, and the one to go on with.
+        """
+
+    def score(
+        self,
+        texts: Iterator[tuple[Key, TextToScore]],
+        options: Options,
+        *,
+        interrupted: Callable[[], str] = never,
+    ) -> Iterator[tuple[Key, Outcome]]:
+        """The outcome of each text, in order. Raises at once for options that it cannot do."""
+
+    def close(self, *, hurried: bool = False, failed: bool = False) -> None:
+        """End what was started. `hurried`: a signal came, so nothing may wait. `failed`: an error is reported."""
+
+
+class FollowingEngine(Protocol):
+    """An engine that computes beside the one of another process, which reads and writes."""
+
+    def follow(self) -> int:
+        """Compute what the other process computes. Returns the exit status."""

@@ -1,0 +1,80 @@
+"""The engine of `--tensor-parallel`: every rank runs the whole loop on the same requests.
+
+What could differ between ranks comes from rank 0: requests, how they are decoded, the clock, and whether to stop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+
+from genctl import events
+from genctl.config.layers import Resolved
+from genctl.engines.local.session import Session, load_session
+from genctl.engines.protocol import EngineSetup, Rows, StreamProgress, never
+from genctl.errors import Exit, UsageError
+from genctl.ranks import group
+from genctl.requests import Report, Request, Skipped
+
+
+class SharedSession(Session):
+    """A rank's part of a checkpoint. Ranks other than 0 `follow`."""
+
+    ended = ""  # why rank 0 ended the stream, if not at its end
+    waits = False  # rank 0 may wait long for a row
+
+    def check(self, resolved: Resolved) -> str:
+        """Check once whether all ranks together can run a job. Raises UsageError for other caches."""
+        kind = super().check(resolved)
+        if (form := resolved.generation.cache_implementation) not in ("dynamic", "off"):
+            raise UsageError(f"--tensor-parallel and --cache {form}: the cache is shared out as well, and grows")
+        return kind
+
+    def stream(
+        self,
+        requests: Rows,
+        report: Report | None = None,
+        *,
+        width: int = 1,
+        span: int | None = None,
+        ahead: int = 0,
+        ordered: bool = True,
+        interrupted: Callable[[], str] = never,
+        enough: Callable[[int], bool] = lambda last: False,
+        on_shortage: Callable[[int, int], object] = lambda width, fewer: None,
+        on_progress: Callable[[StreamProgress], object] = lambda progress: None,
+        watch: bool = False,
+    ) -> Generator[events.Event, None, None]:
+        """Decode rank 0's requests on every rank (`Engine.stream`)."""
+        self.clock = lambda: float(group.heard(time.perf_counter()))
+        report, width, span, ahead = group.heard((report, width, span, ahead))
+        yield from super().stream(
+            self._shared(requests),
+            report,
+            width=width,
+            span=span,
+            ahead=ahead,
+            interrupted=lambda: str(group.heard(interrupted())),
+            on_shortage=on_shortage,
+        )
+
+        self.ended = str(group.heard(interrupted()))
+
+    def _shared(self, requests: Rows) -> Iterator[Request | Skipped]:
+        """Rank 0's requests, on every rank."""
+        rows = iter(requests)
+        while (row := group.from_rank_0(lambda: next(rows, None), waits=self.waits)) is not None:
+            yield row
+
+    def follow(self) -> int:
+        """Decode what rank 0 decodes. Returns the exit status."""
+        for _ in self.stream(()):
+            pass
+        return int(Exit.INTERRUPTED if self.ended else Exit.DONE)
+
+
+def load_shared(setup: EngineSetup) -> SharedSession:
+    """This rank's part of the checkpoint. Raises ModelError, UsageError or PresetError."""
+    session = load_session(SharedSession, setup)
+    session.waits = setup.waits
+    return session

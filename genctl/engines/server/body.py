@@ -1,0 +1,171 @@
+"""From settings to the fields of a request. A setting that has no field is a problem, never dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from genctl import params
+from genctl.config.check import default, shown
+from genctl.config.layers import Resolved
+from genctl.engines.server.structure import STRUCTURES, constrained
+from genctl.params import Generation, Runtime
+
+MAX_NEW = 256  # tokens, where nothing says how many
+SEEDS = 2**31 - 1  # of the servers, llama.cpp takes the fewest
+
+# knob -> the names that servers have for it
+SAMPLING: dict[str, tuple[str, ...]] = {
+    "top_p": ("top_p",),
+    "top_k": ("top_k",),
+    "min_p": ("min_p",),
+    "typical_p": ("typical_p",),
+    "top_n_sigma": ("top_n_sigma",),
+    "xtc_probability": ("xtc_probability",),
+    "xtc_threshold": ("xtc_threshold",),
+    "dynatemp_range": ("dynatemp_range",),
+    "dynatemp_exponent": ("dynatemp_exponent",),
+}
+ALWAYS: dict[str, tuple[str, ...]] = {
+    "min_new_tokens": ("min_tokens",),
+    "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
+    "presence_penalty": ("presence_penalty",),
+    "frequency_penalty": ("frequency_penalty",),
+    "dry_multiplier": ("dry_multiplier",),
+    "dry_base": ("dry_base",),
+    "dry_allowed_length": ("dry_allowed_length",),
+    "dry_sequence_breakers": ("dry_sequence_breakers",),
+    "bad_words": ("bad_words",),
+    "stop_strings": ("stop",),
+    "stop_token_ids": ("stop_token_ids",),
+}
+# Sent even where they change nothing: a server may have other defaults.
+EXPLICIT = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
+# Knobs that this program sees to itself, or that say nothing about tokens.
+OWN = {
+    "do_sample", "temperature", "max_new_tokens", "max_time", "num_return_sequences", "mirostat_tau", "mirostat_eta",
+    "logit_bias", "sampler", "keep_stop", "pad_token_id", *STRUCTURES,
+}  # fmt: skip
+NO_FIELD = "has no field for it"
+
+
+def sampling_fields(
+    resolved: Resolved, fields: frozenset[str], *, chat: bool, kind: str = ""
+) -> tuple[dict[str, Any], list[str]]:
+    """The fields that say how to choose tokens, and why each other setting cannot be done (`knob = value: …`)."""
+    generation = resolved.generation
+    body: dict[str, Any] = {}
+    problems: list[str] = []
+
+    def refuse(knob: str, why: str = NO_FIELD) -> None:
+        origin = resolved.origins.get(knob, "default")
+        problems.append(f"{knob} = {shown(getattr(generation, knob))} ({origin}): the server {why}")
+
+    most = "max_completion_tokens" if "max_completion_tokens" in fields and "max_tokens" not in fields else "max_tokens"
+    body[most] = generation.max_new_tokens or MAX_NEW
+    body["temperature"] = generation.temperature if generation.draws else 0.0
+    _drawn(resolved, fields, body, refuse)
+    for knob, names in ALWAYS.items():
+        _one(generation, knob, names, fields, body, refuse)
+    if generation.keep_stop and generation.stop_strings is not None:
+        if "include_stop_str_in_output" in fields:
+            body["include_stop_str_in_output"] = True
+        else:
+            refuse("keep_stop")
+    if generation.logit_bias:
+        biases = {
+            key[1:]: value for key, value in generation.logit_bias.items() if key[:1] == "#" and key[1:].isdigit()
+        }
+        if len(biases) < len(generation.logit_bias):
+            refuse("logit_bias", 'knows only ids, such as "#123"')
+        elif "logit_bias" not in fields:
+            refuse("logit_bias")
+        else:
+            body["logit_bias"] = biases
+    body |= constrained(generation, fields, refuse, chat=chat, kind=kind)
+    for knob in _others(generation):
+        refuse(knob)
+    return body, [*problems, *_runtime_problems(resolved)]
+
+
+def _drawn(resolved: Resolved, fields: frozenset[str], body: dict[str, Any], refuse: Any) -> None:
+    """The fields of sampling. A greedy search needs none of them."""
+    generation = resolved.generation
+    if not generation.draws:
+        return
+    for knob, names in SAMPLING.items():
+        if knob == "top_k" and resolved.origins.get("top_k", "default") == "default" and names[0] not in fields:
+            continue  # said in a note (`unused_default`)
+        _one(generation, knob, names, fields, body, refuse)
+    if generation.mirostat_tau is None:
+        return
+    name = next((name for name in ("mirostat", "mirostat_mode") if name in fields), None)
+    if name is None:
+        refuse("mirostat_tau")
+    else:
+        body |= {name: 2, "mirostat_tau": generation.mirostat_tau, "mirostat_eta": generation.mirostat_eta}
+
+
+def unused_default(resolved: Resolved, fields: frozenset[str]) -> str:
+    """The one built-in default that a server may lack and that changes what is drawn, in words; "" if it is there."""
+    generation = resolved.generation
+    lacks = generation.draws and resolved.origins.get("top_k", "default") == "default" and "top_k" not in fields
+    return f"top_k = {generation.top_k} (default) is not used: the server {NO_FIELD}" if lacks else ""
+
+
+def _one(
+    generation: Generation, knob: str, names: Sequence[str], fields: frozenset[str], body: dict[str, Any], refuse: Any
+) -> None:
+    value = getattr(generation, knob)
+    name = next((name for name in names if name in fields), None)
+    plain = value is None or value == default(knob) or value == params.knobs()[knob].metadata["neutral"]
+    if knob == "top_k" and value != 0:
+        plain = False  # the default keeps 50 tokens
+    if name is None:
+        if not plain:
+            refuse(knob)
+    elif not plain or knob in EXPLICIT:
+        body[name] = EXPLICIT.get(knob) if value is None else value
+
+
+def _others(generation: Generation) -> Iterator[str]:
+    """Knobs that are set, and that no server has."""
+    for knob, item in params.knobs().items():
+        value = getattr(generation, knob)
+        elsewhere = knob in OWN or knob in SAMPLING or knob in ALWAYS
+        if not elsewhere and value is not None and value not in (default(knob), item.metadata["neutral"]):
+            yield knob
+    if generation.draws and generation.sampler != default("sampler"):
+        yield "sampler"
+
+
+def _runtime_problems(resolved: Resolved) -> Iterator[str]:
+    """Settings of where and how a checkpoint runs, which the server has decided already; lists of own functions."""
+    for knob, item in params.knobs(Runtime).items():
+        value, origin = getattr(resolved.runtime, knob), resolved.origins.get(knob, "default")
+        local = item.metadata["group"] == params.MODEL and knob not in ("model", "backend", "tokenizer")
+        setting = resolved.settings.get(knob)
+        typed = setting is not None and (setting.typed or setting.kind == "command")
+        if value != default(knob) and ((local and typed) or knob in ("prompt_cache", "truncate")):
+            yield (
+                f"{knob} = {shown(value)} ({origin}): the server has loaded its model already"
+                if local
+                else (f"{knob} = {shown(value)} ({origin}): the server {NO_FIELD}")
+            )
+    for name in ("processors", "stopping"):
+        if getattr(resolved, name) is not None:
+            yield f"{name} ({resolved.origins.get(name, 'preset')}): the server runs no {name} of its callers"
+
+
+def seed_field(seed: int, fields: Mapping[str, Any] | frozenset[str], generation: Generation) -> dict[str, int]:
+    """The seed as servers take it, where tokens are drawn."""
+    return {"seed": seed % SEEDS} if "seed" in fields and generation.draws else {}
+
+
+def messages_of(
+    prompt: str | None, messages: Sequence[Mapping[str, str]] | None, system: str | None
+) -> list[dict[str, str]]:
+    """The messages of a chat: those of a row, or a prompt as the user's; a system message goes first."""
+    said = [dict(message) for message in messages] if messages is not None else []
+    said = said or [{"role": "user", "content": prompt or ""}]
+    return [{"role": "system", "content": system}, *said] if system is not None else said

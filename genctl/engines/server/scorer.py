@@ -1,0 +1,131 @@
+"""`genctl score` on servers: they echo a text with its log-probabilities."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from typing import Any, TypeVar
+
+from genctl.engines.server import retry
+from genctl.engines.server.client import TICK_S
+from genctl.engines.server.echo import EchoedPrompt, echoed, scored_after
+from genctl.engines.server.failure import MALFORMED, BackendError, Late, RowFailure, Trouble, one_line
+from genctl.engines.server.server import Server
+from genctl.errors import GenctlError, InputError, UsageError
+from genctl.scoring.scored_text import By, Scored, TextToScore, goodness
+
+Key = TypeVar("Key")
+
+
+class RemoteScorer:
+    """Scores texts on servers. Raises BackendError where they cannot, UsageError for options that they lack."""
+
+    findings: tuple[str, ...] = ()
+
+    def __init__(self, servers: Sequence[Server], *, by: By, top: int, width: int, unable: Sequence[str] = ()) -> None:
+        """`unable`: flags that are set and that no server has. `width`: requests in flight."""
+        if unable:
+            raise UsageError(f"{' and '.join(unable)} cannot be done on a server, which reads each text as it is")
+        for server in servers:
+            if why := server.why_no_prompt_scores():
+                raise BackendError(f"{server.name}: genctl score needs prompt log-probabilities, but the server {why}")
+        self._servers = servers
+        self._by, self._top, self._width = by, top, width
+        self._turn = itertools.cycle(servers)
+
+    def score(
+        self, wanted: Iterable[tuple[Key, TextToScore]], interrupted: Callable[[], object] = lambda: False
+    ) -> Iterator[tuple[Key, list[Scored] | GenctlError]]:
+        """As `Scorer.score`: one outcome for each text, in order. Raises BackendError where none can succeed."""
+        incoming = iter(wanted)
+        due: deque[tuple[Key, Future[list[Scored]]]] = deque()
+        try:
+            while not interrupted():
+                for key, text in itertools.islice(incoming, self._width - len(due)):
+                    server = next(self._turn)
+                    due.append((key, server.client.start(self._scored(text, server))))
+                if not due:
+                    return
+                self._hear()
+                key, future = due[0]
+                try:
+                    outcome: list[Scored] | GenctlError = future.result(TICK_S)
+                except NotYet:
+                    continue
+                except BackendError:
+                    raise
+                except GenctlError as error:
+                    outcome = error
+                due.popleft()
+                yield key, outcome
+        finally:
+            for _, future in due:
+                future.cancel()
+            self._hear()
+
+    def _hear(self) -> None:
+        for server in self._servers:
+            server.client.hear()
+
+    async def _scored(self, item: TextToScore, server: Server) -> list[Scored]:
+        """A text, or its candidates, best first. Raises InputError, or BackendError for trouble that ends the run."""
+        if item.target is not None:
+            raise InputError("a target is for encoder-decoders, and a server continues texts")
+        if not item.candidates:
+            return [await self._one(item.context or "", item.text, server)]
+        if not item.context:
+            raise InputError("candidates need a context: the server has no score for the first token of a text")
+        found = []
+        for place, candidate in enumerate(item.candidates, 1):
+            try:
+                one = await self._one(item.context, candidate, server)
+            except InputError as error:
+                raise InputError(f"candidate {place}: {error.message}") from error
+            found.append(dataclasses.replace(one, candidate=place - 1))
+        found.sort(key=lambda one: goodness(one, self._by), reverse=True)
+        return [dataclasses.replace(one, rank=rank) for rank, one in enumerate(found, 1)]
+
+    async def _one(self, context: str, text: str, server: Server) -> Scored:
+        whole = context + text
+        body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
+        body["logprobs"] = max(self._top, 1)
+
+        async def ask() -> EchoedPrompt:
+            return _prompt_of(await server.client.post("/completions", body), whole, self._top)
+
+        try:
+            prompt = await retry.patiently(ask, seed=len(whole), say=server.client.note_pause)
+            first, tokens = scored_after(prompt, len(context))
+            nll = math.fsum(-token.logprob for token in tokens) + 0.0
+        except Trouble as trouble:
+            if trouble.fatal:
+                raise server.error(trouble) from None
+            raise RowFailure(f"{server.name}: {trouble.message}") from None
+        except (GenctlError, Late):
+            raise
+        except Exception as error:  # whatever a server sends may cost its row, never the others
+            words = f"unexpected {type(error).__name__}: {one_line(str(error))}"
+            raise RowFailure(f"{server.name}: {words}") from error
+        return Scored(
+            text,
+            (),
+            nll,
+            len(tokens),
+            len(whole[first:].encode("utf-8")),
+            tuple(tokens),
+            whole[len(context) : first],
+            backend=server.name,
+        )
+
+
+def _prompt_of(answer: Any, text: str, top: int) -> EchoedPrompt:
+    """The echoed prompt. Raises Trouble where the answer has none."""
+    try:
+        return echoed(answer, text, top)
+    except MALFORMED:
+        raise Trouble("the answer does not echo the prompt with its log-probabilities", again=True) from None

@@ -1,0 +1,94 @@
+"""Structured output, as the different servers ask for it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from genctl.engines.server.fields import LLAMA_CPP_PYTHON
+from genctl.errors import UsageError, reason_of
+from genctl.params import Generation
+
+STRUCTURES = ("json_schema", "regex", "grammar")
+Refuse = Callable[[str, str], object]
+
+
+def constrained(
+    generation: Generation, fields: frozenset[str], refuse: Any, *, chat: bool, kind: str = ""
+) -> dict[str, Any]:
+    """The fields that hold the text to a schema, an expression or a grammar. Raises UsageError for a broken file."""
+    given = [name for name in STRUCTURES if getattr(generation, name) is not None]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} cannot be combined: each says what the whole text is")
+    if not given:
+        return {}
+    knob = given[0]
+    value = schema_of(generation) if knob == "json_schema" else getattr(generation, knob)
+    if knob == "grammar":
+        value = _text_of(knob, value)
+    short = {"json_schema": "json"}.get(knob, knob)
+    if "structured_outputs" in fields:  # vLLM since 0.11
+        return {"structured_outputs": {short: value}}
+    if f"guided_{short}" in fields:  # vLLM before that
+        return {f"guided_{short}": value}
+    if knob == "json_schema" and "response_format" in fields and (chat or knob not in fields):
+        return {"response_format": _response_format(value, kind)}
+    names = {"json_schema": ("json_schema",), "regex": ("regex",), "grammar": ("grammar", "ebnf")}[knob]
+    name = next((name for name in names if name in fields), None)
+    if name is None:
+        refuse(knob)
+        return {}
+    return {name: json.dumps(value) if name == "json_schema" and kind == "sglang" else value}
+
+
+def _response_format(schema: Any, kind: str) -> dict[str, Any]:
+    if kind == LLAMA_CPP_PYTHON:
+        return {"type": "json_object", "schema": schema}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+
+
+def schema_of(generation: Generation) -> Any:
+    """The schema: itself, or what a file or a text holds. Raises UsageError."""
+    value = generation.json_schema
+    if not isinstance(value, str):
+        return value
+    text = _text_of("json_schema", value)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"json_schema: {reason_of(error)}") from None
+
+
+def _text_of(knob: str, value: str) -> str:
+    """A text, or what the file holds that it names."""
+    if any(mark in value for mark in "\n{:") and not _is_file(value):
+        return value
+    try:
+        return Path(value).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{knob}: {value}: {reason_of(error)}") from None
+
+
+def _is_file(value: str) -> bool:
+    try:
+        return Path(value).is_file()
+    except (OSError, ValueError):  # too long for a name
+        return False
+
+
+def incomplete(generation: Generation, text: str) -> str:
+    """The knob whose structure a text that was cut off does not have; "" where that cannot be told."""
+    if generation.json_schema is not None:
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return "json_schema"
+    if generation.regex is not None:
+        try:
+            return "" if re.fullmatch(generation.regex, text, re.DOTALL) else "regex"
+        except re.error:
+            return ""
+    return ""

@@ -1,1 +1,0 @@
-"""Many workers with Ray: each loads the checkpoint and decodes groups of rows; the driver writes their results."""
