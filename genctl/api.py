@@ -9,6 +9,7 @@ from typing import Any
 from genctl import events
 from genctl.config.layers import Layer, resolve
 from genctl.engines.local.session import Session
+from genctl.engines.protocol import Flow
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Runtime, knobs
 from genctl.requests import Report, Request
@@ -72,7 +73,7 @@ class Model:
         watched = self._session.watched([watch] if isinstance(watch, str) else watch)
         report = Report(top_logprobs, scores or top_logprobs > 0, watch=watched)
         width = self._session.width(resolved, 16)
-        return self._session.stream(requests, report, width=width, ahead=2 * width if width > 1 else 0)
+        return self._session.stream(requests, report, Flow(width, ahead=2 * width if width > 1 else 0))
 
     def generate(
         self,

@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "engines": {"config", "events", "params", "requests", "scoring.scored_text"},
     "engines.local": {
-        "engines",
+        "engines.protocol",
         "config",
         "decode",
         "events",
@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
         "strategies",
     },
     "engines.server": {
-        "engines",
+        "engines.protocol",
         "batch",
         "config",
         "events",
@@ -59,7 +59,8 @@ ALLOWED: dict[str, set[str]] = {
         "scoring.scored_text",
     },
     "engines.pool": {
-        "engines",
+        "engines.local",
+        "engines.protocol",
         "collection",
         "config",
         "events",
@@ -69,11 +70,12 @@ ALLOWED: dict[str, set[str]] = {
         "requests",
         "scoring",
     },
-    "engines.ranks": {"engines", "config", "events", "ranks", "requests"},
+    "engines.ranks": {"engines.local", "engines.protocol", "config", "events", "ranks", "requests"},
     "ranks": {"params"},
-    "api": {"config", "engines.local", "requests", "batch", "params", "events", "results"},
+    "api": {"config", "engines.local", "engines.protocol", "requests", "batch", "params", "events", "results"},
     "inspecting": {
-        "engines",
+        "engines.local",
+        "engines.protocol",
         "requests",
         "compat",
         "models",

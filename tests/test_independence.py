@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from genctl import api
+from genctl.engines.protocol import Flow
 from genctl.requests import Report, Request
 from genctl.results import Collector, Result
 from tests.tiny import tiny
@@ -67,7 +68,7 @@ def decoded(model: api.Model, settings: dict[str, Any], prompts: list[tuple[str,
     resolved = model._session.resolve([*model._layers, api.Layer("argument", settings, {}, "command")])
     requests = [Request(name, resolved, 100 + len(ids), prompt_ids=ids) for name, ids in prompts]
     collector, found = Collector(), {}
-    for event in model._session.stream(requests, Report(), width=width):
+    for event in model._session.stream(requests, Report(), Flow(width)):
         result = collector.feed(event)
         if result is not None:
             found[result.lane] = ids_of(result)

@@ -23,6 +23,7 @@ from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
 from genctl.comparing.runs import RunSpec, check_prompt_caches, checkpoint_of, each
 from genctl.comparing.shared_work import SharedWork
 from genctl.config.dry import to_toml
+from genctl.engines.protocol import Flow
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
 from genctl.identity import versions
 from genctl.params import Runtime
@@ -214,9 +215,9 @@ class CompareJob(Job[CompareOptions]):
             if (result := collector.feed(event)) is not None:
                 self._take(result)
 
-        stream = engine.stream(requests, report, width=width, interrupted=self.interrupt, on_shortage=shortage)
+        flow = Flow(width, interrupted=self.interrupt, on_shortage=shortage)
         shared = [self.saved.feed, self.reuse.feed] if engine.counts_passes else []
-        self.listen(stream, [*self.listeners, *shared, self.view.feed, collect])
+        self.listen(engine.stream(requests, report, flow), [*self.listeners, *shared, self.view.feed, collect])
         self.saved.decode_s += time.perf_counter() - began
         self.lanes.clear()
         self.saved.forget()

@@ -18,6 +18,7 @@ from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import Job, Listener, request_of, seed_of, start_seed
 from genctl.config.dry import to_toml
 from genctl.config.layers import Layer, Resolved, resolve
+from genctl.engines.protocol import Flow
 from genctl.errors import GenctlError, InputError, UsageError
 from genctl.params import Runtime
 from genctl.plural import count
@@ -187,8 +188,8 @@ class InspectJob(Job[InspectOptions]):
         return report
 
     def _decode(self, requests: Sequence[Request], listeners: Sequence[Listener]) -> None:
-        width = max(len(requests), 1)
-        self.listen(self.session.stream(requests, width=width, interrupted=self.interrupt, watch=True), listeners)
+        flow = Flow(max(len(requests), 1), watch=True, interrupted=self.interrupt)
+        self.listen(self.session.stream(requests, None, flow), listeners)
 
     def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
         """The row of a lane that begins, and the settings of its run."""

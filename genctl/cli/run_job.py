@@ -20,12 +20,14 @@ from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import shown_top
 from genctl.cli.output import open_records, records_of
 from genctl.cli.row_queue import RowQueue
+from genctl.cli.run_checks import RunChecks
 from genctl.cli.run_options import RunOptions, check_search
 from genctl.cli.standard_streams import is_terminal
 from genctl.cli.view import make_view, shows, wants_bar
 from genctl.config.dry import to_toml
 from genctl.config.layers import Resolved
-from genctl.errors import CheckError, Exit
+from genctl.engines.protocol import Flow, StreamProgress
+from genctl.errors import Exit
 from genctl.params import Runtime
 from genctl.plural import count
 from genctl.render.silent_view import SilentView, never_fail_to_encode
@@ -34,9 +36,6 @@ from genctl.results import Collector, Result
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.engines.local.session import Session
-    from genctl.engines.protocol import StreamProgress
-    from genctl.inspecting.batch_divergence import BatchDivergence
     from genctl.render.rows_bar import RowsBar
     from genctl.render.run_view import RunView
     from genctl.requests import Report, Request, Skipped
@@ -58,9 +57,7 @@ class RunJob(job.Job[RunOptions]):
         self.stop_at: int | None = None  # with --strict, the first row that failed
         self.stopper: Sequence[Mapping[str, Any]] = ()  # and its record
         self.taken = 0  # rows of the input
-        self.different = 0  # sequences that --check-batch found to depend on their batch
-        self.checked = False  # --check-runtime has compared the first prompt
-        self.runtime_difference = ""  # what it found, if the runtimes are far apart
+        self.checks = RunChecks(options, self.say)
         self.bar: RowsBar | None = None
         self.err_console: Console | None = None
 
@@ -223,39 +220,20 @@ class RunJob(job.Job[RunOptions]):
             self.output.end_of_input(self.taken)
 
     def _stream(self) -> Generator[events.Event, None, None]:
-        options, requests, report = self.options, self._requests(), self._report()
-        if options.check_runtime:
-            requests = self._compared(requests)
-        if options.check_batch:
-            return self._checked(requests, report)
-        return self.engine.stream(
-            requests,
-            report,
-            width=self.width,
-            span=self.span,
-            ahead=self.ahead,
+        options = self.options
+        flow = Flow(
+            self.width,
+            self.span,
+            self.ahead,
             ordered=not options.unordered or options.strict,
             interrupted=self.interrupt,
             enough=lambda last: self.stop_at is not None and last >= self.stop_at,
             on_shortage=self._shortage,
             on_progress=self._progress,
         )
-
-    def _checked(self, requests: Rows, report: Report) -> Generator[events.Event, None, None]:
-        """The events of each group, whose prompts are then decoded alone."""
-        from genctl.inspecting.batch_divergence import checked
-        from genctl.requests import grouped
-
-        session = self._session()
-        for group in grouped(requests, self.span):
-            yield from checked(session, group, report, width=self.width, told=self._differs, interrupted=self.interrupt)
-
-    def _session(self) -> Session:
-        """The checkpoint, where it was loaded here."""
-        from genctl.engines.local.session import Session
-
-        assert isinstance(self.engine, Session)
-        return self.engine
+        if options.check_runtime or options.check_batch:
+            return self.checks.stream(self.engine, self._requests(), self._report(), flow)
+        return self.engine.stream(self._requests(), self._report(), flow)
 
     @property
     def ahead(self) -> int:
@@ -264,23 +242,6 @@ class RunJob(job.Job[RunOptions]):
         """
         at_hand = self.options.unordered and not self.waits
         return AHEAD * self.width if at_hand and self.width > 1 else 0
-
-    def _compared(self, requests: Rows) -> Rows:
-        """The same requests; the first prompt goes through both runtimes before it is decoded."""
-        from genctl.inspecting.runtime_check import compare
-        from genctl.requests import Request
-
-        for request in requests:
-            if isinstance(request, Request) and not self.checked:
-                self.checked = True
-                comparison = compare(self._session(), request)
-                self.say(f"check: {comparison}")
-                self.runtime_difference = "" if comparison.close else str(comparison)
-            yield request
-
-    def _differs(self, comparison: BatchDivergence) -> None:
-        self.different += 1
-        self.say(f"check: {comparison}")
 
     def _shortage(self, width: int, fewer: int) -> None:
         self.say_shortage("prompts", width, fewer)
@@ -417,11 +378,7 @@ class RunJob(job.Job[RunOptions]):
             self.say(f"error: {subject}{error['message']}; --strict stops here, {before}")
             return int(Exit.ROWS_FAILED)
         status = self.tally.status()
-        if self.runtime_difference:
-            raise CheckError(f"--check-runtime: {self.runtime_difference}")
-        if self.different:
-            differ = count(self.different, "sequence differs", "sequences differ")
-            raise CheckError(f"--check-batch: {differ} from what is decoded alone")
+        self.checks.verdict()
         return status
 
     def closing_notes(self) -> None:

@@ -62,6 +62,24 @@ class StreamProgress:
     speeds: tuple[float, ...]  # tokens a second, of each worker
 
 
+@dataclass(frozen=True)
+class Flow:
+    """How a stream of requests is decoded, and who is told meanwhile. An engine uses what matters to it."""
+
+    width: int = 1  # requests decoded at once
+    span: int | None = None  # rows of a group, which is decoded to its end before the next begins; None: one group
+    ahead: int = 0  # requests read beyond those that have begun: of them the longest begins first
+    ordered: bool = True  # engines whose events come late give them in input order
+    watch: bool = False  # CacheRead events are wanted
+    interrupted: Callable[[], str] = never  # why every live row has to end
+    enough: Callable[[int], bool] = lambda last: False  # whether to end after the group with this last row
+    on_shortage: Callable[[int, int], object] = lambda width, fewer: None  # too much for the memory; goes on with
+    on_progress: Callable[[StreamProgress], object] = lambda progress: None  # while events come late
+
+
+ALONE = Flow()  # one request after another
+
+
 class Engine(Protocol):
     """A loaded checkpoint, or servers in its place."""
 
@@ -149,28 +167,11 @@ class Engine(Protocol):
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def stream(
-        self,
-        requests: Rows,
-        report: Report | None = None,
-        *,
-        width: int = 1,
-        span: int | None = None,
-        ahead: int = 0,
-        ordered: bool = True,
-        interrupted: Callable[[], str] = never,
-        enough: Callable[[int], bool] = lambda last: False,
-        on_shortage: Callable[[int, int], object] = lambda width, fewer: None,
-        on_progress: Callable[[StreamProgress], object] = lambda progress: None,
+        self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
-        """Decode requests, at most `width` at once: Began, Prefilled, Stepped …, Finished for each, or Failed.
+        """Decode requests: Began, Prefilled, Stepped …, Finished for each, or Failed.
 
-        `requests` is read lazily. A group of `span` rows is decoded to its end before the next begins (None: all are
-        one group); Skipped stands for a row without a request, None for one that has to be waited for. `ahead` requests
-        are read beyond those that have begun: of them the longest begins first.
-
-        `interrupted` returns why every live row has to end. Engines whose events come late give them in input order if
-        `ordered`, end after a group if `enough(its last row)`, and call `on_progress` meanwhile. `on_shortage` receives
-        the width that was too much for the memory, and the one to go on with.
+        `requests` is read lazily. Skipped stands for a row without a request, None for one that has to be waited for.
         """
 
     def score(

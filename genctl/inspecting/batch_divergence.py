@@ -12,6 +12,7 @@ from itertools import islice, zip_longest
 
 from genctl import events
 from genctl.engines.local.session import Session
+from genctl.engines.protocol import Flow
 from genctl.requests import Report, Request
 from genctl.results import Collector, Result, Sequence
 from genctl.sequences import shared_length
@@ -55,7 +56,7 @@ def checked(
     while chunk := list(islice(waiting, width)):
         together: dict[str, Result] = {}
         collector = Collector()
-        for event in session.stream(chunk, wide, width=width, interrupted=interrupted):
+        for event in session.stream(chunk, wide, Flow(width, interrupted=interrupted)):
             result = collector.feed(event)
             if result is not None:
                 together[result.lane] = result
@@ -67,7 +68,7 @@ def checked(
             if batched is None or batched.error is not None:
                 continue
             again = Collector()
-            for event in session.stream([request], wide, interrupted=interrupted):
+            for event in session.stream([request], wide, Flow(interrupted=interrupted)):
                 alone = again.feed(event)
                 if alone is not None and alone.error is None:
                     for divergence in differences(batched, alone, str(request.place or request.id)):

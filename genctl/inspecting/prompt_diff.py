@@ -10,6 +10,7 @@ from genctl import events
 from genctl.decode.runtime import Passed
 from genctl.decode.types import Prefix
 from genctl.engines.local.session import Session
+from genctl.engines.protocol import Flow
 from genctl.errors import GenctlError, InputError, ModelError
 from genctl.inspecting.measurement import CROSS, STATE
 from genctl.requests import Report, Request
@@ -102,7 +103,7 @@ def _decode(
     forward.watch, session.saved = count, saved
     reused = 0
     try:
-        for event in session.stream([request], interrupted=interrupted):
+        for event in session.stream([request], None, Flow(interrupted=interrupted)):
             if isinstance(event, events.Prefilled):
                 reused = event.reused
                 # not counted: an encoder's pass, which reads the whole source or does not happen

@@ -32,6 +32,7 @@ class Genctl:
         import torch
 
         from genctl import events
+        from genctl.engines.protocol import Flow
         from genctl.errors import PresetError
         from genctl.requests import Report
         from genctl.results import Collector
@@ -48,7 +49,7 @@ class Genctl:
         except PresetError as error:
             raise Unavailable(error.message) from error
         report, ahead = Report(scores=work.scores), 2 * work.width if work.width > 1 else 0  # as in Python
-        for event in self.session.stream(requests, report, width=work.width, ahead=ahead):
+        for event in self.session.stream(requests, report, Flow(work.width, ahead=ahead)):
             if waiting and isinstance(event, events.Stepped):
                 waiting.difference_update(row.lane for row in event.rows)
                 waiting.difference_update(row.lane for row in event.ended)

@@ -11,6 +11,7 @@ import pytest
 
 from genctl import events
 from genctl.engines.local.session import Session
+from genctl.engines.protocol import Flow
 from genctl.inspecting.batch_divergence import differences
 from genctl.results import Result, Sequence
 from tests.cli.tool import genctl
@@ -66,11 +67,11 @@ def test_equal_batches_pass_and_write_what_a_plain_run_writes() -> None:
 def test_a_difference_is_told_and_the_exit_status_is_4(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Session.stream
 
-    def changed(self: Session, requests: Any, report: Any = None, *, width: int = 1, **given: Any) -> Iterator[Any]:
+    def changed(self: Session, requests: Any, report: Any, flow: Flow) -> Iterator[Any]:
         requests = list(requests)
-        if width == 1 and requests[0].id == "1":  # alone: as if from another prompt
+        if flow.width == 1 and requests[0].id == "1":  # alone: as if from another prompt
             requests = [type(requests[0])("1", requests[0].resolved, requests[0].seed, "Far away there")]
-        return stream(self, requests, report, width=width, **given)
+        return stream(self, requests, report, flow)
 
     monkeypatch.setattr(Session, "stream", changed)
     done = genctl(*BATCH)

@@ -10,6 +10,7 @@ import pytest
 from genctl import events
 from genctl.config.layers import flags_layer
 from genctl.engines.local.session import Session
+from genctl.engines.protocol import Flow
 from genctl.inspecting.measurement import Measurement, per_token
 from genctl.params import Runtime
 from genctl.requests import Request
@@ -24,7 +25,7 @@ def measured(session: Session, *prompts: str, steps: int = STEPS, **knobs: Any) 
     resolved = session.resolve([flags_layer({"max_new_tokens": steps + 1, **knobs})])
     found = Measurement(steps)
     requests = [Request(str(place), resolved, 7 + place, prompt) for place, prompt in enumerate(prompts)]
-    for event in session.stream(requests, width=len(requests), watch=True):
+    for event in session.stream(requests, None, Flow(len(requests), watch=True)):
         found.feed(event)
     return found
 
@@ -118,7 +119,7 @@ def test_bytes_are_those_of_the_tensors(tmp_path: Path) -> None:
     held = []
     resolved = session.resolve([flags_layer({"max_new_tokens": 3, "num_beams": 2})])
     found = Measurement(2)
-    for event in session.stream([Request("0", resolved, 1, PROMPT)], watch=True):
+    for event in session.stream([Request("0", resolved, 1, PROMPT)], None, Flow(watch=True)):
         entry = found.feed(event)
         if entry is not None:
             cache = session.forward.watch.passed.cache  # type: ignore[union-attr]
@@ -226,7 +227,7 @@ def test_events_of_a_run_survive_json(tmp_path: Path) -> None:
     session = open_folder(checkpoint("t5", tmp_path / "t5"))
     resolved = session.resolve([flags_layer({"max_new_tokens": 3, "num_beams": 2})])
     mine, replayed = Measurement(2), Measurement(2)
-    for event in session.stream([Request("0", resolved, 1, PROMPT)], watch=True):
+    for event in session.stream([Request("0", resolved, 1, PROMPT)], None, Flow(watch=True)):
         mine.feed(event)
         replayed.feed(events.from_json(events.to_json(event)))
     assert mine.report(5, "dynamic") == replayed.report(5, "dynamic")

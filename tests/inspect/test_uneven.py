@@ -12,6 +12,7 @@ import torch
 from genctl import events
 from genctl.config.layers import flags_layer
 from genctl.engines.local.session import Session
+from genctl.engines.protocol import Flow
 from genctl.inspecting.cache_estimate import plan
 from genctl.params import Generation, Runtime
 from genctl.requests import Request
@@ -26,7 +27,7 @@ def read(folder: Path, *prompts: str, **knobs: Any) -> tuple[Session, list[event
     session = Session.load(Runtime(model=str(folder), device="cpu"))
     resolved = session.resolve([flags_layer({"max_new_tokens": STEPS + 1, "min_new_tokens": STEPS + 1, **knobs})])
     requests = [Request(str(place), resolved, 7, prompt) for place, prompt in enumerate(prompts)]
-    seen = list(session.stream(requests, width=len(requests), watch=True))
+    seen = list(session.stream(requests, None, Flow(len(requests), watch=True)))
     assert not [event for event in seen if isinstance(event, events.Failed)]
     return (
         session,

@@ -10,6 +10,7 @@ from typing import Any
 
 from genctl.config.layers import Layer
 from genctl.engines.local.session import Session
+from genctl.engines.protocol import Flow
 from genctl.events import Finished
 from genctl.params import Runtime
 from genctl.requests import Request
@@ -24,7 +25,7 @@ def tokens_of(runtime: Runtime, ways: dict[str, dict[str, Any]]) -> dict[str, di
     for way, settings in ways.items():
         resolved = session.resolve([Layer("test", {**settings, "max_new_tokens": 10})])
         requests = [Request(str(number), resolved, number, prompt_ids=ids) for number, ids in enumerate(PROMPTS)]
-        for event in session.stream(requests, width=3):
+        for event in session.stream(requests, None, Flow(3)):
             if isinstance(event, Finished):
                 found[way][event.lane] = [list(one.tokens) for one in event.hypotheses]
     return found

@@ -15,7 +15,7 @@ from genctl import events
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
 from genctl.engines.local import rerank
-from genctl.engines.protocol import EngineSetup, Key, Rows, StreamProgress, never
+from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, never
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.params import Generation, Runtime
 from genctl.requests import Report, Request, grouped
@@ -255,57 +255,31 @@ class Session:
         return self._trial(resolved).lane.strategy.needs_hidden
 
     def stream(
-        self,
-        requests: Rows,
-        report: Report | None = None,
-        *,
-        width: int = 1,
-        span: int | None = None,
-        ahead: int = 0,
-        ordered: bool = True,
-        interrupted: Callable[[], str] = never,
-        enough: Callable[[int], bool] = lambda last: False,
-        on_shortage: Callable[[int, int], object] = lambda width, fewer: None,
-        on_progress: Callable[[StreamProgress], object] = lambda progress: None,
-        watch: bool = False,
+        self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
-        """Decode requests, as `Engine.stream` says; `watch` adds CacheRead (`decode.loop.decode`).
-
-        Events come as they are made, whatever `ordered`, `enough` and `on_progress` are.
-        """
-        at_once = width
+        """Decode requests (`Engine.stream`). Events come as they are made."""
+        at_once = flow.width
 
         def shortage(fewer: int) -> None:
             nonlocal at_once
-            on_shortage(at_once, fewer)
+            flow.on_shortage(at_once, fewer)
             at_once = fewer
 
-        groups = grouped(requests, span) if span is not None else iter([_requests_of(requests)])
+        groups = grouped(requests, flow.span) if flow.span is not None else iter([_requests_of(requests)])
         for group in groups:
-            yield from self._decoded(
-                group,
-                report or Report(),
-                width=at_once,
-                interrupted=interrupted,
-                watch=watch,
-                on_shortage=shortage,
-                ahead=ahead,
-            )
-            if interrupted():
+            yield from self._decoded(group, report or Report(), flow, at_once, shortage)
+            if flow.interrupted():
                 return
 
     def _decoded(
         self,
         requests: Iterator[Request],
         report: Report,
-        *,
+        flow: Flow,
         width: int,
-        interrupted: Callable[[], str],
-        watch: bool,
         on_shortage: Callable[[int], None],
-        ahead: int,
     ) -> Iterator[events.Event]:
-        """The events of a group."""
+        """The events of a group, of which `width` requests are decoded at once."""
         from genctl.decode.loop import decode
         from genctl.models.text import detokenizer
 
@@ -335,11 +309,11 @@ class Session:
             self.forward,
             lanes(),
             width=width,
-            interrupted=interrupted,
-            watch=watch,
+            interrupted=flow.interrupted,
+            watch=flow.watch,
             saved=self.saved,
             on_shortage=on_shortage,
-            ahead=ahead,
+            ahead=flow.ahead,
             clock=self.clock,
         ):
             yield from drain()

@@ -15,7 +15,7 @@ from genctl.engines.pool.memory import check_memory
 from genctl.engines.pool.pool import GroupResult, WorkerPool, WorkGroup
 from genctl.engines.pool.work import DecodedGroup, DecodeWork, ScoredGroup, ScoreWork
 from genctl.engines.pool.worker import WorkerSetup
-from genctl.engines.protocol import EngineSetup, Key, Rows, StreamProgress, never
+from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, StreamProgress, never
 from genctl.errors import ModelError
 from genctl.plural import count
 from genctl.requests import Report, Request, Skipped
@@ -168,29 +168,20 @@ class PoolEngine:
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def stream(
-        self,
-        requests: Rows,
-        report: Report | None = None,
-        *,
-        width: int = 1,
-        span: int | None = None,
-        ahead: int = 0,
-        ordered: bool = True,
-        interrupted: Callable[[], str] = never,
-        enough: Callable[[int], bool] = lambda last: False,
-        on_shortage: Callable[[int, int], object] = lambda width, fewer: None,
-        on_progress: Callable[[StreamProgress], object] = lambda progress: None,
+        self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
-        """Give groups to workers, and take their events (`Engine.stream`). Without `span` a group has `width` rows."""
-        pool = self._workers
-        pool.on_progress = lambda: on_progress(StreamProgress(pool.rows_ahead, pool.tokens, tuple(pool.speeds())))
-        works = _groups(requests, span or width, lambda group: DecodeWork(group, report or Report(), width, ahead))
-        for result in pool.results(works, interrupted, ordered=ordered):
-            for event in self._events(result, on_shortage):
-                if interrupted():
+        """Give groups to workers, and take their events (`Engine.stream`). Without a span a group has `width` rows."""
+        pool, width = self._workers, flow.width
+        pool.on_progress = lambda: flow.on_progress(StreamProgress(pool.rows_ahead, pool.tokens, tuple(pool.speeds())))
+        works = _groups(
+            requests, flow.span or width, lambda group: DecodeWork(group, report or Report(), width, flow.ahead)
+        )
+        for result in pool.results(works, flow.interrupted, ordered=flow.ordered):
+            for event in self._events(result, flow.on_shortage):
+                if flow.interrupted():
                     return
                 yield event
-            if interrupted() or enough(result.group.last):
+            if flow.interrupted() or flow.enough(result.group.last):
                 return
 
     def _events(self, result: GroupResult, on_shortage: Callable[[int, int], object]) -> Iterator[events.Event]:

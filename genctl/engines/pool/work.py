@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from genctl import events
+from genctl.engines.protocol import Flow
 from genctl.errors import GenctlError
 from genctl.requests import Report, Request
 
@@ -37,14 +38,8 @@ class DecodeWork:
     def perform(self, session: Session, progress: WorkerProgress) -> DecodedGroup:
         """Decode the group to its end. Steps that nobody reads are left out."""
         shortages: list[tuple[int, int]] = []
-        stream = session.stream(
-            self.requests,
-            self.report,
-            width=self.width,
-            ahead=self.ahead,
-            on_shortage=lambda width, fewer: shortages.append((width, fewer)),
-        )
-        counted = _counted(stream, progress)
+        flow = Flow(self.width, ahead=self.ahead, on_shortage=lambda width, fewer: shortages.append((width, fewer)))
+        counted = _counted(session.stream(self.requests, self.report, flow), progress)
         return DecodedGroup(
             tuple(counted if self.report.steps else without_steps(counted, self.report.parents)), tuple(shortages)
         )

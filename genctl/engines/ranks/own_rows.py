@@ -14,7 +14,7 @@ import torch.distributed as dist
 from genctl import events
 from genctl.config.layers import Resolved
 from genctl.engines.local.session import Session, load_session
-from genctl.engines.protocol import EngineSetup, Rows, StreamProgress, never
+from genctl.engines.protocol import ALONE, EngineSetup, Flow, Rows
 from genctl.errors import Exit, ModelError, UsageError
 from genctl.ranks import group
 from genctl.requests import Report, Request, grouped
@@ -37,33 +37,21 @@ class OwnRowsSession(Session):
         return kind
 
     def stream(
-        self,
-        requests: Rows,
-        report: Report | None = None,
-        *,
-        width: int = 1,
-        span: int | None = None,
-        ahead: int = 0,
-        ordered: bool = True,
-        interrupted: Callable[[], str] = never,
-        enough: Callable[[int], bool] = lambda last: False,
-        on_shortage: Callable[[int, int], object] = lambda width, fewer: None,
-        on_progress: Callable[[StreamProgress], object] = lambda progress: None,
-        watch: bool = False,
+        self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
         """Share out the rows of each group (`Engine.stream`); a group has rows for every rank."""
         from genctl.ranks.fully_sharded import Pace
 
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        report, width, span = group.heard((report, width, span))
+        report, width, span = group.heard((report, flow.width, flow.span))
         pace = Pace(self.loaded.model)
-        reason = interrupted if rank == 0 else lambda: "interrupted" if pace.heard else ""
+        reason = flow.interrupted if rank == 0 else lambda: "interrupted" if pace.heard else ""
         groups = (tuple(rows) for rows in grouped(requests, max(span or 1, width * ranks)))
         while (rows := group.from_rank_0(lambda: next(groups, None), waits=self.waits)) is not None:
             made = group.gathered(self._own(rows[rank::ranks], report, width, pace, reason))
             if made is not None:
                 yield from _in_order(rows, made)
-        self.ended = str(group.heard(interrupted()))
+        self.ended = str(group.heard(flow.interrupted()))
 
     def _own(
         self, requests: tuple[Request, ...], report: Report, width: int, pace: Pace, reason: Callable[[], str]
@@ -80,7 +68,7 @@ class OwnRowsSession(Session):
         stopped()
         made: list[events.Event] = []
         if requests:
-            made += super().stream(requests, report, width=width, interrupted=stopped, on_shortage=too_much)
+            made += super().stream(requests, report, Flow(width, interrupted=stopped, on_shortage=too_much))
         pace.idle()
         return made
 

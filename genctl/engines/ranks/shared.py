@@ -6,12 +6,13 @@ What could differ between ranks comes from rank 0: requests, how they are decode
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
+from dataclasses import replace
 
 from genctl import events
 from genctl.config.layers import Resolved
 from genctl.engines.local.session import Session, load_session
-from genctl.engines.protocol import EngineSetup, Rows, StreamProgress, never
+from genctl.engines.protocol import ALONE, EngineSetup, Flow, Rows
 from genctl.errors import Exit, UsageError
 from genctl.ranks import group
 from genctl.requests import Report, Request, Skipped
@@ -31,34 +32,16 @@ class SharedSession(Session):
         return kind
 
     def stream(
-        self,
-        requests: Rows,
-        report: Report | None = None,
-        *,
-        width: int = 1,
-        span: int | None = None,
-        ahead: int = 0,
-        ordered: bool = True,
-        interrupted: Callable[[], str] = never,
-        enough: Callable[[int], bool] = lambda last: False,
-        on_shortage: Callable[[int, int], object] = lambda width, fewer: None,
-        on_progress: Callable[[StreamProgress], object] = lambda progress: None,
-        watch: bool = False,
+        self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
         """Decode rank 0's requests on every rank (`Engine.stream`)."""
         self.clock = lambda: float(group.heard(time.perf_counter()))
-        report, width, span, ahead = group.heard((report, width, span, ahead))
-        yield from super().stream(
-            self._shared(requests),
-            report,
-            width=width,
-            span=span,
-            ahead=ahead,
-            interrupted=lambda: str(group.heard(interrupted())),
-            on_shortage=on_shortage,
+        report, width, span, ahead = group.heard((report, flow.width, flow.span, flow.ahead))
+        same = replace(
+            flow, width=width, span=span, ahead=ahead, interrupted=lambda: str(group.heard(flow.interrupted()))
         )
-
-        self.ended = str(group.heard(interrupted()))
+        yield from super().stream(self._shared(requests), report, same)
+        self.ended = str(group.heard(flow.interrupted()))
 
     def _shared(self, requests: Rows) -> Iterator[Request | Skipped]:
         """Rank 0's requests, on every rank."""

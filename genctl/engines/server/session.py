@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from genctl import events
 from genctl.batch.seeds import row_seed
 from genctl.config.layers import Layer, Resolved, resolve
-from genctl.engines.protocol import EngineSetup, Key, Rows, StreamProgress, never
+from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, never
 from genctl.engines.server import address
 from genctl.engines.server.answer import AnswerPiece
 from genctl.engines.server.body import MAX_NEW, messages_of, sampling_fields, seed_field, unused_default
@@ -182,20 +182,9 @@ class RemoteSession:
         return scorer.score(texts, interrupted)
 
     def stream(
-        self,
-        requests: Rows,
-        report: Report | None = None,
-        *,
-        width: int = 1,
-        span: int | None = None,
-        ahead: int = 0,
-        ordered: bool = True,
-        interrupted: Callable[[], str] = never,
-        enough: Callable[[int], bool] = lambda last: False,
-        on_shortage: Callable[[int, int], object] = lambda width, fewer: None,
-        on_progress: Callable[[StreamProgress], object] = lambda progress: None,
+        self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
-        """As `Engine.stream`: at most `width` requests are in flight. Raises BackendError where none can succeed.
+        """As `Engine.stream`: at most `flow.width` requests are in flight. Raises BackendError where none can succeed.
 
         No row depends on those beside it, so all are one group, and memory is the server's own concern.
         """
@@ -206,19 +195,19 @@ class RemoteSession:
         reading = True
         try:
             while True:
-                if reason := interrupted():
+                if reason := flow.interrupted():
                     for lane in lanes.values():
                         if lane.has_text:
                             yield from lane.finish(reason)
                     return
-                while exchanges.busy < width and (waiting or reading):
+                while exchanges.busy < flow.width and (waiting or reading):
                     if not waiting:
                         request = next(incoming, None)
                         if request is None:
                             reading = False
                             break
                         waiting += yield from self._begun(request, report or Report(), lanes)
-                    elif interrupted():
+                    elif flow.interrupted():
                         break
                     else:
                         exchanges.send(waiting.popleft())
