@@ -10,6 +10,7 @@ from typing import Any
 
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.transformers_runtime import TransformersRuntime
+from genctl.models.architectures import read_native
 from genctl.native.checkpoint import model_of, plan_of
 from genctl.native.config import NotNative
 from genctl.native.model import SpecialTokens
@@ -31,7 +32,7 @@ def native(model: Any) -> NativeRuntime:
     """`model` on the native runtime. Raises NotNative for what it does not know."""
     tensors = model.state_dict()
     config = model.config.to_dict()
-    plan = plan_of(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    plan = plan_of(read_native(config), {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     special = SpecialTokens(model.generation_config.to_dict())
     made = runtime_of(model_of(plan, tensors.__getitem__, config, special, name=type(model).__name__))
     assert isinstance(made, NativeRuntime)

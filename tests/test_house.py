@@ -118,6 +118,7 @@ ALLOWED: dict[str, set[str]] = {
         "fit",
         "events",
         "identity",
+        "models.architectures",
         "sequences",
         "strict_json",
     },

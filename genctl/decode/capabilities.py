@@ -2,8 +2,9 @@
 
 transformers does not say whether a model's cache is exact, whether its rows are independent, or whether padding can be
 masked: some models take positions from the length of the cache, ignore the mask, or keep states in their modules. The
-architectures in `DECODERS` and `ENCODER_DECODERS` were compared with `generate()` in every way (tests/zoo). Any other
-one is tried when a run first needs the capability: the logits of a few short passes together and apart are compared.
+architectures that `models/architectures.py` calls compared were compared with `generate()` in every way (tests/zoo).
+Any other one is tried when a run first needs the capability: the logits of a few short passes together and apart are
+compared.
 
 N rows, F tokens fed, T tokens so far, V vocabulary.
 """
@@ -21,38 +22,6 @@ from genctl.decode.cache.cache import Cache
 from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Source
-
-# Architectures whose passes were compared with `generate()`: on a cache, several rows at once, padded, reordered.
-_DECODERS = """
-afmoe apertus arcee aria_text axk1 bailing_hybrid beam bert bert-generation big_bird biogpt bitnet bloom camembert
-codegen cohere cohere2 cohere2_moe cohere_compass_text ctrl cwm data2vec-text dbrx deepseek_v2 deepseek_v3 diffllama
-doge dots1 electra ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon falcon_mamba flex_olmo flint fuyu gemma
-gemma2 gemma3 gemma3_text gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm4_moe
-glm4_moe_lite got_ocr2 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe
-granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax
-inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe kimi_linear kolibri1 laguna lfm2 lfm2_moe lfm3
-llama llama4_text longcat_flash mamba mamba2 megatron-bert mellum mimo_v2_flash minicpm3 minimax_m2 minimax_m3_vl_text
-ministral ministral3 mistral mixtral modernbert-decoder moshi mpt nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe
-opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next
-recurrent_gemma rembert roberta roberta-prelayernorm roc_bert seed_oss smollm3 solar_open stablelm starcoder2
-vaultgemma xglm xlm-roberta xlm-roberta-xl xmod youtu zaya
-"""
-_ENCODER_DECODERS = """
-bart bigbird_pegasus blenderbot blenderbot-small encoder-decoder led longt5 m2m_100 marian mbart
-moss_transcribe_diarize mt5 mvp nllb-moe pegasus pegasus_x plbart seamless_m4t seamless_m4t_v2 switch_transformers t5
-umt5
-"""
-DECODERS, ENCODER_DECODERS = frozenset(_DECODERS.split()), frozenset(_ENCODER_DECODERS.split())
-# Their logits differ with and without a cache, in transformers too. `generate()` uses the cache, and so do we.
-CACHE_DIFFERS = frozenset({"cpmant", "fsmt", "prophetnet"})
-# Models whose attention uses transformers' table of attention functions: a mask may have the final form.
-_DENSE = """
-bart gemma gemma3_text gpt2 gpt_neox granite llama marian mbart mistral mt5 olmo olmo2 opt pegasus phi qwen2 qwen3
-stablelm starcoder2 t5
-"""
-DENSE = frozenset(_DENSE.split())
-# Encoder-decoders whose decoder has relative positions only: its rows may be padded.
-RELATIVE_DECODERS = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
 
 # The largest difference between two computations of the same logits, as a share of their spread.
 _EXACT, _ROUNDED = 1e-3, 1e-1

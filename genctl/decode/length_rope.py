@@ -11,20 +11,19 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-# Architectures of which `generate()` reads the whole text again when it passes the bound. Their input preparation does
-# that by dropping the cache that it is given; here it is done where the cache is kept, and theirs is not called.
-READ_AGAIN = frozenset({"phi3", "phi4_multimodal", "phimoe"})
-
 
 class LengthRope:
-    """The lengths on which a model's frequencies depend. Up to `bound` they are the same for every text."""
+    """The lengths on which a model's frequencies depend. Up to `bound` they are the same for every text.
 
-    def __init__(self, modules: Iterable[Any] = (), model_type: str = "") -> None:
+    With `reads_again` the whole text is read again when it passes the bound of longrope.
+    """
+
+    def __init__(self, modules: Iterable[Any] = (), *, reads_again: bool = False) -> None:
         rotary = [module for module in modules if hasattr(module, "original_max_seq_len")]
         self.dynamic = [module for module in rotary if any("dynamic" in kind for kind in _kinds(module))]
         long = [bound for module in rotary for bound in _long_bounds(module)]
         self.bound: float = min([*(module.original_max_seq_len for module in self.dynamic), *long], default=math.inf)
-        self.reads_again = bool(long) and model_type in READ_AGAIN
+        self.reads_again = bool(long) and reads_again
 
     def reset(self) -> None:
         """Forget the length of the last pass."""

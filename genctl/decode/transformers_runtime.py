@@ -22,22 +22,15 @@ from genctl.decode import cut_windows, transfer
 from genctl.decode.cache import model_states
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.foreign import new_cache
-from genctl.decode.capabilities import (
-    CACHE_DIFFERS,
-    DECODERS,
-    DENSE,
-    ENCODER_DECODERS,
-    FINDINGS,
-    RELATIVE_DECODERS,
-    Probe,
-)
+from genctl.decode.capabilities import FINDINGS, Probe
 from genctl.decode.encoder_inputs import Sources
-from genctl.decode.length_rope import READ_AGAIN, LengthRope
+from genctl.decode.length_rope import LengthRope
 from genctl.decode.out_of_memory import is_shortage
 from genctl.decode.prefill import Reader
 from genctl.decode.runtime import Output, Passed
 from genctl.decode.types import Prefix, Source
 from genctl.errors import GenctlError, ModelError
+from genctl.models.architectures import facts_of
 
 if TYPE_CHECKING:
     from genctl.decode.compiled import Compiled
@@ -64,6 +57,7 @@ class TransformersRuntime(Reader):
     def __init__(self, model: Any, *, compile: bool = False) -> None:
         self.model = model
         self.config = model.config
+        self.facts = facts_of(model.config.model_type)
         self.device = model.device if model.device.type != "meta" else torch.device("cpu")
         self.is_encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
         accepted = inspect.signature(model.forward).parameters
@@ -75,15 +69,14 @@ class TransformersRuntime(Reader):
         self._takes_cache = compat.takes_dynamic_cache(model) and (self.cache_name in accepted or wild)
         prepare = type(model).prepare_inputs_for_generation
         self.prepares = prepare is not GenerationMixin.prepare_inputs_for_generation
-        self.prepares = self.prepares and self.config.model_type not in READ_AGAIN
-        known = ENCODER_DECODERS if self.is_encoder_decoder else DECODERS
-        self.trusted = self.config.model_type in known or model.device.type == "meta"
-        self.returns = model_states.RETURNED.get(self.config.model_type, "")
-        self.reads_history = self.config.model_type in model_states.READ_HISTORY
-        self.rope = LengthRope(model.modules(), self.config.model_type)
+        self.prepares = self.prepares and not self.facts.reads_again
+        kind = "encoder-decoder" if self.is_encoder_decoder else "decoder"
+        self.trusted = self.facts.compared == kind or model.device.type == "meta"
+        self.returns, self.reads_history = self.facts.returns, self.facts.reads_history
+        self.rope = LengthRope(model.modules(), reads_again=self.facts.reads_again)
         self.bound, self.dynamic, self.reads_again = self.rope.bound, bool(self.rope.dynamic), self.rope.reads_again
         self.limit_cuts(cut_windows.of_model(model))
-        self.module_states = model_states.module_states(model)
+        self.module_states = model_states.ModuleStates(model) if self.facts.states_in_modules else None
         self.findings: list[str] = []
         self.forwards = 0
         self._probing = False
@@ -110,13 +103,13 @@ class TransformersRuntime(Reader):
     @cached_property
     def supports_cache(self) -> bool:
         """Whether steps may continue from a cache."""
-        known = self.returns or self.config.model_type in CACHE_DIFFERS
+        known = self.returns or self.facts.cache_differs
         return bool(self.returns or self._takes_cache) and bool(known or self._able("cache"))
 
     @cached_property
     def cache_differs(self) -> bool:
         """Whether its cache, which `generate()` uses, changes its texts."""
-        used = self.returns or self.config.model_type in CACHE_DIFFERS
+        used = self.returns or self.facts.cache_differs
         return bool(used and self.supports_cache) and not self._able("cache")
 
     def reads_several(self, cached: bool) -> bool:
@@ -140,7 +133,7 @@ class TransformersRuntime(Reader):
     def pads(self) -> bool:
         """Whether rows of different lengths may share a pass, padded on the left and masked."""
         if self.is_encoder_decoder:  # positions of most decoders are columns of the cache, which cannot be shifted
-            return self.config.model_type in RELATIVE_DECODERS and self.together
+            return self.facts.relative and self.together
         return self.takes_mask and self.together and not self.returns and self._able("padding")
 
     @cached_property
@@ -348,7 +341,7 @@ class TransformersRuntime(Reader):
 
         transformers would look whether anything is hidden, and the host would wait for that in every step.
         """
-        usual = self._sdpa and self.config.model_type in DENSE
+        usual = self._sdpa and self.facts.dense
         if feed.shape[1] > 1 or transfer.on_host(mask) or not usual or cache is None:
             return mask
         return mask[:, None, None].bool() if cache.is_plain else mask

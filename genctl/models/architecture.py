@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError
 from genctl.models import check
+from genctl.models.architectures import facts_of
 from genctl.models.library_errors import guarded
 from genctl.models.weights import few
 
@@ -62,8 +63,8 @@ def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_rem
         return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     named = few(names) or f"architecture {kind!r:.80}"
     for name in (kind, *names):
-        if name in _UNFIT:
-            raise ModelError(f"{named} {_UNFIT[name]}, so it cannot continue a text")
+        if why := facts_of(name).unfit or _UNFIT_CLASSES.get(name):
+            raise ModelError(f"{named} {why}, so it cannot continue a text")
     mixed = _names(auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
     heads = _names(causal) | _names(sequences)
     # an encoder-decoder that was saved without its head, which is the embeddings
@@ -86,14 +87,9 @@ def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_rem
     raise _unfit(named, {kind}, auto)
 
 
-# Architectures and classes among those of language models that read more than text, or write something else.
-_UNFIT = {
-    "voxtral_realtime": "does not run without sound",
+# Classes among those of language models that cannot continue a text; for architectures see `Architecture.unfit`.
+_UNFIT_CLASSES = {
     "Emu3ForConditionalGeneration": "reads pictures, and transformers does not find its text model by itself",
-    "musicgen": "writes codes of sound",
-    "musicgen_melody": "writes codes of sound",
-    "gemma4_assistant": "drafts for another model, whose keys and values it reads",
-    "gemma4_unified_assistant": "drafts for another model, whose keys and values it reads",
 }
 
 

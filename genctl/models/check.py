@@ -13,6 +13,7 @@ from typing import Any
 
 from genctl.errors import ModelError, reason_of
 from genctl.models import config_rope, config_sizes, fingerprint, generation_settings, tokenizer_files, weights
+from genctl.models.architectures import facts_of
 from genctl.models.generation_settings import GenerationSettings
 from genctl.models.weights import WeightFiles, read_json
 
@@ -59,9 +60,7 @@ _COUNTS = (
 _MOST_LAYERS = 1 << 16
 _WIDEST = 1 << 24  # larger than any dimension of a published model
 _MOST_POSITIONS = 1 << 27
-# These architectures compute a table of positions when they are built; their weights do not bound it.
-_COMPUTED_POSITIONS = ("marian", "gptj", "codegen", "ctrl", "m2m_100", "nllb-moe", "xglm", "pegasus", "pegasus_x")
-_MOST_COMPUTED = 1 << 20
+_MOST_COMPUTED = 1 << 20  # of a table that is computed
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def check_numbers(config: dict[str, Any], source: str = "config.json") -> None:
                 raise ModelError(f"{problem}, which is not a positive whole number")
             most = _MOST_LAYERS if name in (*LAYERS, *_COUNTS) else _WIDEST
             most = _MOST_POSITIONS if name in (*_POSITIONS, *_WINDOWS) else most
-            if part.get("model_type") in _COMPUTED_POSITIONS and name in _POSITIONS:
+            if facts_of(part.get("model_type")).computes_positions and name in _POSITIONS:
                 most = _MOST_COMPUTED
             if value > most:
                 raise ModelError(f"{problem}, far above what any model has ({most:,})")
@@ -227,9 +226,10 @@ def _check_dimensions(config: dict[str, Any], files: WeightFiles, source: str) -
 
 
 def _built(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The parts of a config that make up the language model: moshi's config also describes audio models."""
+    """The parts of a config that make up the language model."""
+    audio_parts = facts_of(config.get("model_type")).audio_parts
     for part, where in parts(config):
-        if config.get("model_type") != "moshi" or not where:
+        if not where or not audio_parts:
             yield part, where
 
 

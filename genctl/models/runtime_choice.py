@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from genctl.errors import ModelError, UsageError
 from genctl.events import Loading
 from genctl.models import prepare
+from genctl.models.architectures import facts_of, read_native
 from genctl.models.check import Checkpoint
 from genctl.models.progress import OnEvent
 from genctl.models.weights import few
-from genctl.native import families, seq2seq_families
-from genctl.native.checkpoint import CLASSES, AnyPlan, bare_class, is_encoder_decoder, plan_of, read
+from genctl.native.checkpoint import AnyPlan, bare_class, plan_of, read
 from genctl.native.config import NotNative, Unfit
 from genctl.native.load import DTYPES
 from genctl.native.seq2seq_spec import Seq2SeqSpec
@@ -72,8 +72,7 @@ def spec_of_run(
     else:
         try:
             _options(runtime, trust_remote_code)
-            of_sources = is_encoder_decoder(checkpoint.config)
-            spec = (seq2seq_families if of_sources else families).spec_of(checkpoint.config)[0]
+            spec = read_native(checkpoint.config)[0]
             _check_dtype(spec, dtype_of(runtime, checkpoint))
         except NotNative as reason:
             _fallback(runtime, reason)
@@ -112,12 +111,14 @@ def _plan(checkpoint: Checkpoint) -> AnyPlan:
     if checkpoint.weights.pickled:
         raise NotNative("its weights are pickled")
     config = checkpoint.config
-    known = CLASSES.get(checkpoint.model_type)
-    names = config.get("architectures") or [known]
-    if known is not None and (not isinstance(names, list) or not {known, bare_class(known)} & {*map(str, names)}):
-        raise NotNative(f"config.json: architectures = {names!r:.80}")
+    family = facts_of(checkpoint.model_type).native
+    if family is not None:
+        known = family.model_class
+        names = config.get("architectures") or [known]
+        if not isinstance(names, list) or not {known, bare_class(known)} & {*map(str, names)}:
+            raise NotNative(f"config.json: architectures = {names!r:.80}")
     tensors = checkpoint.weights.tensors
-    native = plan_of(config, {name: tensor.shape for name, tensor in tensors.items()})
+    native = plan_of(read_native(config), {name: tensor.shape for name, tensor in tensors.items()})
     if native.unused:  # transformers' runtime decides whether that is an error
         raise NotNative(f"the weight files hold tensors that it does not read: {few(native.unused)}")
     for name in sorted(native.reads):
@@ -187,17 +188,18 @@ def load(
         chosen = prepare.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
     products = Products(runtime.quantize, pack=runtime.pack)
     special = SpecialTokens(checkpoint.generation.values)
-    name, files = CLASSES[made.spec.family], checkpoint.weights.files
+    family = facts_of(made.spec.family).native
+    assert family is not None
     model = read(
         made,
-        files,
+        checkpoint.weights.files,
         checkpoint.config,
         special,
         dtype=getattr(torch, chosen),
         device=None if device.type == "cpu" else device,
         look=seen,
         products=products,
-        name=name,
+        name=family.model_class,
     )
     held = Counter(product.form for product in model.products())
     notes = [prepare.dtype_note(stored, chosen)] if chosen != stored else []

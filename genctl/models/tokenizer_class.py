@@ -11,7 +11,9 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 from typing import Any
 
-BACKEND = "TokenizersBackend"
+from genctl.models.architectures import BACKEND as BACKEND
+from genctl.models.architectures import LEFT_TO_TRANSFORMERS, NO_CLASS, facts_of
+
 # Names of that class, and of classes that it replaces.
 _BACKENDS = frozenset({BACKEND, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "PythonBackend", "BloomTokenizer"})
 _SAME = {"BartTokenizer": "RobertaTokenizer"}
@@ -20,36 +22,6 @@ CLASSES = frozenset(
     | {"PegasusTokenizer", "Qwen2Tokenizer", "RobertaTokenizer", "T5Tokenizer"}
 )
 
-# model type -> the class that is registered for it; None for none. Model types that are not here are not known.
-REGISTERED: dict[str, str | None] = {
-    "bart": "RobertaTokenizer",
-    "bloom": None,
-    "falcon": None,
-    "gemma": "GemmaTokenizer",
-    "gemma2": "GemmaTokenizer",
-    "gemma3_text": "GemmaTokenizer",
-    "gpt2": "GPT2Tokenizer",
-    "gpt_neox": "GPTNeoXTokenizer",
-    "gptj": "GPT2Tokenizer",
-    "granite": BACKEND,
-    "llama": None,
-    "mistral": BACKEND,  # or one that reads tekken.json, where mistral-common is installed
-    "mt5": "T5Tokenizer",
-    "olmo": "GPTNeoXTokenizer",
-    "olmo2": BACKEND,
-    "opt": "GPT2Tokenizer",
-    "pegasus": "PegasusTokenizer",
-    "phi": "GPT2Tokenizer",
-    "phi3": BACKEND,
-    "qwen2": "Qwen2Tokenizer",
-    "qwen3": "Qwen2Tokenizer",
-    "stablelm": BACKEND,
-    "starcoder2": "GPT2Tokenizer",
-    "t5": "T5Tokenizer",
-}
-# Model types whose registered class is taken whatever class is named.
-_REGISTERED_WINS = frozenset({"phi3", "qwen2"})
-_TAKES_TEKKEN = frozenset({"mistral"})
 # Paths as they are given, in lower case, of checkpoints whose tokenizer.json is taken as it is.
 NAMES_OF_BACKENDS = (
     "deepseek-ai/deepseek-r1-distill-llama-*",
@@ -76,7 +48,8 @@ def class_of(
     Raises UnsupportedTokenizer for any other class.
     """
     model_type = config.get("model_type")
-    if model_type not in REGISTERED:
+    facts = facts_of(model_type)
+    if facts.tokenizer in ("", LEFT_TO_TRANSFORMERS):
         raise UnsupportedTokenizer(f"model type {model_type!r:.40} has rules of its own")
     if tokenizer_config.get("auto_map") is not None or "model_name" in config:
         raise UnsupportedTokenizer("its class may be another than the one that is named")
@@ -86,12 +59,12 @@ def class_of(
     named = config.get("tokenizer_class") if named is None else named
     if named is not None and (not isinstance(named, str) or not named):
         raise UnsupportedTokenizer(f"tokenizer_class = {named!r:.40}")
-    registered = REGISTERED[model_type]
+    registered = None if facts.tokenizer == NO_CLASS else facts.tokenizer
     if named is None:
         return registered or BACKEND
     name = named.removesuffix("Fast")
-    wins = model_type in _REGISTERED_WINS
-    if name == "LlamaTokenizer" and not wins and model_type not in _TAKES_TEKKEN and byte_level():
+    wins = facts.tokenizer_wins
+    if name == "LlamaTokenizer" and not wins and not facts.reads_tekken and byte_level():
         return BACKEND
     if registered is not None and registered != name:
         if registered == BACKEND:

@@ -6,9 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from genctl.native import families, load, seq2seq_families, seq2seq_load
+from genctl.native import load, seq2seq_load
+from genctl.native.families import Found
 from genctl.native.load import Shapes, WeightPlan
+from genctl.native.names import Names
+from genctl.native.seq2seq_families import Seq2SeqNames
 from genctl.native.seq2seq_load import Seq2SeqPlan
+from genctl.native.seq2seq_spec import Seq2SeqSpec
+from genctl.native.spec import Spec
 
 if TYPE_CHECKING:
     import torch
@@ -18,11 +23,6 @@ if TYPE_CHECKING:
     from genctl.native.model import NativeModel, SpecialTokens
 
 AnyPlan: TypeAlias = WeightPlan | Seq2SeqPlan
-
-# What config.json calls their language models, by `model_type`.
-CLASSES = {
-    family: name for table in (families.FAMILIES, seq2seq_families.FAMILIES) for family, (_, name) in table.items()
-}
 
 
 def bare_class(name: str) -> str:
@@ -34,15 +34,14 @@ def bare_class(name: str) -> str:
     return name if stem == name else f"{stem}Model"
 
 
-def is_encoder_decoder(config: dict[str, Any]) -> bool:
-    """Whether a config.json is that of a family in `seq2seq_families`."""
-    family = config.get("model_type")
-    return isinstance(family, str) and family in seq2seq_families.FAMILIES
-
-
-def plan_of(config: dict[str, Any], shapes: Shapes) -> AnyPlan:
-    """What a checkpoint with this config.json holds. Raises NotNative with the reason where it is not native."""
-    return Seq2SeqPlan(config, shapes) if is_encoder_decoder(config) else WeightPlan(config, shapes)
+def plan_of(found: Found, shapes: Shapes) -> AnyPlan:
+    """What a checkpoint with this spec and these names holds. Raises NotNative where its files hold something else."""
+    spec, names = found
+    if isinstance(spec, Spec) and isinstance(names, Names):
+        return WeightPlan(spec, names, shapes)
+    assert isinstance(spec, Seq2SeqSpec)
+    assert isinstance(names, Seq2SeqNames)
+    return Seq2SeqPlan(spec, names, shapes)
 
 
 def model_of(

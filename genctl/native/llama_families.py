@@ -311,6 +311,7 @@ def phi3(c: Config) -> Found:
             c.values = {**c.values, name: {**given, "rope_type": "longrope"}}
     c.values = {**c.values, "original_max_position_embeddings": original}
     rope = c.rope(sizes["head_dim"], partial=c.number("partial_rotary_factor", 1.0))
+    rope = replace(rope, reads_again=rope.kind == "longrope")
     spec = plain(c, "phi3", sizes, rope=rope, qkv="joined", eps=c.number("rms_norm_eps", 1e-5))
     joined = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
     return spec, llama_names(q=None, k=None, v=None, gate=None, up=None, **joined)

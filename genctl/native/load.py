@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from genctl.native.config import Unfit
-from genctl.native.families import spec_of
-from genctl.native.names import COMPUTED
+from genctl.native.names import COMPUTED, Names
 from genctl.native.spec import Spec
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ _NORMS = ("attn_norm", "attn_out_norm", "attn_sum_norm", "mlp_norm", "mlp_out_no
 class WeightPlan:
     """What a checkpoint holds for a spec: names and shapes. Raises Unfit where its files hold something else."""
 
-    def __init__(self, config: dict[str, Any], shapes: Shapes) -> None:
-        self.spec, self.names = spec_of(config)
+    def __init__(self, spec: Spec, names: Names, shapes: Shapes) -> None:
+        self.spec, self.names = spec, names
         self.prefix = prefix_of(self.names.prefix, self.names.embed, shapes)
         self.embed = f"{self.prefix}{self.names.embed}.weight"
         self.head = next((head for head in self.names.heads if f"{head}.weight" in shapes), "")

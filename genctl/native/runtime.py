@@ -13,7 +13,6 @@ from torch import Tensor
 from genctl.decode import cut_windows
 from genctl.decode.cache.cache import Cache, new_cache
 from genctl.decode.encoder_inputs import Sources
-from genctl.decode.length_rope import READ_AGAIN
 from genctl.decode.prefill import Reader
 from genctl.decode.runtime import Output, Passed
 from genctl.decode.types import Prefix, Source
@@ -45,7 +44,7 @@ class NativeRuntime(Reader):
         ropes = [rope for rope in (model.spec.rope, model.spec.local_rope) if rope and rope.depends_on_length]
         self.bound = min((rope.bound for rope in ropes), default=math.inf)
         self.dynamic = any(rope.kind == "dynamic" for rope in ropes)
-        self.reads_again = model.spec.family in READ_AGAIN and any(rope.kind == "longrope" for rope in ropes)
+        self.reads_again = any(rope.reads_again for rope in ropes)
         self.limit_cuts(cut_windows.of_spec(model.spec.windows, model.spec.family))
         self.forwards = 0
         self.watch: Callable[[Passed], None] | None = None

@@ -6,12 +6,10 @@ Defaults are those of transformers' configuration classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from genctl.native.config import Config, NotNative
-from genctl.native.families import read_config
 from genctl.native.names import whole_heads
 from genctl.native.seq2seq_spec import Relative, Seq2SeqSpec, Side
 
@@ -196,19 +194,3 @@ def _of_both(c: Config) -> None:
     c.only("is_decoder", False)
     for name in _HARMLESS:
         c.take(name, None)
-
-
-# As in `families`.
-FAMILIES: dict[str, tuple[Callable[[Config], Found], str]] = {
-    "t5": (t5, "T5ForConditionalGeneration"),
-    "mt5": (mt5, "MT5ForConditionalGeneration"),
-    "bart": (bart, "BartForConditionalGeneration"),
-    "mbart": (mbart, "MBartForConditionalGeneration"),
-    "marian": (marian, "MarianMTModel"),
-    "pegasus": (pegasus, "PegasusForConditionalGeneration"),
-}
-
-
-def spec_of(config: dict[str, Any]) -> Found:
-    """The spec of a checkpoint with this config.json, and its tensors' names. Raises NotNative with the reason."""
-    return read_config(config, FAMILIES)

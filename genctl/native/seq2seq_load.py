@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from genctl.native.config import NotNative, Unfit
 from genctl.native.load import Shape, Shapes, checked
-from genctl.native.seq2seq_families import spec_of
-from genctl.native.seq2seq_spec import Side
+from genctl.native.seq2seq_families import Seq2SeqNames
+from genctl.native.seq2seq_spec import Seq2SeqSpec, Side
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +30,8 @@ _NORMS = ("attn_norm", "cross_norm", "mlp_norm")
 class Seq2SeqPlan:
     """What a checkpoint holds for a spec: names and shapes. Raises Unfit where its files hold something else."""
 
-    def __init__(self, config: dict[str, Any], shapes: Shapes) -> None:
-        self.spec, self.names = spec_of(config)
+    def __init__(self, spec: Seq2SeqSpec, names: Seq2SeqNames, shapes: Shapes) -> None:
+        self.spec, self.names = spec, names
         self.prefix = self.names.prefix if any(name.startswith(self.names.prefix) for name in shapes) else ""
         self.embed, held = self._matrices(shapes)  # "encoder", "decoder", "head" -> the name of its matrix
         logits = (f"{self.prefix}final_logits_bias", "final_logits_bias")

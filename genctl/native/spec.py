@@ -33,6 +33,7 @@ class Rope:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()  # longrope, one for each pair
     long_factor: tuple[float, ...] = ()
+    reads_again: bool = False  # longrope: the whole text is read again when it passes `original` tokens (Phi-3)
 
     @property
     def depends_on_length(self) -> bool:

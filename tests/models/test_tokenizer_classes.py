@@ -12,8 +12,9 @@ from transformers import AutoTokenizer
 from transformers.models.auto import tokenization_auto
 
 from genctl.models import chat
+from genctl.models.architectures import ARCHITECTURES, BACKEND, LEFT_TO_TRANSFORMERS, NO_CLASS
 from genctl.models.tokenizer import plain
-from genctl.models.tokenizer_class import BACKEND, CLASSES, NAMES_OF_BACKENDS, REGISTERED, UnsupportedTokenizer
+from genctl.models.tokenizer_class import CLASSES, NAMES_OF_BACKENDS, UnsupportedTokenizer
 from genctl.models.tokenizer_recipes import RECIPES
 from tests.models import tokenizers_made as made
 from tests.models.test_plain_tokenizer import word_piece
@@ -27,6 +28,11 @@ TEXTS = (
     "",
     " ",
 )
+REGISTERED = {  # model type -> the class that is registered for it; None for none
+    row.name: None if row.tokenizer == NO_CLASS else row.tokenizer
+    for row in ARCHITECTURES.values()
+    if row.tokenizer not in ("", LEFT_TO_TRANSFORMERS)
+}
 TOOL = {"content": "<tool>", "lstrip": True, "rstrip": False, "single_word": False, "normalized": False}
 FLAGS = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": True, "special": False}
 
@@ -168,7 +174,7 @@ def test_what_is_registered_is_what_transformers_has_registered() -> None:
         theirs = names.get(model_type)
         assert theirs in ({name, "MistralCommonBackend"} if model_type == "mistral" else {name}), model_type
         wins = model_type in tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
-        assert wins == (model_type in ("phi3", "qwen2"))
+        assert wins == ARCHITECTURES[model_type].tokenizer_wins
     assert set(NAMES_OF_BACKENDS) == set(tokenization_auto.MODEL_IDS_TO_TOKENIZERS_BACKEND)
 
 

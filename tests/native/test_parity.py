@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 
 from genctl.decode.cache.foreign import new_cache
+from genctl.models.architectures import read_native
 from genctl.native.decoder import Decoder
 from genctl.native.files import mapped
 from genctl.native.load import WeightPlan, build
@@ -40,7 +41,7 @@ def _native(name: str, folder: Path) -> Decoder:
     path = place / "model.safetensors"
     with safe_open(path, "pt") as file:
         shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-    plan = WeightPlan(json.loads((place / "config.json").read_text()), shapes)
+    plan = WeightPlan(*read_native(json.loads((place / "config.json").read_text())), shapes)
     assert plan.unused == []
     return build(plan, mapped((path,)))
 

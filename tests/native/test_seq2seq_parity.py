@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 
 from genctl.decode.cache.cache import Cache, new_cache
+from genctl.models.architectures import read_native
 from genctl.native import kernels
 from genctl.native.encoder_decoder import EncoderDecoder
 from genctl.native.files import mapped
@@ -38,7 +39,7 @@ def native(name: str, folder: Path) -> EncoderDecoder:
     path = place / "model.safetensors"
     with safe_open(path, "pt") as file:
         shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-    plan = Seq2SeqPlan(json.loads((place / "config.json").read_text()), shapes)
+    plan = Seq2SeqPlan(*read_native(json.loads((place / "config.json").read_text())), shapes)
     assert plan.unused == []
     return build(plan, mapped([path]))
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from genctl.errors import ModelError
 from genctl.models import hub
+from genctl.models.architectures import ARCHITECTURES, read_native
 from genctl.native.config import NotNative
-from genctl.native.seq2seq_families import FAMILIES, spec_of
 from genctl.native.seq2seq_load import Seq2SeqPlan
 from genctl.native.seq2seq_model import Seq2SeqModel
 from genctl.params import Runtime
@@ -30,15 +30,15 @@ def shapes(name: str) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_every_variation_is_known(name: str) -> None:
-    spec, _ = spec_of(config(name))
+    spec, _ = read_native(config(name))
     assert spec.family == VARIATIONS[name][0]
-    assert FAMILIES[spec.family][1] == type(model(name)).__name__
+    assert ARCHITECTURES[spec.family].native.model_class == type(model(name)).__name__
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", sorted({family for family, _ in VARIATIONS.values()}))
 def test_a_field_that_nobody_knows_is_named(name: str) -> None:
     with pytest.raises(NotNative, match="attend_twice = True"):
-        spec_of(config(name, attend_twice=True))
+        read_native(config(name, attend_twice=True))
 
 
 @pytest.mark.parametrize(
@@ -70,36 +70,38 @@ def test_a_field_that_nobody_knows_is_named(name: str) -> None:
 )
 def test_what_cannot_be_computed_is_refused_with_its_name(name: str, changes: dict[str, Any], word: str) -> None:
     with pytest.raises(NotNative, match=word):
-        spec_of(config(name, **changes))
+        read_native(config(name, **changes))
 
 
 def test_a_config_may_say_what_its_family_is() -> None:
-    spec_of(config("bart", normalize_before=False, add_final_layer_norm=False, normalize_embedding=True, num_beams=4))
-    spec_of(config("pegasus", normalize_before=True, add_final_layer_norm=True, static_position_embeddings=True))
-    spec_of(config("t5", n_positions=512, output_past=True))
+    read_native(
+        config("bart", normalize_before=False, add_final_layer_norm=False, normalize_embedding=True, num_beams=4)
+    )
+    read_native(config("pegasus", normalize_before=True, add_final_layer_norm=True, static_position_embeddings=True))
+    read_native(config("t5", n_positions=512, output_past=True))
 
 
 def test_tensors_that_are_missing_or_not_used_are_named() -> None:
     held = shapes("bart")
     name = "model.decoder.layers.1.encoder_attn.v_proj.bias"
     with pytest.raises(NotNative, match=name):
-        Seq2SeqPlan(config("bart"), {key: shape for key, shape in held.items() if key != name})
+        Seq2SeqPlan(*read_native(config("bart")), {key: shape for key, shape in held.items() if key != name})
     with pytest.raises(NotNative, match=r"\[1, 2\]"):
-        Seq2SeqPlan(config("bart"), {**held, name: (1, 2)})
+        Seq2SeqPlan(*read_native(config("bart")), {**held, name: (1, 2)})
     more = {**held, "model.encoder.version": (1,), "model.encoder.extra": (1,)}
-    assert Seq2SeqPlan(config("bart"), more).unused == ["model.encoder.extra"]
-    assert Seq2SeqPlan(config("bart"), held).unused == []
+    assert Seq2SeqPlan(*read_native(config("bart")), more).unused == ["model.encoder.extra"]
+    assert Seq2SeqPlan(*read_native(config("bart")), held).unused == []
     bare = {key.removeprefix("model."): shape for key, shape in held.items() if key not in ("lm_head.weight",)}
-    assert Seq2SeqPlan(config("bart"), bare).prefix == ""
+    assert Seq2SeqPlan(*read_native(config("bart")), bare).prefix == ""
 
 
 def test_matrices_that_could_be_either_are_not_guessed() -> None:
     held = {key: shape for key, shape in shapes("t5").items() if key not in ("shared.weight", "lm_head.weight")}
     with pytest.raises(NotNative, match=r"no shared\.weight, and several"):
-        Seq2SeqPlan(config("t5"), held)
+        Seq2SeqPlan(*read_native(config("t5")), held)
     without = {key: shape for key, shape in shapes("bart").items() if key != "lm_head.weight"}
     with pytest.raises(NotNative, match="lack"):
-        Seq2SeqPlan(config("bart", tie_word_embeddings=False), without)
+        Seq2SeqPlan(*read_native(config("bart", tie_word_embeddings=False)), without)
 
 
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import transformers
 
+from genctl.models.architectures import ARCHITECTURES, read_native
 from genctl.native.config import NotNative
-from genctl.native.families import CONTEXT, spec_of
 from genctl.native.load import WeightPlan
 from tests.native.variations import VARIATIONS, model
 
@@ -21,14 +21,14 @@ def config(name: str = "llama", **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_every_variation_is_known(name: str) -> None:
-    spec, _ = spec_of(config(name))
+    spec, _ = read_native(config(name))
     assert spec.family == VARIATIONS[name][0]
 
 
 @pytest.mark.parametrize("name", sorted({family for family, _ in VARIATIONS.values()}))
 def test_a_field_that_nobody_knows_is_named(name: str) -> None:
     with pytest.raises(NotNative, match="attend_twice = True"):
-        spec_of(config(name, attend_twice=True))
+        read_native(config(name, attend_twice=True))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_field_that_nobody_knows_is_named(name: str) -> None:
 )
 def test_what_cannot_be_computed_is_refused_with_its_name(name: str, changes: dict[str, Any], word: str) -> None:
     with pytest.raises(NotNative, match=word):
-        spec_of(config(name, **changes))
+        read_native(config(name, **changes))
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "falcon"])
@@ -99,7 +99,7 @@ def test_older_fields_of_angles_mean_what_transformers_reads(
     read = type(model(family).config).from_dict(deepcopy(written)).to_dict()
     if family == "gemma3_text":  # its angles are computed from `rope_parameters` alone
         read.pop("original_max_position_embeddings", None)
-    assert spec_of(written)[0] == spec_of({key: value for key, value in read.items() if value is not None})[0]
+    assert read_native(written)[0] == read_native({key: value for key, value in read.items() if value is not None})[0]
 
 
 @pytest.mark.parametrize(
@@ -113,11 +113,13 @@ def test_older_fields_of_angles_mean_what_transformers_reads(
 )
 def test_what_transformers_refuses_without_need_is_read(name: str, changes: dict[str, Any]) -> None:
     """A type that its class does not allow, but that leaves nothing open."""
-    assert spec_of(config(name, **changes))
+    assert read_native(config(name, **changes))
 
 
 def test_a_missing_context_is_that_of_the_class() -> None:
-    for family, tokens in CONTEXT.items():
+    contexts = {row.name: row.native.context for row in ARCHITECTURES.values() if row.native and row.native.context}
+    assert len(contexts) > 20
+    for family, tokens in contexts.items():
         assert transformers.CONFIG_MAPPING[family]().max_position_embeddings == tokens
 
 
@@ -127,26 +129,26 @@ def shapes(name: str) -> dict[str, tuple[int, ...]]:
 
 def test_a_bare_decoder_has_no_prefix() -> None:
     bare = {key.removeprefix("transformer."): shape for key, shape in shapes("gpt2, tied").items()}
-    assert WeightPlan(config("gpt2, tied"), bare).prefix == ""
+    assert WeightPlan(*read_native(config("gpt2, tied")), bare).prefix == ""
 
 
 def test_a_missing_tensor_and_another_shape_are_named() -> None:
     held = shapes("llama")
     name = "model.layers.1.mlp.up_proj.weight"
     with pytest.raises(NotNative, match=name):
-        WeightPlan(config(), {key: shape for key, shape in held.items() if key != name})
+        WeightPlan(*read_native(config()), {key: shape for key, shape in held.items() if key != name})
     with pytest.raises(NotNative, match=r"\[1, 2\]"):
-        WeightPlan(config(), {**held, name: (1, 2)})
+        WeightPlan(*read_native(config()), {**held, name: (1, 2)})
 
 
 def test_a_head_of_its_own_is_read_even_where_it_could_be_tied() -> None:
-    assert WeightPlan(config("llama", tie_word_embeddings=True), shapes("llama")).head == "lm_head"
+    assert WeightPlan(*read_native(config("llama", tie_word_embeddings=True)), shapes("llama")).head == "lm_head"
     without = {key: shape for key, shape in shapes("llama").items() if not key.startswith("lm_head")}
-    assert WeightPlan(config("llama", tie_word_embeddings=True), without).head == ""
+    assert WeightPlan(*read_native(config("llama", tie_word_embeddings=True)), without).head == ""
     with pytest.raises(NotNative, match="lm_head"):
-        WeightPlan(config("llama"), without)
+        WeightPlan(*read_native(config("llama")), without)
 
 
 def test_tensors_that_are_not_used_are_told() -> None:
     held = {**shapes("gpt2"), "transformer.h.0.attn.bias": (1,), "transformer.h.0.extra": (1,)}
-    assert WeightPlan(config("gpt2"), held).unused == ["transformer.h.0.extra"]
+    assert WeightPlan(*read_native(config("gpt2")), held).unused == ["transformer.h.0.extra"]

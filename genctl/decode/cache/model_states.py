@@ -16,11 +16,6 @@ from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.layer import CacheLayer
 from genctl.errors import ModelError
 
-# architecture -> the name under which a pass returns its states, which the next one is given as `past_key_values`
-RETURNED = {"xlnet": "mems", "reformer": "past_buckets_states"}
-# Architectures that look at the whole text where it is prepared for a step, not at the new tokens alone.
-READ_HISTORY = frozenset({"xlnet", "cpmant"})
-
 
 class ReturnedStates(CacheLayer):
     """The states that a pass returned, as the only layer of a cache. Rows can be selected; no token can be removed."""
@@ -93,8 +88,3 @@ class ModuleStates:
                 layer.has_previous_state[0] = True
                 layer.device, layer.dtype = block.conv1d_state.device, block.conv1d_state.dtype
             block.conv1d_state = block.rg_lru.recurrent_states = None
-
-
-def module_states(model: Any) -> ModuleStates | None:
-    """How states are moved for a model that keeps them in its modules; None for others."""
-    return ModuleStates(model) if model.config.model_type == "recurrent_gemma" else None

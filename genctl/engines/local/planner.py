@@ -13,6 +13,7 @@ from genctl.engines.local.forced_phrases import ForcedPhrases, forced_phrases
 from genctl.engines.local.lane_text import LaneText
 from genctl.engines.local.stop_text import StopTrimmer
 from genctl.errors import InputError, ModelError, UsageError
+from genctl.models.architectures import facts_of
 from genctl.params import Generation, Runtime
 from genctl.plural import count
 
@@ -404,23 +405,17 @@ class Deadline:
         return ("time", self.words) if self.clock() > self.at else None
 
 
-# Architectures whose config has a length that is no limit: positions are relative or recurrent.
-UNBOUNDED = frozenset(
-    {"t5", "mt5", "umt5", "longt5", "switch_transformers", "bloom", "mpt", "mamba", "mamba2", "falcon_mamba"}
-)
-
-
 def context_of(config: Any) -> int | None:
     """Most positions that a model, or the decoder of one, was made for; None where nothing bounds them."""
     names = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx")
-    return None if config.model_type in UNBOUNDED else _first_size(config.get_text_config(decoder=True), names)
+    return None if facts_of(config.model_type).unbounded else _first_size(config.get_text_config(decoder=True), names)
 
 
 def source_context_of(config: Any) -> int | None:
     """Most tokens that an encoder reads; None where nothing bounds them."""
     own = getattr(config, "encoder", None) or config  # of a composite; others say it for both sides
     names = ("max_source_positions", "max_encoder_position_embeddings", "max_position_embeddings", "n_positions")
-    return None if getattr(own, "model_type", None) in UNBOUNDED else _first_size(own, names)
+    return None if facts_of(getattr(own, "model_type", None)).unbounded else _first_size(own, names)
 
 
 def _first_size(config: Any, names: Sequence[str]) -> int | None:

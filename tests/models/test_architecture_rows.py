@@ -1,0 +1,55 @@
+"""The rows of `genctl/models/architectures.py`: none is missing, none is there twice, and each names what exists."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from genctl.models.architectures import (
+    ARCHITECTURES,
+    BACKEND,
+    LEFT_TO_TRANSFORMERS,
+    NO_CLASS,
+    ROWS,
+    Architecture,
+    Native,
+    facts_of,
+    read_native,
+)
+from genctl.models.tokenizer_class import CLASSES
+from genctl.native import llama_families
+from genctl.native.config import NotNative
+
+NATIVE = {row.name: row.native for row in ARCHITECTURES.values() if row.native is not None}
+
+
+def test_a_native_family_without_a_tokenizer_is_refused() -> None:
+    with pytest.raises(ValueError, match="the native family llama4 has no tokenizer: name the class"):
+        Architecture("llama4", native=Native(llama_families.llama, "Llama4ForCausalLM"))
+
+
+def test_no_architecture_has_two_rows() -> None:
+    assert [name for name, rows in Counter(row.name for row in ROWS).items() if rows > 1] == []
+
+
+def test_every_tokenizer_has_a_recipe_or_is_left_to_others() -> None:
+    known = {"", BACKEND, NO_CLASS, LEFT_TO_TRANSFORMERS, *CLASSES}
+    assert {row.name: row.tokenizer for row in ARCHITECTURES.values() if row.tokenizer not in known} == {}
+
+
+def test_every_native_family_was_compared_and_names_a_class_of_transformers() -> None:
+    assert len(NATIVE) >= 26
+    for name, native in NATIVE.items():
+        assert ARCHITECTURES[name].compared, f"{name}: say in its row as what it was compared with generate()"
+        assert hasattr(transformers, native.model_class), f"{name}: transformers has no {native.model_class}"
+        assert name in CONFIG_MAPPING_NAMES
+
+
+@pytest.mark.parametrize("model_type", ["no such architecture", None, ["llama"], {}, 7])
+def test_what_has_no_row_has_no_facts(model_type: object) -> None:
+    assert facts_of(model_type) == Architecture("")
+    with pytest.raises(NotNative, match="is not a family that the native runtime knows"):
+        read_native({"model_type": model_type})
