@@ -6,7 +6,7 @@ Never taller than the terminal: the oldest lines of the prefix and the worst row
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -17,7 +17,6 @@ from genctl.render import theme, widgets
 from genctl.render.common_prefix import meet
 from genctl.render.score_formula import number, penalty_of, score
 from genctl.render.text_width import first_cells, last_cells, wrap
-from genctl.sequences import shared_length
 
 LONGEST_WORD = 40  # characters
 FINISHED = 3  # lines kept for finished hypotheses, where the rows leave that many
@@ -162,20 +161,3 @@ def _cut(lines: list[Text], height: int, what: str) -> list[Text]:
         return []
     left = Text(f"{'':>4} … and {len(lines) - height + 1} more {what}", style=theme.DIM, no_wrap=True)
     return [*lines[: height - 1], left]
-
-
-def lead(texts: Sequence[str]) -> int:
-    """Characters that all texts begin with, back to the end of a word."""
-    if len(texts) < 2:
-        return 0
-    low, high = min(texts), max(texts)
-    same = shared_length(low, high)
-    return low.rfind(" ", 0, same) + 1 if same else 0
-
-
-def excerpt(text: str, skip: int, width: int) -> str:
-    """A text in `width` cells: the whole text if it fits, else from character `skip` on."""
-    whole = first_cells(text, width)
-    if not whole.endswith("…") or text.endswith("…") or not skip:
-        return whole
-    return "…" + first_cells(text[skip:], width - 1)

@@ -144,7 +144,7 @@ class BeamView(RunView):
             put(self.err, lane_summary(lane))
 
     def _settle_texts(self, lane: LaneHistory, finished: Finished) -> None:
-        hypotheses = finished.hypotheses
+        hypotheses, before = finished.hypotheses, ""
         for place, hypothesis in enumerate(hypotheses):
             path = lane.path_of(hypothesis)
             text = hypothesis.text or (path.text() if path else "")
@@ -154,7 +154,8 @@ class BeamView(RunView):
                 self._complete(text, path)
             else:
                 heading = (place_words(place, returned(lane)), stop_words(hypothesis.reason, hypothesis.cause))
-                self._block(lane, text, path, (*names(lane, self.look), *heading))
+                self._block(lane, text, path, (*names(lane, self.look), *heading), before=before)
+            before = text
 
     def _settle_unfinished(self, lane: LaneHistory) -> int:
         if not lane.steps:
@@ -176,7 +177,7 @@ class BeamView(RunView):
         if self._opening:
             opening, self._opening = self._opening, ""
             prompt, rest = opening[: self._dim], opening[self._dim :]
-            self._write_prompt(prompt)
+            self._write_dimmed(prompt)
             self._write(rest)
             self._line_open = True
         if end:

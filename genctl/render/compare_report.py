@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from genctl.events import Token
-from genctl.render import theme, widgets
+from genctl.render import departures, theme, widgets
 
 SIDE_BY_SIDE = 100  # columns of a terminal from which texts stand side by side
 NARROWEST = 24  # cells of a column
@@ -61,8 +61,18 @@ def side_by_side(width: int, count: int) -> int:
     return cells if cells >= NARROWEST else 0
 
 
-def passage_text(passage: Passage) -> Text:
-    """The text with a mark where it diverges; the token after the mark is coloured by its probability."""
+def passage_text(passage: Passage, before: str = "") -> Text:
+    """The text with a mark where it diverges; the token after the mark is coloured by its probability.
+
+    What it shares with the text `before` it, of the same run, is dimmed.
+    """
+    shared = departures.leaves(passage.text, before) if before else 0
+    line = _marked(passage)
+    line.stylize(theme.DIM, 0, len(widgets.visible(passage.text[:shared])))
+    return line
+
+
+def _marked(passage: Passage) -> Text:
     if passage.leaves is None:
         return Text(widgets.visible(passage.text))
     at = min(passage.leaves, len(passage.text))
@@ -102,12 +112,14 @@ def _block_lines(block: Block, console: Console, width: int, *, headed: bool) ->
     lines = [column_title(block.run, width)] if headed else []
     if block.failure:
         lines += wrapped(Text(widgets.visible(f"failed: {block.failure}"), style=theme.ERROR), console, width)
+    before = ""
     for passage in block.passages:
         words = " · ".join(word for word in (passage.label, passage.state) if word)
         several = len(block.passages) > 1
         if several and words:
             lines.append(Text(widgets.first_words(words, width), style=theme.DIM, no_wrap=True))
-        lines += wrapped(passage_text(passage), console, width)
+        lines += wrapped(passage_text(passage, before), console, width)
+        before = passage.text
         if headed and not several and words:
             lines.append(Text(widgets.first_words(words, width), style=theme.DIM, no_wrap=True))
     return lines

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rich.cells import cell_len
 from rich.text import Text
 
 from genctl.events import Hypothesis
 from genctl.history import LaneHistory
-from genctl.render import theme, widgets
-from genctl.render.beam_picture import by_score, excerpt, lead
+from genctl.render import departures, theme, widgets
+from genctl.render.beam_picture import by_score
 from genctl.render.score_formula import number
-from genctl.render.text_width import first_cells, one_line
+from genctl.render.summary import DOT
+from genctl.render.summary import lines as lines_of_items
+from genctl.render.text_width import first_cells
 
 ROWS = 20  # shown besides those that the search keeps
 TEXT = 24  # cells that the text has at least, where less important columns can make room
@@ -55,31 +56,44 @@ def _same(one: Hypothesis, other: Hypothesis) -> bool:
 
 
 def table(lane: LaneHistory, beams: int, width: int) -> list[Text]:
-    """The n-best table in lines of at most `width` cells; [] if nothing finished."""
+    """The n-best table in lines of at most `width` cells; [] if nothing finished.
+
+    Each text begins where it leaves the one that it is nearest to.
+    """
     entries = ranking(lane, beams)
     if not entries:
         return []
     shown = entries[: max(beams, sum(entry.mark == RETURNED for entry in entries)) + ROWS]
     columns = _columns(shown)
+    ids = [entry.hypothesis.tokens for entry in shown]
+    texts = [entry.text for entry in shown]
+    found = departures.departures(texts, ids)
+    shared = departures.column(found)
+    taken = 3 + (len(shared[0]) if shared else 0)  # the mark, and what is shared
+    least = max(part.cell_len for part in departures.parts(texts, found, TEXT))
     left_out = []
     for name in LEAST_FIRST:
-        if width - _cells(columns) >= TEXT:
+        if width - taken - _cells(columns) >= least:
             break
         if name in columns:
             left_out.append(name)
             del columns[name]
-    room = max(width - _cells(columns), 8)
-    lines = [Text("  " + "".join(column[0] for column in columns.values()) + " text", style=theme.DIM)]
-    skip = lead([entry.text for entry in shown if cell_len(one_line(entry.text)) > room])
-    for place, entry in enumerate(shown, start=1):
-        line = Text(f"{entry.mark} " + "".join(column[place] for column in columns.values()) + " ")
-        line.append(excerpt(entry.text, skip, room))
-        line.stylize(theme.CHOSEN if entry.mark == RETURNED else theme.DIM if entry.mark == PUSHED_OUT else theme.PLAIN)
+    room = max(width - taken - _cells(columns), 8)
+    indent = f"{'│ ':>{len(shared[0])}}" if shared else ""
+    lines = [Text("  " + "".join(column[0] for column in columns.values()) + f" {indent}text", style=theme.DIM)]
+    for place, (entry, part) in enumerate(zip(shown, departures.parts(texts, found, room), strict=True)):
+        line = Text(f"{entry.mark} " + "".join(column[place + 1] for column in columns.values()) + " ")
+        line.append(shared[place] if shared else "")
+        line.stylize(theme.CHOSEN if entry.mark == RETURNED else theme.PLAIN)
+        line.append_text(part)
+        line.stylize(theme.DIM if entry.mark == PUSHED_OUT else theme.PLAIN)
         lines.append(line)
     if len(entries) > len(shown):
         lines.append(Text(f"  … and {len(entries) - len(shown)} more", style=theme.DIM))
-    lines.append(Text(_legend(entries, left_out), style=theme.DIM))
-    return [widgets.fit(line, width) for line in lines]
+    words = [departures.legend(ids)] if shared else []
+    lines = [widgets.fit(line, width) for line in lines]
+    legend = DOT.join([*_marks(entries), *words, *_no_room(left_out)])
+    return lines + lines_of_items(Text(legend, style=theme.DIM), width)
 
 
 def _columns(entries: list[RankedSequence]) -> dict[str, list[str]]:
@@ -96,18 +110,19 @@ def _columns(entries: list[RankedSequence]) -> dict[str, list[str]]:
 
 
 def _cells(columns: dict[str, list[str]]) -> int:
-    """What is taken before the text, the mark included."""
-    return 3 + sum(len(column[0]) for column in columns.values())
+    return sum(len(column[0]) for column in columns.values())
 
 
 def _why(hypothesis: Hypothesis) -> str:
     return f"{hypothesis.reason} “{first_cells(hypothesis.cause, 12)}”" if hypothesis.cause else hypothesis.reason
 
 
-def _legend(entries: list[RankedSequence], left_out: list[str]) -> str:
+def _marks(entries: list[RankedSequence]) -> list[str]:
     words = [f"{RETURNED} returned"]
     if any(entry.mark == PUSHED_OUT for entry in entries):
         words.append(f"{PUSHED_OUT} pushed out by better ones")
-    if left_out:
-        words.append(f"no room for {', '.join(left_out)}")
-    return " · ".join(words)
+    return words
+
+
+def _no_room(left_out: list[str]) -> list[str]:
+    return [f"no room for {', '.join(left_out)}"] if left_out else []

@@ -13,6 +13,7 @@ from rich.text import Text
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Loading, Prefilled, Stepped, Token
 from genctl.history import LaneHistory, Path
 from genctl.render import theme, widgets
+from genctl.render.departures import leaves
 from genctl.render.explain import explain_summary
 from genctl.render.live_layout import Look, names, no_room, place_words, returned, sections_of, step_lines, tail
 from genctl.render.live_region import LiveRegion
@@ -222,14 +223,16 @@ class RunView:
     def _settle_lane(self, lane: LaneHistory) -> None:
         streaming = self._streaming == lane.lane
         if lane.finished:
-            hypotheses = lane.finished.hypotheses
+            hypotheses, before = lane.finished.hypotheses, ""
             for place, hypothesis in enumerate(hypotheses):
                 path = lane.path_of(hypothesis)
                 text = hypothesis.text or (path.text() if path else "")
                 if streaming and place == 0:
                     self._complete(text, path)
                 else:
-                    self._block(lane, text, path, self._heading(lane, hypothesis, place, len(hypotheses)))
+                    heading = self._heading(lane, hypothesis, place, len(hypotheses))
+                    self._block(lane, text, path, heading, before=before)
+                before = text
         self._end_line()
         if streaming:
             self._streaming = None
@@ -267,9 +270,14 @@ class RunView:
         self._end_line()
         self._steps(path)
 
-    def _block(self, lane: LaneHistory, text: str, path: Path | None, heading: tuple[str, ...]) -> None:
+    def _block(
+        self, lane: LaneHistory, text: str, path: Path | None, heading: tuple[str, ...], *, before: str = ""
+    ) -> None:
+        """Print a text in full. What it shares with the text `before` it, of the same prompt, is dimmed."""
         self._begin_block(lane, *heading)
-        self._write(text)
+        shared = leaves(text, before) if before else 0
+        self._write_dimmed(text[:shared])
+        self._write(text[shared:])
         if not (text or self._line_open):
             self._write("\n")  # an empty text is a line too
         self._end_line()
@@ -283,18 +291,19 @@ class RunView:
             self.out.print(widgets.header(self.out.width, *heading))
         self._blocks += 1
         if self.look.echo and lane.prompt:
-            self._write_prompt(widgets.visible(lane.prompt) if self.out.is_terminal else lane.prompt)
+            self._write_dimmed(lane.prompt)
             self._write(lane.between)
 
-    def _write_prompt(self, prompt: str) -> None:
+    def _write_dimmed(self, text: str) -> None:
+        """Write a prompt, or what a text shares with the one before it."""
+        if not text or not (self._wrap is not None or self.out.is_terminal):
+            self._write(text)
+            return
         if self._wrap is not None:
-            self._wrap.write(prompt, dim=True)
-            self._line_open = not prompt.endswith("\n")
-        elif self.out.is_terminal:  # colours are forced in a pipe
-            self.out.print(Text(prompt, style=theme.PROMPT), end="")
-            self._line_open = not prompt.endswith("\n")
-        else:
-            self._write(prompt)
+            self._wrap.write(widgets.visible(text), dim=True)
+        else:  # colours are forced in a pipe
+            self.out.print(Text(widgets.visible(text), style=theme.DIM), end="")
+        self._line_open = not text.endswith("\n")
 
     def _end_line(self) -> None:
         if self._line_open:

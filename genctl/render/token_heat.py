@@ -12,7 +12,7 @@ from rich.text import Text
 
 from genctl.events import Token
 from genctl.plural import count
-from genctl.render import theme, widgets
+from genctl.render import departures, theme, widgets
 from genctl.render.text_width import first_cells, hanging, last_cells, one_line
 
 CONTEXT = 3  # lines of context shown before the text
@@ -113,6 +113,12 @@ def ranking(entries: Sequence[RankedToken], by: str, width: int) -> list[Text]:
         del columns[name]
     lines = [Text(f"{'rank':>4}" + "".join(f" {name:>{cells}}" for name, cells in columns.items()) + "  text")]
     lines[0].stylize(theme.DIM)
+    room = max(width - _taken(columns), 8)
+    texts = [entry.text for entry in entries]
+    shown, shared = [Text(first_cells(text, room)) for text in texts], [""] * len(texts)
+    cut = any(cell_len(one_line(text)) > room for text in texts)
+    if cut and (common := departures.column(found := departures.departures(texts, [()] * len(texts)))):
+        shared, shown = common, departures.parts(texts, found, max(room - len(common[0]), 8))
     for rank, entry in enumerate(entries, 1):
         sums = entry.figures
         mean = -sums.nll / sums.tokens
@@ -127,10 +133,11 @@ def ranking(entries: Sequence[RankedToken], by: str, width: int) -> list[Text]:
         for name, size in columns.items():
             style = theme.colour(math.exp(min(mean, 0.0))) if name == "mean" else ""
             line.append(" ").append(f"{cells[name]:>{size}}", style=style)
-        line.append(f"  {first_cells(entry.text, max(width - _taken(columns), 8))}")
+        line.append(f"  {shared[rank - 1]}").append_text(shown[rank - 1])
         lines.append(line)
     lines = [widgets.fit(line, width) for line in lines]
     words = f"sorted by {by}; log-probabilities in nats"
+    words += f"; {departures.legend([()])}" if any(shared) else ""
     return lines + hanging("", words + (f"; no room for {', '.join(left_out)}" if left_out else ""), width, theme.DIM)
 
 

@@ -120,3 +120,13 @@ def test_the_ranking_at_80_columns() -> None:
         token_heat.RankedToken("", token_heat.Figures(1800.0, 2596.8, math.inf, math.nan, 2)),
     ]
     check("ranking_80", token_heat.ranking(entries, "mean log-probability", 80))
+
+
+def test_candidates_that_begin_alike_show_where_they_differ() -> None:
+    begin = "Once upon a time there was a curious girl who lived by the sea in a"
+    figures = token_heat.Figures(0.5, 0.72, 1.6487, 0.12, 1)
+    entries = [token_heat.RankedToken(f"{begin} {end}", figures) for end in ("house", "boat")]
+    lines = [line.plain for line in token_heat.ranking(entries, "mean", 80)]
+    assert lines[1].endswith(f"+{len(begin) + 1} │ …house")
+    assert lines[2].endswith(f"+{len(begin) + 1} │ …boat")
+    assert "+n characters shared with the nearest text" in " ".join(lines)
