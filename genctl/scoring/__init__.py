@@ -1,1 +1,1 @@
-"""How probable a text is under a checkpoint, token by token."""
+"""Texts to score and their scores, as values, whoever computes them."""

@@ -14,7 +14,7 @@ from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
-from genctl.scoring.passes import Passes, Piece
+from genctl.engines.local.score_passes import Passes, Piece
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
 from genctl.strategies.draft_models import Draft

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from genctl.decode.runtime import ModelRuntime
+from genctl.engines.local import score_passes as passes
+from genctl.engines.local.score_passes import Passes, Piece
 from genctl.errors import ModelError
 from genctl.events import Token
-from genctl.scoring import passes
-from genctl.scoring.passes import Detail, Passes, Piece
+from genctl.scoring.scored_text import Detail
 from tests import runtimes
 from tests.score.oracle import loss, plain
 from tests.tiny import ARCHITECTURES, CAUSAL, SEQ2SEQ, VOCABULARY, tiny

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import genctl as package
+from genctl.engines.local.scorer import Options, Scorer
 from genctl.engines.local.session import Session
 from genctl.errors import GenctlError, ModelError
 from genctl.params import Runtime
 from genctl.scoring.scored_text import TextToScore
-from genctl.scoring.scorer import Options, Scorer
 from tests.cli.tool import genctl
 from tests.score.oracle import loss, plain
 from tests.tiny import EOS, checkpoint, tiny, tokenizer

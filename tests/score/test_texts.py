@@ -9,8 +9,8 @@ import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
+from genctl.engines.local.score_texts import TextReader
 from genctl.errors import InputError, ModelError
-from genctl.scoring.texts import TextReader
 from tests.models.tokenizers_made import FAMILIES, byte_level, llama, metaspace
 from tests.tiny import BOS, EOS, tokenizer
 

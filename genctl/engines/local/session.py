@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from genctl.decode.types import Lane, Prefix
     from genctl.engines.local.lane_text import LaneText
     from genctl.engines.local.planner import PlannedLane
+    from genctl.engines.local.scorer import Scorer
     from genctl.engines.protocol import Outcome
     from genctl.models.generation_settings import GenerationSettings
     from genctl.models.hub import LoadedModel
     from genctl.scoring.scored_text import Options, TextToScore
-    from genctl.scoring.scorer import Scorer
 
 
 SomeSession = TypeVar("SomeSession", bound="Session")
@@ -340,7 +340,7 @@ class Session:
         self._scorer(options)
 
     def _scorer(self, options: Options) -> Scorer:
-        from genctl.scoring.scorer import Scorer
+        from genctl.engines.local.scorer import Scorer
 
         scorer = Scorer(self.planner, options)
         scorer.check()
