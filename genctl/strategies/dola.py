@@ -48,15 +48,20 @@ class Dola:
         return self.n
 
     def search(self, scores: Scores, context: Context) -> Search:
-        candidates = candidate_layers(context.model, self.layers)
+        assert scores.layers is not None
+        # LongCat-Flash counts the attention layers of its blocks, two in each, and reports the states of blocks
+        depth = len(scores.layers) - 1
+        if depth > depth_of(context.model):  # XLNet has two streams
+            raise ModelError(f"DoLa reads one state of each layer, and {context.model.name} reports several")
+        candidates = candidate_layers(context.model, self.layers, depth)
         head = context.model.head
         assert head is not None
         _check_widths(context.model.name, scores, candidates, head)
         return rescored(Sample(self.do_sample, self.n), lambda seen: _contrast(seen, candidates, head), scores, context)
 
 
-def candidate_layers(model: ModelRuntime, layers: Layers) -> list[int]:
-    """The layers that may be contrasted with the last one.
+def candidate_layers(model: ModelRuntime, layers: Layers, depth: int) -> list[int]:
+    """The layers that may be contrasted with the last one, number `depth`.
 
     Raises ModelError for models that DoLa does not support, and for layers that the model does not have.
     """
@@ -68,7 +73,6 @@ def candidate_layers(model: ModelRuntime, layers: Layers) -> list[int]:
     if model.head is None:
         raise ModelError(f"DoLa needs an output head, and {name} has none")
     config = model.config.get_text_config(decoder=True)
-    depth = depth_of(model)
     if not isinstance(layers, str):
         wrong = [layer for layer in layers if not 0 <= layer < depth]
         if wrong or not layers:

@@ -13,7 +13,7 @@ from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsPr
 
 from genctl import events
 from genctl.decode.loop import decode
-from genctl.decode.runtime import ModelRuntime
+from genctl.decode.runtime import ModelRuntime, depth_of
 from genctl.decode.types import Lane
 from genctl.errors import ModelError
 from genctl.strategies.dola import Dola, candidate_layers
@@ -97,7 +97,8 @@ def test_traces_begin_with_the_contrast() -> None:
 def test_candidate_layers_are_those_of_transformers_4(
     layers: Any, changes: dict[str, Any], expected: list[int]
 ) -> None:
-    assert candidate_layers(runtimes.forward(tiny("llama", **changes)), layers) == expected
+    model = runtimes.forward(tiny("llama", **changes))
+    assert candidate_layers(model, layers, depth_of(model)) == expected
 
 
 def test_what_dola_cannot_do_is_refused() -> None:
@@ -107,6 +108,6 @@ def test_what_dola_cannot_do_is_refused() -> None:
         assert why in failed[0].message
     for layers, why in (((2,), "has no layer 2"), ((-1,), "has no layer -1"), ((), "needs at least one")):
         with pytest.raises(ModelError, match=why):
-            candidate_layers(runtimes.forward(tiny("llama")), layers)
+            candidate_layers(runtimes.forward(tiny("llama")), layers, 2)
     with pytest.raises(ModelError, match="too few layers"):
-        candidate_layers(runtimes.forward(tiny("llama", num_hidden_layers=3, tie_word_embeddings=True)), "low")
+        candidate_layers(runtimes.forward(tiny("llama", num_hidden_layers=3, tie_word_embeddings=True)), "low", 3)

@@ -15,6 +15,7 @@ from tests.zoo.compare import PROMPTS, quiet
 DOLA, CONTRASTIVE = {"dola_layers": "high"}, {"penalty_alpha": 0.6, "top_k": 4}
 EXIT = {"assistant_early_exit": 1}
 HEAD = "DoLa reads the states of earlier layers with the output head"
+EXIT_ALONE = r"assistant_early_exit = 1: \w+ cannot run with its first layers alone$"
 SEVERAL = "several hidden states of a token|keep several"
 
 
@@ -32,6 +33,9 @@ SEVERAL = "several hidden states of a token|keep several"
         ("causal/prophetnet", EXIT, "no single number of layers"),
         ("causal/blt", EXIT, "no single list of layers"),
         ("causal/blt", DOLA, "no single list of layers"),
+        *(("causal/" + name, EXIT, f"^{EXIT_ALONE}") for name in ("gemma3n_text", "gemma4_text", "gemma4", "lfm2")),
+        ("causal/xlnet", DOLA, "^DoLa reads one state of each layer, and XLNetLMHeadModel reports several$"),
+        ("causal/longcat_flash", {"dola_layers": [2]}, "has no layer 2; its layers before the last are 0 to 1"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_a_sentence(
@@ -61,3 +65,15 @@ def test_nemotron_h_compares_candidates(tmp_path: Path) -> None:
         model = genctl.load(str(recipes.make("causal/nemotron_h", tmp_path)), device="cpu")
         found = model.generate([list(PROMPTS[0])], max_new_tokens=6, **CONTRASTIVE)
     assert len(found[0].sequences[0].tokens) == 6
+
+
+def test_a_block_of_two_attention_layers_is_one_layer_to_dola(tmp_path: Path) -> None:
+    """The last of the candidates is not the last layer: a contrast with itself is rounding, which batches change."""
+    with quiet():
+        model = genctl.load(str(recipes.make("causal/longcat_flash", tmp_path)), device="cpu")
+        prompts = [list(PROMPTS[0]), [*PROMPTS[2][:5]]]
+        found, named = (
+            [[token.id for token in result.sequences[0].tokens] for result in model.generate(prompts, **settings)]
+            for settings in ({**DOLA, "max_new_tokens": 8}, {"dola_layers": [1], "max_new_tokens": 8, "batch_size": 1})
+        )
+    assert found == named
