@@ -46,6 +46,8 @@ def departures(texts: Sequence[str], ids: Sequence[Sequence[int]]) -> list[Depar
 def leaves(text: str, other: str) -> int:
     """The character at which two texts diverge, moved back to the beginning of the word."""
     at = shared_length(text, other)
+    if not text[:at].strip():
+        return 0
     if at == len(text) or at == len(other):
         longer = text if len(text) > at else other
         if at == len(longer) or not (longer[at].isalnum() and longer[at - 1 : at].isalnum()):

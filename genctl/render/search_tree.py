@@ -90,6 +90,13 @@ class SearchTree:
                     waiting.remove(node)
                     break
 
+    def depths(self) -> dict[Node, int]:
+        """For each node how many tokens it is from the root."""
+        depths: dict[Node, int] = {}
+        for node in self.nodes:  # parents come first
+            depths[node] = 0 if node.parent is None else depths[node.parent] + 1
+        return depths
+
     def weights(self) -> tuple[dict[Node, int], dict[Node, int]]:
         """For each node how many nodes it leads to, itself included, and the best place among their sequences."""
         sizes: dict[Node, int] = {}

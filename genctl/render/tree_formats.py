@@ -30,6 +30,7 @@ def tree_record(tree: SearchTree, format: str) -> dict[str, Any]:
 def tree_lines(tree: SearchTree, width: int | None = None) -> list[Text]:
     """The tree as text. The branch that leads to the best sequence runs straight down, others hang from it.
 
+    Each line begins with the place of its first token among the new ones; a fork has the total up to there.
     Lines are wrapped to `width` cells, or not at all where it is None.
     """
     lines = [Text(f"{line.rstrip()}", style=theme.PROMPT) for line in _wrapped(_label(tree), width, 0)]
@@ -49,39 +50,49 @@ def _legend(tree: SearchTree) -> str:
     counts = [("★", "returned"), ("○", "finished"), ("✗", "died"), ("…", "left")]
     words = {"finished": "finished, not returned", "left": "left when the search ended"}
     phrases = [f"{mark} {states.count(state)} {words.get(state, state)}" for mark, state in counts if state in states]
-    return " · ".join([f"{count(len(tree.nodes) - 1, 'token')} tried", *phrases])
+    read = ["▸ best continuation"] if states else []
+    read += ["heavy lines lead to ★"] if "returned" in states else []
+    read += ["in front: which token begins"] if states else []
+    return " · ".join([f"{count(len(tree.nodes) - 1, 'token')} tried", *phrases, *read])
 
 
 class _Drawing:
+    """Draws the nodes below the root. Heavy lines lead to a returned sequence, light ones do not."""
+
     def __init__(self, tree: SearchTree, width: int | None) -> None:
         self.tree = tree
         self.width = width
         self.sizes, self.places = tree.weights()
+        self.depths = tree.depths()
+        self.margin = len(str(max(self.depths.values())))
         self.output: list[Text] = []
 
     def lines(self) -> list[Text]:
-        root = self.tree.root
-        if root.children:
-            self._fork(root, "", sole=len(root.children) == 1)
+        if self.tree.root.children:
+            self._fork(self.tree.root, "")
         return self.output
 
-    def _fork(self, node: Node, rest: str, *, sole: bool = False) -> None:
+    def _fork(self, node: Node, rest: str) -> None:
         """The children of a node: side branches first, then the main one in the same column."""
         while node.children:
             main = min(node.children, key=lambda child: (self.places[child], -self.sizes[child], child.number))
+            down = "┃" if self._survives(main) else "│"
             for side in sorted(node.children, key=_best_first):
                 if side is not main:
-                    self._branch(side, rest)
+                    self._branch(side, rest, down)
             segment, node = self._segment(main)
-            last = not node.children
-            first = ("─ " if sole else "└─ ") if last else "│  "
-            self._write(rest + first, rest + ("   " if last else "│  "), segment)
-            sole = False
+            corner = ("┣" if node.children else "┗") if down == "┃" else ("├" if node.children else "└")
+            self._write(f"{rest}{corner}▸ ", rest + (f"{down}  " if node.children else "   "), segment)
 
-    def _branch(self, start: Node, rest: str) -> None:
+    def _branch(self, start: Node, rest: str, down: str) -> None:
         segment, node = self._segment(start)
-        self._write(f"{rest}├─ ", f"{rest}│  " + ("│  " if node.children else ""), segment)
-        self._fork(node, f"{rest}│  ")
+        mark = "┣━" if self._survives(start) else "┠─" if down == "┃" else "├─"
+        below = ("┃" if self._survives(start) else "│") if node.children else " "
+        self._write(f"{rest}{mark} ", f"{rest}{down}  {below}" if node.children else f"{rest}{down}  ", segment)
+        self._fork(node, f"{rest}{down}  ")
+
+    def _survives(self, node: Node) -> bool:
+        return self.places[node] < len(self.tree.nodes)
 
     def _segment(self, node: Node) -> tuple[list[Node], Node]:
         """The nodes from here to the next fork, which is returned too, or to the end."""
@@ -99,10 +110,14 @@ class _Drawing:
         if not text and (end.hypothesis is None or len(segment) > 1):
             text = "".join(f"‹id {node.token.id}›" for node in segment if node.token)
         how = ending(end)
+        if end.children:  # a fork
+            how = "" if end.total is None else f"total {number(end.total)}"
+            style = theme.PLAIN if self._survives(end) else theme.DIM
         label = f"{text}  {how}" if text and how else text or how
+        first, rest = f"{self.depths[segment[0]]:>{self.margin}} {first}", f"{'':{self.margin}} {rest}"
         for place, line in enumerate(_wrapped(label, self.width, len(first))):
             drawn = Text(first if place == 0 else rest, style=theme.DIM)
-            drawn.append(line.rstrip(), style=style or Style())
+            drawn.append(line.rstrip(), style=Style(dim=False) + style)
             self.output.append(drawn)
 
 

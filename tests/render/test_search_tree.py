@@ -36,9 +36,7 @@ def test_stems_are_shared_and_every_end_is_told() -> None:
 
 def test_the_best_sequence_runs_straight_down() -> None:
     lines = drawn(search())
-    trunk = [
-        line[3:].replace("·", " ") for line in lines[1:-1] if line.startswith(("│  ", "└─ ")) and line[3] not in "│├└"
-    ]
+    trunk = [line[5:].replace("·", " ") for line in lines[1:] if line[2:4] in ("┣▸", "┗▸")]
     assert "".join(piece.split("  ")[0] for piece in trunk) == " the old badger sang under the hill."
 
 
@@ -58,7 +56,7 @@ def test_every_token_is_in_every_form_once(made: tuple[str, list[Event], str]) -
     assert final.startswith(text)
     ends = [node for node in data["nodes"] if not any(other["parent"] == node["node"] for other in data["nodes"])]
     lines = tree_lines(found)
-    marks = sum(bool(re.search("★|○|✗|…", line.plain)) for line in lines[1:-1])
+    marks = sum(bool(re.search("[★○] .*score|✗ died|… left|live, total|live$", line.plain)) for line in lines[1:-1])
     assert marks == len([end for end in ends if end["parent"] is not None])
 
 
@@ -71,7 +69,8 @@ def test_a_long_search_is_drawn_without_recursion_and_nests_only_where_it_forks(
     steps = [([(0, f" w{n}", -0.1), (0, f" x{n}", -3.0)], []) for n in range(3000)]
     lines = drawn(search([*steps, ([], [(0, ".", -0.1, "eos")])]))
     assert len(lines) == 6002
-    assert all(line.startswith(("├─ ", "│  ", "└─ ")) for line in lines[1:-1])
+    assert all(line[5:].startswith(("┠─ ", "┣▸ ", "┗▸ ")) for line in lines[1:-1])
+    assert max(line.find("w2999") for line in lines) < 12
 
 
 def test_a_run_that_was_cut_short_shows_what_still_lived() -> None:
@@ -132,9 +131,32 @@ def test_the_tree_on_a_terminal_and_in_json_is_harmless_too() -> None:
 def test_independent_rows_make_a_tree_as_well() -> None:
     lines = drawn(lane("0", [["a", "b"], ["c", "d"]]))
     assert lines[1:3] == [
-        "├─ cd  ★ 2 · score -0.481 · cut at max_new_tokens",
-        "└─ ab  ★ 1 · score -0.481 · ended by itself",
+        "1 ┣━ cd  ★ 2 · score -0.481 · cut at max_new_tokens",
+        "1 ┗▸ ab  ★ 1 · score -0.481 · ended by itself",
     ]
+
+
+def test_the_surviving_child_has_its_own_glyph_and_forks_have_depth_and_score() -> None:
+    lines = drawn(search(returned=2))
+    assert "2 ┣▸ ·old  total -0.700" in lines  # leads on to the best sequence
+    assert "2 ┠─ ·young  ✗ died at step 3, total -1.800" in lines
+    assert "4 ┣━ ·slept  total -1.700" in lines  # leads to the second one
+    assert "5 ┃  ┗▸ ·under the hill.  ★ 2 · score -0.329 · ended by itself" in lines
+
+
+def test_branches_that_died_are_dim_all_along() -> None:
+    steps = [
+        ([(0, "a", -0.1), (0, "b", -0.2)], []),
+        ([(0, "c", -0.1), (1, "d", -0.1), (1, "e", -0.1)], []),
+        ([(0, "f", -0.1)], []),
+        ([], [(0, "", -0.1, "eos")]),
+    ]
+    styles = {}
+    for line in tree_lines(tree(search(steps))):
+        text = line.plain.split(" ", 2)[-1]
+        styles[text.split("  ")[0]] = str(line.spans[-1].style) if line.spans else str(line.style)
+    assert "not dim" not in styles["b"]
+    assert {name for name, style in styles.items() if "not dim" in style} == {"acf"}
 
 
 def test_a_lane_that_failed_has_no_tree() -> None:
