@@ -7,6 +7,7 @@ one), D features of a head.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from genctl.decode.cache.layer import KeyValues
 from genctl.decode.cache.shared import attend
+from genctl.native.products import ops
 
 
 class Mask:
@@ -39,10 +41,18 @@ class Mask:
             self._made[key] = self._make(columns, window)
         return self._made[key]
 
+    def columns(self, count: int, window: int | None) -> dict[str, Any]:
+        """The same for `products.ops.attention`: which of the newest `count` columns are there, bool [N, count]."""
+        mask = None if self.mask is None else self.mask[:, self.past + self.fed - count :]
+        return {"mask": mask, "causal": True, "window": self._width(window)}
+
+    def _width(self, window: int | None) -> int | None:
+        """As in transformers (see `cut_windows`)."""
+        return None if window == 1 and self.past else window
+
     def _make(self, columns: int, window: int | None) -> Tensor | None:
         total = self.past + self.fed
-        if window == 1 and self.past:  # as in transformers (see `cut_windows`)
-            window = None
+        window = self._width(window)
         narrow = window is not None and columns > window
         if self.mask is None and not narrow and (self.fed == 1 or columns == self.fed):
             return None
@@ -68,6 +78,10 @@ class SlotMask(Mask):
         """The slots that count, whatever the columns: there is no window here."""
         return self.slots
 
+    def columns(self, count: int, window: int | None) -> dict[str, Any]:
+        """The fed token's column is among the others, not behind them."""
+        return {"mask": self.slots[:, 0, 0], "causal": False}
+
 
 def attention(
     query: Tensor,
@@ -85,13 +99,21 @@ def attention(
 
     query [N, H, F, D], key and value [N, K, F, D], bias f32 [N or 1, H, 1, past + F] -> [N, F, H·D].
     """
+    prompt = None
     if layer is not None:
         key, value = layer.update(key, value)
-        if layer.prompt is not None:
-            plain = query.shape[2] == 1 and visible.mask is None and softcap is None and bias is None
-            if plain:  # the prompt's columns are read once for all rows that continue it
-                return attend(query, layer.prompt, (key, value), scaling).flatten(2)
-            key, value = layer.content()
+        prompt = layer.prompt
+    library = ops.compiled(query)
+    if library is not None and key.dtype == query.dtype:
+        parts = [(key, value)] if prompt is None else [prompt, (key, value)]  # a prompt that rows share is read once
+        count = sum(keys.shape[2] for keys, _ in parts)
+        seen_columns = {"bias": None if bias is None else bias[..., -count:], **visible.columns(count, window)}
+        return ops.attention(library, query, parts, scaling=scaling, softcap=softcap, **seen_columns)
+    if layer is not None and prompt is not None:
+        plain = query.shape[2] == 1 and visible.mask is None and softcap is None and bias is None
+        if plain:  # the prompt's columns are read once for all rows that continue it
+            return attend(query, prompt, (key, value), scaling).flatten(2)
+        key, value = layer.content()
     seen = visible.of(key.shape[2], window)
     if softcap is not None or bias is not None:
         mixed = _by_hand(query, key, value, seen, scaling, softcap, bias, fed=visible.fed)
@@ -109,6 +131,11 @@ def cross_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | No
     """
     if len(key) > 1 and key.stride(0) == 0:  # a view of one row, which all rows look at
         key, value = key[:1], value[:1]
+    library = ops.compiled(query)
+    if library is not None:
+        mask = None if seen is None or seen.dtype != torch.bool else seen[:, 0, 0]
+        bias = seen if mask is None else None
+        return ops.attention(library, query, [(key, value)], causal=False, mask=mask, bias=bias, scaling=scaling)
     rows, heads, fed, size = query.shape
     each = rows // len(key)
     if each > 1:

@@ -26,6 +26,7 @@ from genctl.decode.cache.layer import KeyValues
 from genctl.decode.cache.static import Slots
 from genctl.native.attention import Mask, SlotMask, alibi, alibi_slopes, attention
 from genctl.native.linear import Joined, Linear
+from genctl.native.products import ops
 from genctl.native.rope import Rotary
 from genctl.native.spec import Spec
 
@@ -128,7 +129,7 @@ class Decoder:
             x = x[:, -keep:] if keep else x
         logits = weights.head(x) / spec.logits_scale if spec.logits_scale != 1.0 else weights.head(x)
         if spec.final_softcap is not None:  # Gemma 2
-            logits = torch.tanh(logits / spec.final_softcap) * spec.final_softcap
+            logits = TANH(logits / spec.final_softcap) * spec.final_softcap
         return logits
 
     def step(
@@ -242,7 +243,7 @@ class Decoder:
         if not self.spec.gated:
             return w.down(self.activation(w.up(h)[0]))
         gate, up = w.up(h)  # gated linear units (Shazeer 2020, arXiv:2002.05202)
-        return w.down(self.activation(gate) * up)
+        return w.down(self.activation(gate, times=up))
 
 
 # -- norms and activations ---------------------------------------------------------------------------------------------
@@ -254,10 +255,14 @@ class RMSNorm:
     def __init__(self, weight: Tensor, eps: float, *, from_one: bool = False) -> None:
         self.weight = weight.float() + 1 if from_one else weight  # Gemma stores the distance from 1
         self.eps = torch.tensor(eps, device=weight.device)
+        self.wide, self.number = self.weight.float().contiguous(), eps
         self.late = from_one  # Gemma rounds to the weights' type after the product, the others before
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., features]."""
+        library = ops.compiled(x)
+        if library is not None:
+            return ops.rms_norm(library, x, self.wide, self.number, late=self.late)
         wide = x.float()
         norm = torch.linalg.vector_norm(wide, 2, -1, keepdim=True)
         y = wide * torch.addcmul(self.eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()  # F.rms_norm takes twice as long
@@ -273,28 +278,45 @@ class LayerNorm:
     def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
         self.weight, self.bias, self.eps = weight, bias, eps
         self.several = weight is not None and weight.ndim > 1
+        self.wide = [None if part is None else part.float().contiguous() for part in (weight, bias)]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., features], or [..., H, D] with a norm for each head."""
+        library = ops.compiled(x)
+        if library is not None:
+            return ops.layer_norm(library, x, *self.wide, self.eps)
         if self.several:
             assert self.weight is not None
             return F.layer_norm(x, (x.shape[-1],), None, None, self.eps) * self.weight
         return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)
 
 
-def _gelu_by_tanh(x: Tensor) -> Tensor:
-    """Hendrycks and Gimpel 2016 (arXiv:1606.08415), its approximation."""
-    return F.gelu(x, approximate="tanh")
+class Activation:
+    """A function of each number: by the compiled library, or by torch."""
+
+    def __init__(self, name: str, plain: Map) -> None:
+        self.name, self.plain = name, plain
+
+    def __call__(self, x: Tensor, times: Tensor | None = None) -> Tensor:
+        """act(x), or act(x) · times, each [..., features]."""
+        library = ops.compiled(x)
+        if library is not None:
+            return ops.activate(library, self.name, x, times)
+        return self.plain(x) if times is None else self.plain(x) * times
 
 
-ACTIVATIONS: dict[str, Map] = {
-    "silu": F.silu,
-    "swish": F.silu,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_python": F.gelu,
-    "gelu_new": _gelu_by_tanh,
-    "gelu_fast": _gelu_by_tanh,
-    "gelu_pytorch_tanh": _gelu_by_tanh,
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+TANH = Activation("tanh", torch.tanh)
+_SILU, _GELU = Activation("silu", F.silu), Activation("gelu", F.gelu)
+# Hendrycks and Gimpel 2016 (arXiv:1606.08415), its approximation
+_GELU_TANH = Activation("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"))
+ACTIVATIONS = {
+    "silu": _SILU,
+    "swish": _SILU,
+    "relu": Activation("relu", F.relu),
+    "gelu": _GELU,
+    "gelu_python": _GELU,
+    "gelu_new": _GELU_TANH,
+    "gelu_fast": _GELU_TANH,
+    "gelu_pytorch_tanh": _GELU_TANH,
+    "quick_gelu": Activation("quick_gelu", lambda x: x * torch.sigmoid(1.702 * x)),
 }

@@ -196,7 +196,7 @@ class EncoderDecoder:
         if not self.spec.gated:
             return w.down(self.activation(w.up(h)[0]))
         gate, up = w.up(h)  # gated linear units (Shazeer 2020, arXiv:2002.05202)
-        return w.down(self.activation(gate) * up)
+        return w.down(self.activation(gate, times=up))
 
 
 def _heads(x: Tensor, side: Side) -> Tensor:
@@ -253,6 +253,10 @@ class RelativeMask(Mask):
     def __init__(self, past: int, fed: int, mask: Tensor | None, device: torch.device, distances: Distances) -> None:
         super().__init__(past, fed, mask, device)
         self.distances = distances
+
+    def columns(self, count: int, window: int | None) -> dict[str, Any]:
+        """With the bias of the newest `count` columns."""
+        return {**super().columns(count, window), "bias": self.distances.bias(self.past, self.fed)[..., -count:]}
 
     def _make(self, columns: int, window: int | None) -> Tensor:
         """[N or 1, H, F, columns]."""

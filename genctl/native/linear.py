@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genctl.native import kernels, pages, quantized
+from genctl.native.products.library import TYPES, library
+from genctl.native.products.weights import Compiled
 
 SMALL = 1 << 18  # numbers in a weight below which a plain product is as fast: a call of oneDNN costs 20 µs more
 SLICE = 1 << 22  # numbers of a weight that are float32 at a time, while panels are made of it
@@ -239,11 +241,19 @@ class Products:
         return self._made(weight, bias, None if self.quantize is None else "int8")
 
     def _made(self, weight: Tensor, bias: Tensor | None, quantize: str | None) -> Linear:
-        make = self._quantized(weight, quantize) or self._exact(weight)
+        make = self._compiled(weight, quantize) or self._quantized(weight, quantize) or self._exact(weight)
         product = make(weight, bias)
-        if not isinstance(product, (Plain, Mapped, Float16)):
+        if quantize is not None:
             pages.replaced(weight)
         return product
+
+    def _compiled(self, weight: Tensor, quantize: str | None) -> Make | None:
+        found = library() if self.pack and weight.device.type == "cpu" and weight.dtype in TYPES else None
+        if found is None:
+            return None
+        if quantize == "int4" and weight.shape[1] % kernels.GROUP:
+            quantize = "int8"
+        return partial(Compiled, found, quantize=quantize)
 
     def _quantized(self, weight: Tensor, quantize: str | None) -> Make | None:
         if quantize is None:

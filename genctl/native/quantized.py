@@ -81,7 +81,7 @@ class Int8Plain:
         """x [..., I] -> [..., O]."""
         flat = x.reshape(-1, x.shape[-1]).float()
         largest = torch.linalg.vector_norm(flat, torch.inf, -1, keepdim=True)
-        rows = (flat * (self.most / largest)).round_().nan_to_num_(0.0)  # where all are 0, so is the product
+        rows = (flat * (self.most / largest)).round_().nan_to_num_(0.0, 0.0, 0.0)  # where all are 0, so is the product
         y, step = rows.new_empty(len(rows), len(self.codes)), max(1, AT_ONCE // rows.shape[1])
         for begin in range(0, len(self.codes), step):
             part = slice(begin, begin + step)

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from genctl.native.products import ops
 from genctl.native.spec import Rope
 
 
@@ -37,7 +38,9 @@ class Rotary:
             lengths = positions.amax(-1, keepdim=True).expand_as(positions) + 1 if first else positions + 1
             frequencies = _frequencies_of_length(self.rope, lengths)
         angles = positions[..., None].float() * frequencies  # [N, F, r/2]
-        cos, sin = angles.cos() * self.rope.attention_factor, angles.sin() * self.rope.attention_factor
+        library = ops.compiled(angles)
+        cos, sin = (angles.cos(), angles.sin()) if library is None else ops.turns(library, angles)
+        cos, sin = cos * self.rope.attention_factor, sin * self.rope.attention_factor
         if self.rope.interleaved:  # (a, b) -> (a cos - b sin, b cos + a sin), a and b neighbours
             cos, sin = cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
         else:  # a in the first half of the head, b at the same place of the second

@@ -1,4 +1,7 @@
-"""Every form of a matrix product computes what the plain one does, and which form runs is what was meant."""
+"""Every form that torch's products have computes what the plain one does, and which form runs is what was meant.
+
+The products of our own are in test_products.py.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,13 @@ from torch import Tensor
 
 from genctl.native import kernels, linear, quantized
 from genctl.native.linear import Linear, Mapped, Packed, Plain, Products
+
+
+@pytest.fixture(autouse=True)
+def products_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where nothing is compiled."""
+    monkeypatch.setattr(linear, "library", lambda: None)
+
 
 SHAPES = [(512, 768), (768, 512), (544, 512)]  # [O, I], each above what is worth a call of oneDNN
 INPUTS = [(1, 1), (1, 7), (5, 1), (3, 40)]  # rows, tokens
@@ -176,15 +186,6 @@ def test_a_row_in_8_bits_does_not_depend_on_its_neighbours(rows: int, dtype: tor
     x = torch.randn(rows, 1, 2800).to(dtype) * torch.logspace(-3, 3, rows)[:, None, None].to(dtype)
     together, apart = made(x), torch.cat([made(row[None]) for row in x])
     assert torch.equal(together, apart)
-
-
-def test_8_bits_have_the_same_bits_without_a_kernel_for_them() -> None:
-    if not kernels.has_int8():
-        pytest.skip("no exact 8-bit product here")
-    matrix, x = weight((512, 2800)), torch.randn(20, 1, 2800)
-    x[3] = 0.0
-    for bias in (None, torch.randn(512)):
-        assert torch.equal(quantized.Int8(matrix, bias)(x), quantized.Int8Plain(matrix, bias)(x))
 
 
 def test_zeros_and_nothing_pass_through() -> None:

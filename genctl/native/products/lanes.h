@@ -1,0 +1,385 @@
+/* Sixteen lanes of float32, the unit in which every sum of this library is ordered, for each instruction set.
+
+   F is 16 float32, I is 16 int32. Each operation rounds once, as IEEE 754 says, on every instruction set: so whatever is
+   written in these operations gives the same bits everywhere. `fma` is always fused. The file is compiled once for each
+   variant with the compiler's flags for it; nothing here looks at the CPU. */
+#ifndef LANES_H
+#define LANES_H
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define IN static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+enum { F32, BF16, F16 }; /* how numbers are stored */
+
+IN float from_bf16(uint16_t h) {
+  uint32_t u = (uint32_t)h << 16;
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+IN uint16_t to_bf16(float f) { /* to the nearest, ties to even; a NaN stays one */
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  return (u & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (uint16_t)rounded;
+}
+IN float from_f16(uint16_t h) {
+  _Float16 f;
+  memcpy(&f, &h, 2);
+  return (float)f;
+}
+IN uint16_t to_f16(float f) {
+  _Float16 h = (_Float16)f;
+  uint16_t u;
+  memcpy(&u, &h, 2);
+  return u;
+}
+
+#if defined(__AVX512F__) /* ------------------------------------------------------------------------- AVX-512, VNNI */
+#include <immintrin.h>
+#define VARIANT "avx512"
+#define R 6 /* rows and outputs whose sums stay in registers */
+#define C 4
+typedef __m512 F;
+typedef __m512i I;
+IN F ld(const float *p) { return _mm512_loadu_ps(p); }
+IN F ldn(const float *p, int n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
+IN void st(float *p, F a) { _mm512_storeu_ps(p, a); }
+IN void stn(float *p, F a, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a); }
+IN F all(float a) { return _mm512_set1_ps(a); }
+IN F add(F a, F b) { return _mm512_add_ps(a, b); }
+IN F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+IN F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+IN F over(F a, F b) { return _mm512_div_ps(a, b); }
+IN F fma16(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+IN F nearest(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+IN F below(F a, F b, F yes, F no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes); }
+IN F number(F a, F yes, F no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), no, yes); }
+IN I bits(F a) { return _mm512_castps_si512(a); }
+IN F floats(I a) { return _mm512_castsi512_ps(a); }
+IN I whole(F a) { return _mm512_cvtps_epi32(a); }
+IN F real(I a) { return _mm512_cvtepi32_ps(a); }
+IN I iall(int32_t a) { return _mm512_set1_epi32(a); }
+IN I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+IN I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
+IN I iand(I a, I b) { return _mm512_and_si512(a, b); }
+IN I ior(I a, I b) { return _mm512_or_si512(a, b); }
+IN I imax(I a, I b) { return _mm512_max_epi32(a, b); }
+IN I up23(I a) { return _mm512_slli_epi32(a, 23); }
+IN I half(I a) { return _mm512_srai_epi32(a, 1); }
+IN void ist(int32_t *p, I a) { _mm512_storeu_si512(p, a); }
+IN F ldb(const uint16_t *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)), 16)); }
+IN F ldh(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
+IN F pair(const float *p) { return _mm512_mask_broadcastss_ps(_mm512_set1_ps(p[0]), 0xff00, _mm_load_ss(p + 1)); }
+IN __m128 quarter(F v) {
+  __m256 h = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+}
+typedef __m512i B; /* 64 bytes */
+IN B ldc(const void *p) { return _mm512_loadu_si512(p); }
+IN B ldcn(const void *p, int n) { return _mm512_maskz_loadu_epi8(n >= 64 ? ~0ull : (1ull << n) - 1, p); }
+IN B shifted(B w) { return _mm512_xor_si512(w, _mm512_set1_epi8((char)0x80)); } /* codes + 128: this dot product wants one unsigned side */
+IN I dots(I sum, B w, B x) { return _mm512_dpbusd_epi32(sum, w, x); }
+#define SHIFT 128
+IN I dotu(I sum, B w, B x) { return _mm512_dpbusd_epi32(sum, w, x); }
+IN B nibbles(const uint8_t *p) {
+  __m256i raw = _mm256_loadu_si256((const void *)p), low = _mm256_set1_epi8(15);
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_and_si256(raw, low)), _mm256_and_si256(_mm256_srli_epi16(raw, 4), low), 1);
+}
+IN __m128i iquarter(I v) {
+  __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+  return _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+}
+#elif defined(__AVX2__) /* -------------------------------------------------------------------------------- AVX2, FMA */
+#include <immintrin.h>
+#define VARIANT "avx2"
+#define R 3
+#define C 2
+typedef struct { __m256 a, b; } F;
+typedef struct { __m256i a, b; } I;
+#define EACH(type, expression_a, expression_b) ((type){expression_a, expression_b})
+IN F ld(const float *p) { return EACH(F, _mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)); }
+IN void st(float *p, F v) { _mm256_storeu_ps(p, v.a); _mm256_storeu_ps(p + 8, v.b); }
+IN F all(float v) { return EACH(F, _mm256_set1_ps(v), _mm256_set1_ps(v)); }
+#define BOTH(name, intrinsic) IN F name(F x, F y) { return EACH(F, intrinsic(x.a, y.a), intrinsic(x.b, y.b)); }
+BOTH(add, _mm256_add_ps) BOTH(sub, _mm256_sub_ps) BOTH(mul, _mm256_mul_ps) BOTH(over, _mm256_div_ps)
+IN F fma16(F x, F y, F z) { return EACH(F, _mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)); }
+IN F nearest(F v) { return EACH(F, _mm256_round_ps(v.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), _mm256_round_ps(v.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
+IN F below(F x, F y, F yes, F no) { return EACH(F, _mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)), _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))); }
+IN F number(F x, F yes, F no) { return EACH(F, _mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, x.a, _CMP_ORD_Q)), _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, x.b, _CMP_ORD_Q))); }
+IN I bits(F v) { return EACH(I, _mm256_castps_si256(v.a), _mm256_castps_si256(v.b)); }
+IN F floats(I v) { return EACH(F, _mm256_castsi256_ps(v.a), _mm256_castsi256_ps(v.b)); }
+IN I whole(F v) { return EACH(I, _mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)); }
+IN F real(I v) { return EACH(F, _mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)); }
+IN I iall(int32_t v) { return EACH(I, _mm256_set1_epi32(v), _mm256_set1_epi32(v)); }
+#define IBOTH(name, intrinsic) IN I name(I x, I y) { return EACH(I, intrinsic(x.a, y.a), intrinsic(x.b, y.b)); }
+IBOTH(iadd, _mm256_add_epi32) IBOTH(isub, _mm256_sub_epi32) IBOTH(iand, _mm256_and_si256) IBOTH(ior, _mm256_or_si256) IBOTH(imax, _mm256_max_epi32)
+IN I up23(I v) { return EACH(I, _mm256_slli_epi32(v.a, 23), _mm256_slli_epi32(v.b, 23)); }
+IN I half(I v) { return EACH(I, _mm256_srai_epi32(v.a, 1), _mm256_srai_epi32(v.b, 1)); }
+IN void ist(int32_t *p, I v) { _mm256_storeu_si256((void *)p, v.a); _mm256_storeu_si256((void *)(p + 8), v.b); }
+IN __m256 ldb8(const uint16_t *p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16)); }
+IN F ldb(const uint16_t *p) { return EACH(F, ldb8(p), ldb8(p + 8)); }
+IN F ldh(const uint16_t *p) { return EACH(F, _mm256_cvtph_ps(_mm_loadu_si128((const void *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 8)))); }
+IN F pair(const float *p) { return EACH(F, _mm256_broadcast_ss(p), _mm256_broadcast_ss(p + 1)); }
+IN __m128 quarter(F v) {
+  __m256 h = _mm256_add_ps(v.a, v.b);
+  return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+}
+typedef struct { __m256i a, b; } B;
+IN B ldc(const void *p) { return EACH(B, _mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i *)p + 1)); }
+IN B shifted(B w) { return w; }
+#define SHIFT 0
+IN __m256i dots8(__m256i sum, __m256i w, __m256i x) { /* |w| times x with the sign of w: pairs stay below 2^15, as no code is -128 */
+  __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+IN I dots(I sum, B w, B x) { return EACH(I, dots8(sum.a, w.a, x.a), dots8(sum.b, w.b, x.b)); }
+IN __m256i dotu8(__m256i sum, __m256i w, __m256i x) { return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1))); }
+IN I dotu(I sum, B w, B x) { return EACH(I, dotu8(sum.a, w.a, x.a), dotu8(sum.b, w.b, x.b)); }
+IN B nibbles(const uint8_t *p) {
+  __m256i raw = _mm256_loadu_si256((const void *)p), low = _mm256_set1_epi8(15);
+  return EACH(B, _mm256_and_si256(raw, low), _mm256_and_si256(_mm256_srli_epi16(raw, 4), low));
+}
+IN __m128i iquarter(I v) {
+  __m256i h = _mm256_add_epi32(v.a, v.b);
+  return _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+}
+#elif defined(__aarch64__) /* --------------------------------------------------------------------------------- NEON */
+#include <arm_neon.h>
+#ifdef __ARM_FEATURE_DOTPROD
+#define VARIANT "dotprod"
+#else
+#define VARIANT "neon"
+#endif
+#define R 3
+#define C 2
+typedef struct { float32x4_t v[4]; } F;
+typedef struct { int32x4_t v[4]; } I;
+typedef struct { int8x16_t v[4]; } B;
+#define FOUR UNROLL for (int q = 0; q < 4; q++)
+IN F ld(const float *p) { F r; FOUR r.v[q] = vld1q_f32(p + 4 * q); return r; }
+IN void st(float *p, F a) { FOUR vst1q_f32(p + 4 * q, a.v[q]); }
+IN F all(float a) { F r; FOUR r.v[q] = vdupq_n_f32(a); return r; }
+IN F add(F a, F b) { FOUR a.v[q] = vaddq_f32(a.v[q], b.v[q]); return a; }
+IN F sub(F a, F b) { FOUR a.v[q] = vsubq_f32(a.v[q], b.v[q]); return a; }
+IN F mul(F a, F b) { FOUR a.v[q] = vmulq_f32(a.v[q], b.v[q]); return a; }
+IN F over(F a, F b) { FOUR a.v[q] = vdivq_f32(a.v[q], b.v[q]); return a; }
+IN F fma16(F a, F b, F c) { FOUR c.v[q] = vfmaq_f32(c.v[q], a.v[q], b.v[q]); return c; }
+IN F nearest(F a) { FOUR a.v[q] = vrndnq_f32(a.v[q]); return a; }
+IN F below(F a, F b, F yes, F no) { FOUR a.v[q] = vbslq_f32(vcltq_f32(a.v[q], b.v[q]), yes.v[q], no.v[q]); return a; }
+IN F number(F a, F yes, F no) { FOUR a.v[q] = vbslq_f32(vceqq_f32(a.v[q], a.v[q]), yes.v[q], no.v[q]); return a; }
+IN I bits(F a) { I r; FOUR r.v[q] = vreinterpretq_s32_f32(a.v[q]); return r; }
+IN F floats(I a) { F r; FOUR r.v[q] = vreinterpretq_f32_s32(a.v[q]); return r; }
+IN I whole(F a) { I r; FOUR r.v[q] = vcvtnq_s32_f32(a.v[q]); return r; }
+IN F real(I a) { F r; FOUR r.v[q] = vcvtq_f32_s32(a.v[q]); return r; }
+IN I iall(int32_t a) { I r; FOUR r.v[q] = vdupq_n_s32(a); return r; }
+IN I iadd(I a, I b) { FOUR a.v[q] = vaddq_s32(a.v[q], b.v[q]); return a; }
+IN I isub(I a, I b) { FOUR a.v[q] = vsubq_s32(a.v[q], b.v[q]); return a; }
+IN I iand(I a, I b) { FOUR a.v[q] = vandq_s32(a.v[q], b.v[q]); return a; }
+IN I ior(I a, I b) { FOUR a.v[q] = vorrq_s32(a.v[q], b.v[q]); return a; }
+IN I imax(I a, I b) { FOUR a.v[q] = vmaxq_s32(a.v[q], b.v[q]); return a; }
+IN I up23(I a) { FOUR a.v[q] = vshlq_n_s32(a.v[q], 23); return a; }
+IN I half(I a) { FOUR a.v[q] = vshrq_n_s32(a.v[q], 1); return a; }
+IN void ist(int32_t *p, I a) { FOUR vst1q_s32(p + 4 * q, a.v[q]); }
+IN F ldb(const uint16_t *p) { F r; FOUR r.v[q] = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * q), 16)); return r; }
+IN F ldh(const uint16_t *p) { F r; FOUR r.v[q] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * q))); return r; }
+IN F pair(const float *p) { F r; FOUR r.v[q] = vdupq_n_f32(p[q / 2]); return r; }
+IN B ldc(const void *p) { B r; FOUR r.v[q] = vld1q_s8((const int8_t *)p + 16 * q); return r; }
+IN B shifted(B w) { return w; }
+#define SHIFT 0
+IN int32x4_t dots4(int32x4_t sum, int8x16_t w, int8x16_t x) {
+#ifdef __ARM_FEATURE_DOTPROD
+  return vdotq_s32(sum, w, x);
+#else
+  int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(x)), high = vmull_high_s8(w, x);
+  return vaddq_s32(sum, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+#endif
+}
+IN I dots(I sum, B w, B x) { FOUR sum.v[q] = dots4(sum.v[q], w.v[q], x.v[q]); return sum; }
+IN I dotu(I sum, B w, B x) { return dots(sum, w, x); } /* codes of 4 bits are positive with a sign, too */
+IN B nibbles(const uint8_t *p) {
+  B r;
+  for (int q = 0; q < 2; q++) {
+    uint8x16_t raw = vld1q_u8(p + 16 * q);
+    r.v[q] = vreinterpretq_s8_u8(vandq_u8(raw, vdupq_n_u8(15)));
+    r.v[q + 2] = vreinterpretq_s8_u8(vshrq_n_u8(raw, 4));
+  }
+  return r;
+}
+#else /* ---------------------------------------------------------------------------------------------------- plain C */
+#define VARIANT "plain"
+#define R 2
+#define C 2
+typedef struct { float v[16]; } F;
+typedef struct { int32_t v[16]; } I;
+typedef struct { int8_t v[64]; } B;
+#define SIXTEEN for (int l = 0; l < 16; l++)
+/* a * b + c rounded once: the product is exact in double; their sum is rounded to odd there, which rounds rightly to float
+   (Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd") */
+IN float fused(float a, float b, float c) {
+#ifdef __FP_FAST_FMAF
+  return __builtin_fmaf(a, b, c);
+#else
+  double p = (double)a * b, s = p + c, t = s - p, e = (p - (s - t)) + (c - t);
+  int64_t u;
+  memcpy(&u, &s, 8);
+  int64_t odd = (e != 0) & (e == e) & !(u & 1); /* inexact and even: the neighbour on the side of what was lost */
+  u += odd ? (((e > 0) == (s > 0)) ? 1 : -1) : 0;
+  memcpy(&s, &u, 8);
+  return (float)s;
+#endif
+}
+IN F ld(const float *p) { F r; memcpy(&r, p, 64); return r; }
+IN void st(float *p, F a) { memcpy(p, &a, 64); }
+IN F all(float a) { F r; SIXTEEN r.v[l] = a; return r; }
+IN F add(F a, F b) { SIXTEEN a.v[l] += b.v[l]; return a; }
+IN F sub(F a, F b) { SIXTEEN a.v[l] -= b.v[l]; return a; }
+IN F mul(F a, F b) { SIXTEEN a.v[l] *= b.v[l]; return a; }
+IN F over(F a, F b) { SIXTEEN a.v[l] /= b.v[l]; return a; }
+IN F fma16(F a, F b, F c) { SIXTEEN c.v[l] = fused(a.v[l], b.v[l], c.v[l]); return c; }
+/* below 2^22 the addition leaves whole numbers, to the nearest and even; what is larger is not rounded anywhere here */
+IN F nearest(F a) { SIXTEEN { float t = a.v[l] + 12582912.0f; a.v[l] = t - 12582912.0f; } return a; }
+IN F below(F a, F b, F yes, F no) { SIXTEEN no.v[l] = a.v[l] < b.v[l] ? yes.v[l] : no.v[l]; return no; }
+IN F number(F a, F yes, F no) { SIXTEEN no.v[l] = a.v[l] == a.v[l] ? yes.v[l] : no.v[l]; return no; }
+IN I bits(F a) { I r; memcpy(&r, &a, 64); return r; }
+IN F floats(I a) { F r; memcpy(&r, &a, 64); return r; }
+IN I whole(F a) { I r; a = nearest(a); SIXTEEN r.v[l] = (int32_t)a.v[l]; return r; }
+IN F real(I a) { F r; SIXTEEN r.v[l] = (float)a.v[l]; return r; }
+IN I iall(int32_t a) { I r; SIXTEEN r.v[l] = a; return r; }
+IN I iadd(I a, I b) { SIXTEEN a.v[l] += b.v[l]; return a; }
+IN I isub(I a, I b) { SIXTEEN a.v[l] -= b.v[l]; return a; }
+IN I iand(I a, I b) { SIXTEEN a.v[l] &= b.v[l]; return a; }
+IN I ior(I a, I b) { SIXTEEN a.v[l] |= b.v[l]; return a; }
+IN I imax(I a, I b) { SIXTEEN a.v[l] = a.v[l] > b.v[l] ? a.v[l] : b.v[l]; return a; }
+IN I up23(I a) { SIXTEEN a.v[l] = (int32_t)((uint32_t)a.v[l] << 23); return a; }
+IN I half(I a) { SIXTEEN a.v[l] >>= 1; return a; }
+IN void ist(int32_t *p, I a) { memcpy(p, &a, 64); }
+IN F ldb(const uint16_t *p) { F r; SIXTEEN r.v[l] = from_bf16(p[l]); return r; }
+IN F ldh(const uint16_t *p) { F r; SIXTEEN r.v[l] = from_f16(p[l]); return r; }
+IN F pair(const float *p) { F r; SIXTEEN r.v[l] = p[l / 8]; return r; }
+IN B ldc(const void *p) { B r; memcpy(&r, p, 64); return r; }
+IN B shifted(B w) { return w; }
+#define SHIFT 0
+IN I dots(I sum, B w, B x) { SIXTEEN for (int m = 4 * l; m < 4 * l + 4; m++) sum.v[l] += (int32_t)w.v[m] * x.v[m]; return sum; }
+IN I dotu(I sum, B w, B x) { return dots(sum, w, x); }
+IN B nibbles(const uint8_t *p) { B r; for (int m = 0; m < 32; m++) { r.v[m] = p[m] & 15; r.v[m + 32] = p[m] >> 4; } return r; }
+#endif
+
+/* -- what is the same for all of them ------------------------------------------------------------------------------ */
+
+#ifndef __AVX512F__
+IN F ldn(const float *p, int n) {
+  float part[16] = {0};
+  memcpy(part, p, sizeof(float) * (size_t)n);
+  return ld(part);
+}
+IN void stn(float *p, F a, int n) {
+  float part[16];
+  st(part, a);
+  memcpy(p, part, sizeof(float) * (size_t)n);
+}
+IN B ldcn(const void *p, int n) {
+  int8_t part[64] = {0};
+  memcpy(part, p, (size_t)(n < 64 ? n : 64));
+  return ldc(part);
+}
+#endif
+
+/* The sum of 16 lanes, always as ((l, l + 8), + 4, + 2, + 1); four at once where that is faster. */
+#if defined(__AVX512F__) || defined(__AVX2__)
+IN float tree(F v) {
+  __m128 q = quarter(v);
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+IN void tree4(F a, F b, F c, F d, float *y) {
+  __m128 p = quarter(a), q = quarter(b), r = quarter(c), s = quarter(d);
+  __m128 pq = _mm_add_ps(_mm_movelh_ps(p, q), _mm_movehl_ps(q, p)), rs = _mm_add_ps(_mm_movelh_ps(r, s), _mm_movehl_ps(s, r));
+  _mm_storeu_ps(y, _mm_add_ps(_mm_shuffle_ps(pq, rs, 0x88), _mm_shuffle_ps(pq, rs, 0xdd)));
+}
+IN void itree4(I a, I b, I c, I d, int32_t *y) {
+  __m128i pq = _mm_hadd_epi32(iquarter(a), iquarter(b)), rs = _mm_hadd_epi32(iquarter(c), iquarter(d));
+  _mm_storeu_si128((void *)y, _mm_hadd_epi32(pq, rs));
+}
+#else
+IN float tree(F v) {
+  float h[16];
+  st(h, v);
+  for (int n = 8; n; n /= 2)
+    for (int l = 0; l < n; l++) h[l] += h[l + n];
+  return h[0];
+}
+IN void tree4(F a, F b, F c, F d, float *y) { y[0] = tree(a); y[1] = tree(b); y[2] = tree(c); y[3] = tree(d); }
+IN int32_t itree(I v) {
+  int32_t h[16], sum = 0;
+  ist(h, v);
+  for (int l = 0; l < 16; l++) sum += h[l];
+  return sum;
+}
+IN void itree4(I a, I b, I c, I d, int32_t *y) { y[0] = itree(a); y[1] = itree(b); y[2] = itree(c); y[3] = itree(d); }
+#endif
+
+/* 16 stored numbers, or the first n of them and zeros, as float32 */
+IN F load(const void *p, ptrdiff_t at, int type) {
+  return type == F32 ? ld((const float *)p + at) : type == BF16 ? ldb((const uint16_t *)p + at) : ldh((const uint16_t *)p + at);
+}
+IN F loadn(const void *p, ptrdiff_t at, int type, int n) {
+  if (type == F32) return ldn((const float *)p + at, n);
+  uint16_t part[16] = {0};
+  memcpy(part, (const uint16_t *)p + at, 2 * (size_t)n);
+  return type == BF16 ? ldb(part) : ldh(part);
+}
+IN F absolute(F a) { return floats(iand(bits(a), iall(0x7fffffff))); }
+
+/* e^x, within 1.1 units in the last place (Cephes expf, Moshier 1989; the argument is reduced by multiples of ln 2) */
+IN F exp16(F x) {
+  F low = below(x, all(-110.0f), all(-110.0f), x), t = below(all(100.0f), low, all(100.0f), low);
+  F n = nearest(mul(t, all(1.44269504088896341f))), r = fma16(n, all(-0.693359375f), t);
+  r = fma16(n, all(2.12194440e-4f), r);
+  F p = fma16(all(1.9875691500e-4f), r, all(1.3981999507e-3f));
+  p = fma16(p, r, all(8.3334519073e-3f));
+  p = fma16(p, r, all(4.1665795894e-2f));
+  p = fma16(p, r, all(1.6666665459e-1f));
+  p = fma16(p, r, all(5.0000001201e-1f));
+  p = add(fma16(p, mul(r, r), r), all(1.0f));
+  I whole_n = whole(n), h = half(whole_n); /* 2^n in two steps: neither overflows, and the last one rounds once */
+  F y = mul(mul(p, floats(up23(iadd(h, iall(127))))), floats(up23(iadd(isub(whole_n, h), iall(127)))));
+  return number(x, y, x);
+}
+
+/* tanh, within 1.5 units in the last place (Cephes tanhf) */
+IN F tanh16(F x) {
+  F z = mul(x, x), t = absolute(x);
+  F p = fma16(all(-5.70498872745e-3f), z, all(2.06390887954e-2f));
+  p = fma16(p, z, all(-5.37397155531e-2f));
+  p = fma16(p, z, all(1.33314422036e-1f));
+  p = fma16(p, z, all(-3.33332819422e-1f));
+  F near = fma16(mul(p, z), x, x);
+  F far = sub(all(1.0f), over(all(2.0f), add(exp16(add(t, t)), all(1.0f))));
+  far = floats(ior(bits(far), iand(bits(x), iall((int32_t)0x80000000))));
+  return number(x, below(t, all(0.625f), near, far), x);
+}
+/* The error function, within 1.5 units in the last place (polynomials of N. Juffa, stackoverflow.com/a/35148199) */
+IN F erf16(F x) {
+  F t = absolute(x), z = mul(x, x);
+  F r = fma16(all(-1.72853470e-5f), t, all(3.83197126e-4f)), u = fma16(all(-3.88396438e-3f), t, all(2.42546219e-2f));
+  r = fma16(r, z, u);
+  r = fma16(r, t, all(-1.06777877e-1f));
+  r = fma16(r, t, all(-6.34846687e-1f));
+  r = fma16(r, t, all(-1.28717512e-1f));
+  r = fma16(r, t, sub(all(0.0f), t));
+  F far = sub(all(1.0f), exp16(r));
+  far = below(all(4.0f), t, all(1.0f), far);
+  far = floats(ior(bits(far), iand(bits(x), iall((int32_t)0x80000000))));
+  F p = fma16(all(-5.96761703e-4f), z, all(4.99119423e-3f));
+  p = fma16(p, z, all(-2.67681349e-2f));
+  p = fma16(p, z, all(1.12819925e-1f));
+  p = fma16(p, z, all(-3.76125336e-1f));
+  p = fma16(p, z, all(1.28379166e-1f));
+  F near = fma16(p, x, x);
+  return number(x, below(all(0.927734375f), t, far, near), x);
+}
+#endif

@@ -1,0 +1,161 @@
+"""What stands between the products, by the compiled library. Callers ask `compiled` first.
+
+A row has the same bits alone and among others, with any number of threads, and in float32 on every instruction set.
+
+N rows, F tokens fed to each, H heads of queries, K heads of keys and values, T columns, D features of a head.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from genctl.native.products.library import TYPES, Library, library
+
+ACTIVATIONS = {name: number for number, name in enumerate(("silu", "relu", "gelu", "gelu_tanh", "quick_gelu", "tanh"))}
+_Pair = ctypes.c_int64 * 2
+
+
+class _Attention(ctypes.Structure):
+    """`Attention` of products.h."""
+
+    _fields_: ClassVar[Any] = [
+        *[(name, ctypes.c_int32) for name in ("type", "causal")],
+        *[(name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "fed", "size")],
+        ("q", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("q_row", "q_head", "q_token")],
+        *[(name, ctypes.c_void_p * 2) for name in ("k", "v")],
+        ("columns", _Pair),
+        ("each", ctypes.c_int64),
+        *[(name, _Pair) for name in ("k_row", "k_head", "k_column", "v_row", "v_head", "v_column")],
+        ("mask", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("mask_row", "window")],
+        *[(name, ctypes.c_float) for name in ("scaling", "softcap")],
+        ("bias", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("bias_row", "bias_head", "bias_token")],
+        ("y", ctypes.c_void_p),
+    ]
+
+
+def compiled(x: Tensor) -> Library | None:
+    """The library, if it computes with such a tensor."""
+    return library() if x.device.type == "cpu" and x.dtype in TYPES else None
+
+
+def rms_norm(found: Library, x: Tensor, weight: Tensor, eps: float, *, late: bool) -> Tensor:
+    """x [..., E], weight f32 [E]. `late`: rounded to the type of x after the product with the weight, not before too."""
+    x = x.contiguous()
+    y, size = torch.empty_like(x), x.shape[-1]
+    rows = x.numel() // size
+    where = x.data_ptr(), weight.data_ptr(), eps, y.data_ptr()
+    found.rms_norm(*where, rows, size, TYPES[x.dtype], late, torch.get_num_threads())
+    return y
+
+
+def layer_norm(found: Library, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """x [..., E], weight and bias f32 [E], or x [..., H, D] with a weight f32 [H, D]."""
+    x = x.contiguous()
+    y, size = torch.empty_like(x), x.shape[-1]
+    rows, period = x.numel() // size, 1 if weight is None else weight.numel() // size
+    parts = (None if part is None else part.data_ptr() for part in (weight, bias))
+    found.layer_norm(
+        x.data_ptr(), *parts, eps, y.data_ptr(), rows, size, period, TYPES[x.dtype], torch.get_num_threads()
+    )
+    return y
+
+
+def activate(found: Library, name: str, x: Tensor, up: Tensor | None = None) -> Tensor:
+    """act(x), or act(x) · up, each [..., I]; parts of a wider tensor are read where they lie."""
+    x, x_row = _rows(x)
+    y, up_row = x.new_empty(x.shape), 0
+    if up is not None:
+        up, up_row = _rows(up)
+    where = x.data_ptr(), x_row, None if up is None else up.data_ptr(), up_row, y.data_ptr()
+    size = x.shape[-1]
+    found.activate(ACTIVATIONS[name], *where, y.numel() // size, size, TYPES[x.dtype], torch.get_num_threads())
+    return y
+
+
+def _rows(x: Tensor) -> tuple[Tensor, int]:
+    """A tensor whose rows are evenly apart, and how far."""
+    if x.stride(-1) == 1 and x.ndim > 1:
+        step, apart = x.stride(-2), x.shape[-2]
+        even = x.ndim == 2 or all(
+            size == 1 or x.stride(axis) == step * apart * x.shape[axis + 1 : -2].numel()
+            for axis, size in enumerate(x.shape[:-2])
+        )
+        if even:
+            return x, step
+    x = x.contiguous()
+    return x, x.shape[-1]
+
+
+def turns(found: Library, angles: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of angles f32."""
+    angles = angles.contiguous()
+    cosines, sines = torch.empty_like(angles), torch.empty_like(angles)
+    where = angles.data_ptr(), cosines.data_ptr(), sines.data_ptr()
+    found.angles(*where, angles.numel(), torch.get_num_threads())
+    return cosines, sines
+
+
+def log_softmax(found: Library, x: Tensor, *, plain: bool = False) -> Tensor:
+    """Over the last dimension of x f32 [..., V]; `plain`: the softmax, without its logarithm."""
+    x = x.contiguous()
+    y, size = torch.empty_like(x), x.shape[-1]
+    rows = x.numel() // size if size else 0
+    found.softmax(plain, x.data_ptr(), size, y.data_ptr(), rows, size, torch.get_num_threads())
+    return y
+
+
+def attention(
+    found: Library,
+    query: Tensor,
+    parts: list[tuple[Tensor, Tensor]],
+    *,
+    scaling: float,
+    mask: Tensor | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """query [N, H, F, D], one or two stretches of columns, keys and values [P, K, T, D] -> [N, F, H·D].
+
+    N / P rows in turn read one row of keys and values; P is 1 for a prompt that all rows share. mask bool [N, T] says
+    which columns are there. `causal`: the fed tokens are the last columns, and see none after themselves. bias f32
+    [N or 1, H, F or 1, T].
+    """
+    rows, heads, fed, size = query.shape
+    query = query if query.stride(-1) == 1 else query.contiguous()
+    y = query.new_empty(rows, fed, heads * size)
+    fields = _Attention(TYPES[query.dtype], causal, rows, heads, parts[0][0].shape[1], fed, size, query.data_ptr())
+    fields.q_row, fields.q_head, fields.q_token, _ = query.stride()
+    fields.each = rows // max(len(keys) for keys, _ in parts)
+    kept: list[Any] = [query]
+    for number, (keys, values) in enumerate(parts):
+        keys = keys if keys.stride(-1) == 1 else keys.contiguous()
+        values = values if values.stride(-1) == 1 else values.contiguous()
+        kept += [keys, values]
+        fields.k[number], fields.v[number] = keys.data_ptr(), values.data_ptr()
+        fields.columns[number] = keys.shape[2]
+        shared = len(keys) == 1
+        row, fields.k_head[number], fields.k_column[number], _ = keys.stride()
+        fields.k_row[number] = 0 if shared else row
+        row, fields.v_head[number], fields.v_column[number], _ = values.stride()
+        fields.v_row[number] = 0 if shared else row
+    if mask is not None:
+        mask = mask if mask.stride(-1) == 1 else mask.contiguous()
+        fields.mask, fields.mask_row = mask.data_ptr(), 0 if len(mask) == 1 else mask.stride(0)
+    fields.window, fields.scaling, fields.softcap = window or 0, scaling, softcap or 0.0
+    if bias is not None:
+        bias = bias.float() if bias.stride(-1) == 1 else bias.float().contiguous()
+        kept.append(bias)
+        strides = (0 if length == 1 else stride for length, stride in zip(bias.shape, bias.stride(), strict=True))
+        fields.bias, (fields.bias_row, fields.bias_head, fields.bias_token, _) = bias.data_ptr(), strides
+    fields.y = y.data_ptr()
+    found.attention(ctypes.byref(fields), torch.get_num_threads())
+    return y

@@ -1,0 +1,427 @@
+/* y [N, O] = x [N, I] W' + bias, for any number of rows N.
+
+   Each output is summed by one thread in an order that the sizes alone decide: a row has the same bits alone and among
+   others, with one thread and with many, and in float32 sums on every instruction set.
+     [O, I]: lane l adds up the inputs k = l mod 16, in turn; then the tree of lanes.h.
+     [I, O]: the inputs are cut into at most PARTS parts; a part is one chain; the parts are added in turn.
+     8 bits: sums of integers are exact.
+     4 bits: of each group of 32, lane l adds up four exact products at a time; then as above.
+   A tile of R rows by C outputs keeps its sums in registers, and reads W and x as they lie: nothing is packed. */
+#include "lanes.h"
+#include "products.h"
+
+#define STRIP 64  /* outputs whose weights stay in the second cache while all rows pass */
+#define PARTS 8
+#define COLUMNS 512 /* outputs whose sums stay in the first cache, where the inputs lie outermost */
+#define FEW 8       /* rows up to which that is faster than tiles */
+
+typedef struct {
+  const Weight *w;
+  const void *given; /* x as it came */
+  const float *x;    /* float32, or NULL for codes */
+  const int8_t *codes;
+  const float *largest; /* CODES8: [N], of the row; CODES4: [N, G + pad] scales, then the sums of the groups */
+  const int32_t *total; /* CODES8: [N], of a row's codes */
+  void *y;
+  int type, threads, count;
+  int64_t rows, width; /* of a row of codes, with its padding */
+  float *parts;
+  int64_t length, block;
+} Job;
+
+IN void put(const Job *j, int64_t row, int64_t o, float v) {
+  const Weight *w = j->w;
+  if (w->bias) v += w->bias[o];
+  const int64_t at = row * w->out + o;
+  if (j->type == F32) ((float *)j->y)[at] = v;
+  else ((uint16_t *)j->y)[at] = j->type == BF16 ? to_bf16(v) : to_f16(v);
+}
+
+/* What is read next: 2 KB ahead where one output streams; in a tile the fourth tile ahead, line after line into the second
+   cache, so that memory sees one stream and not one for each output. */
+#define AHEAD(line, lines, j, c) \
+  ((c) == 1 ? __builtin_prefetch(w + (size_t)(line) * 64 + 2048, 0, 3) \
+            : __builtin_prefetch(w + (size_t)4 * (c) * stride + ((size_t)(line) * (c) + (j)) * 64, 0, 2))
+
+/* -- [O, I] -------------------------------------------------------------------------------------------------------- */
+
+IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r, const int c) {
+  const int64_t in = job->w->in, stride = in * (type == F32 ? 4 : 2);
+  const char *w = (const char *)job->w->w + o * stride;
+  const float *x = job->x + row * in;
+  F s[R][C], v[C];
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = all(0);
+  int64_t k = 0;
+  for (; k + 16 <= in; k += 16) {
+    UNROLL for (int j = 0; j < c; j++) {
+      if (type == F32 || !(k & 16)) AHEAD(type == F32 ? k / 16 : k / 32, , j, c);
+      v[j] = load(w + j * stride, k, type);
+    }
+    UNROLL for (int i = 0; i < r; i++) {
+      F u = ld(x + i * in + k);
+      UNROLL for (int j = 0; j < c; j++) s[i][j] = fma16(u, v[j], s[i][j]);
+    }
+  }
+  if (k < in) {
+    UNROLL for (int j = 0; j < c; j++) v[j] = loadn(w + j * stride, k, type, (int)(in - k));
+    UNROLL for (int i = 0; i < r; i++) {
+      F u = ldn(x + i * in + k, (int)(in - k));
+      UNROLL for (int j = 0; j < c; j++) s[i][j] = fma16(u, v[j], s[i][j]);
+    }
+  }
+  UNROLL for (int i = 0; i < r; i++) {
+    if (c == 4) {
+      float y[4];
+      tree4(s[i][0], s[i][1 % C], s[i][2 % C], s[i][3 % C], y);
+      UNROLL for (int j = 0; j < 4; j++) put(job, row + i, o + j, y[j]);
+    } else UNROLL for (int j = 0; j < c; j++) put(job, row + i, o + j, tree(s[i][j]));
+  }
+}
+
+/* One output at a time where there is one row, so that W streams; else tiles, and smaller ones for the rows that remain. */
+#define ROWS(call, r, c) \
+  { \
+    int64_t o = begin; \
+    for (; o + (c) <= end; o += (c)) call(row, o, r, c); \
+    for (; o < end; o++) \
+      for (int q = 0; q < (r); q++) call(row + q, o, 1, 1); \
+  }
+#define STRIPS(call) \
+  for (int64_t begin = from; begin < to; begin += STRIP) { \
+    const int64_t end = begin + STRIP < to ? begin + STRIP : to, rows = job->rows; \
+    int64_t row = 0; \
+    for (; row + R <= rows; row += R) ROWS(call, R, C) \
+    switch (rows - row) { \
+    case 5: ROWS(call, 5 < R ? 5 : R, C) break; \
+    case 4: ROWS(call, 4 < R ? 4 : R, C) break; \
+    case 3: ROWS(call, 3 < R ? 3 : R, C) break; \
+    case 2: ROWS(call, 2 < R ? 2 : R, C) break; \
+    case 1: ROWS(call, 1, 1) break; \
+    } \
+  }
+#define F32_TILE(row, o, r, c) tile(job, F32, row, o, r, c)
+#define BF16_TILE(row, o, r, c) tile(job, BF16, row, o, r, c)
+#define F16_TILE(row, o, r, c) tile(job, F16, row, o, r, c)
+static void plain_f32(const Job *job, int64_t from, int64_t to) { STRIPS(F32_TILE) }
+static void plain_bf16(const Job *job, int64_t from, int64_t to) { STRIPS(BF16_TILE) }
+static void plain_f16(const Job *job, int64_t from, int64_t to) { STRIPS(F16_TILE) }
+
+/* -- 8 bits -------------------------------------------------------------------------------------------------------- */
+
+IN void put8(const Job *job, int64_t row, int64_t o, int32_t sum) {
+  const float v = (float)(sum - SHIFT * job->total[row]) * job->w->scale[o]; /* the scale has the 1 / 127 of the row in it */
+  put(job, row, o, v * job->largest[row]);
+}
+IN void tile8(const Job *job, int64_t row, int64_t o, const int r, const int c) {
+  const int64_t in = job->w->in, width = job->width, stride = in;
+  const char *w = (const char *)job->w->w + o * in;
+  const int8_t *x = job->codes + row * width;
+  I s[R][C];
+  B v[C];
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = iall(0);
+  int64_t k = 0;
+  for (; k + 64 <= in; k += 64) {
+    UNROLL for (int j = 0; j < c; j++) {
+      AHEAD(k / 64, , j, c);
+      v[j] = shifted(ldc(w + j * in + k));
+    }
+    UNROLL for (int i = 0; i < r; i++) {
+      B u = ldc(x + i * width + k);
+      UNROLL for (int j = 0; j < c; j++) s[i][j] = dots(s[i][j], v[j], u);
+    }
+  }
+  if (k < in) {
+    UNROLL for (int j = 0; j < c; j++) v[j] = shifted(ldcn(w + j * in + k, (int)(in - k)));
+    UNROLL for (int i = 0; i < r; i++) {
+      B u = ldc(x + i * width + k);
+      UNROLL for (int j = 0; j < c; j++) s[i][j] = dots(s[i][j], v[j], u);
+    }
+  }
+  UNROLL for (int i = 0; i < r; i++) {
+    int32_t y[4];
+    itree4(s[i][0], s[i][1 % c], s[i][2 % c], s[i][3 % c], y);
+    UNROLL for (int j = 0; j < c; j++) put8(job, row + i, o + j, y[j]);
+  }
+}
+#define TILE8(row, o, r, c) tile8(job, row, o, r, c)
+/* One row: four outputs one after the other, so that W streams; their lanes are added up together. */
+static void one8(const Job *job, int64_t from, int64_t to) {
+  const int64_t in = job->w->in, whole_in = in & ~(int64_t)63;
+  const int8_t *x = job->codes;
+  int64_t o = from;
+  for (; o + 4 <= to; o += 4) {
+    const char *w = (const char *)job->w->w + o * in;
+    I s[4];
+    UNROLL for (int j = 0; j < 4; j++, w += in) {
+      I a = iall(0), b = a;
+      int64_t k = 0;
+      for (; k + 128 <= in; k += 128) {
+        __builtin_prefetch(w + k + 4096, 0, 3);
+        __builtin_prefetch(w + k + 4160, 0, 3);
+        a = dots(a, shifted(ldc(w + k)), ldc(x + k));
+        b = dots(b, shifted(ldc(w + k + 64)), ldc(x + k + 64));
+      }
+      for (; k < whole_in; k += 64) a = dots(a, shifted(ldc(w + k)), ldc(x + k));
+      if (k < in) a = dots(a, shifted(ldcn(w + k, (int)(in - k))), ldc(x + k));
+      s[j] = iadd(a, b);
+    }
+    int32_t y[4];
+    itree4(s[0], s[1], s[2], s[3], y);
+    UNROLL for (int j = 0; j < 4; j++) put8(job, 0, o + j, y[j]);
+  }
+  for (; o < to; o++) tile8(job, 0, o, 1, 1);
+}
+static void codes8(const Job *job, int64_t from, int64_t to) {
+  if (job->rows == 1) one8(job, from, to);
+  else STRIPS(TILE8)
+}
+
+/* -- 4 bits -------------------------------------------------------------------------------------------------------- */
+
+IN void tile4(const Job *job, int64_t row, int64_t o, const int r) {
+  const int64_t width = job->width, groups = width / 32, pad = (groups + 15) & ~(int64_t)15;
+  const uint8_t *w = (const uint8_t *)job->w->w + o * width / 2;
+  const uint16_t *scale = job->w->range + o * 2 * groups, *zero = scale + groups;
+  const int8_t *x = job->codes + row * width;
+  const float *x_scale = job->largest + row * 2 * pad;
+  F s[R], z[R];
+  UNROLL for (int i = 0; i < r; i++) s[i] = z[i] = all(0);
+  for (int64_t g = 0; g < groups; g += 16) {
+    const int n = groups - g < 16 ? (int)(groups - g) : 16;
+    F sc = n == 16 ? ldb(scale + g) : loadn(scale, g, BF16, n), ze = n == 16 ? ldb(zero + g) : loadn(zero, g, BF16, n);
+    ze = fma16(all(-8.0f), sc, ze);
+    float both[R][16];
+    UNROLL for (int i = 0; i < r; i++) {
+      st(both[i], mul(sc, ld(x_scale + i * 2 * pad + g)));
+      z[i] = fma16(ze, ld(x_scale + i * 2 * pad + pad + g), z[i]);
+    }
+    for (int p = 0; p < n; p += 2) {
+      const uint8_t *at = w + (g + p) * 16;
+      __builtin_prefetch(at + 1024, 0, 3);
+      B codes = nibbles(at);
+      UNROLL for (int i = 0; i < r; i++) {
+        I d = dotu(iall(0), codes, ldc(x + i * width + (g + p) * 32));
+        s[i] = fma16(real(d), pair(both[i] + p), s[i]);
+      }
+    }
+  }
+  UNROLL for (int i = 0; i < r; i++) put(job, row + i, o, tree(add(s[i], z[i])));
+}
+#define TILE4(row, o, r, c) for (int output = 0; output < (c); output++) tile4(job, row, (o) + output, r)
+static void codes4(const Job *job, int64_t from, int64_t to) { STRIPS(TILE4) }
+
+static void outputs(void *p, int number) {
+  const Job *job = p;
+  const int64_t out = job->w->out, from = number * job->block, to = from + job->block < out ? from + job->block : out;
+  switch (job->w->form) {
+  case PLAIN:
+    switch (job->w->type) {
+    case F32: plain_f32(job, from, to); break;
+    case BF16: plain_bf16(job, from, to); break;
+    default: plain_f16(job, from, to);
+    }
+    break;
+  case CODES8: codes8(job, from, to); break;
+  default: codes4(job, from, to);
+  }
+}
+
+/* -- [I, O] -------------------------------------------------------------------------------------------------------- */
+
+/* A part of the inputs for some columns and few rows, whose sums lie in the first cache: W is read along its rows. */
+IN void along(const Job *job, const int type, int64_t k, const int64_t stop, int64_t o, int64_t n, float *sums, const int64_t step, const int deep) {
+  const int64_t in = job->w->in, out = job->w->out, size = type == F32 ? 4 : 2;
+  for (; k + deep <= stop; k += deep) {
+    const char *w = (const char *)job->w->w + (k * out + o) * size;
+    for (int64_t c = 0; c < n; c += 16) {
+      F v[8];
+      const int some = n - c < 16 ? (int)(n - c) : 16;
+      UNROLL for (int d = 0; d < deep; d++) {
+        __builtin_prefetch(w + (deep + d) * out * size + c * size, 0, 2);
+        v[d] = some == 16 ? load(w + d * out * size, c, type) : loadn(w + d * out * size, c, type, some);
+      }
+      for (int64_t i = 0; i < job->rows; i++) {
+        float *to = sums + i * step + c;
+        const float *x = job->x + i * in + k;
+        F s = ld(to);
+        UNROLL for (int d = 0; d < deep; d++) s = fma16(all(x[d]), v[d], s);
+        st(to, s);
+      }
+    }
+  }
+}
+static void part_of(const Job *job, int part, int64_t o, int64_t n, float *sums, int64_t step) {
+  const int64_t k = part * job->length, in = job->w->in, stop = k + job->length < in ? k + job->length : in;
+  const int64_t whole_stop = k + (stop - k) / 8 * 8;
+  for (int64_t i = 0; i < job->rows; i++) memset(sums + i * step, 0, sizeof(float) * (size_t)((n + 15) & ~(int64_t)15));
+#define ALONG(type) along(job, type, k, whole_stop, o, n, sums, step, 8), along(job, type, whole_stop, stop, o, n, sums, step, 1)
+  switch (job->w->type) {
+  case F32: ALONG(F32); break;
+  case BF16: ALONG(BF16); break;
+  default: ALONG(F16);
+  }
+}
+static void few_across(void *p, int number) { /* -> parts [P, N, O rounded up to 16] */
+  const Job *job = p;
+  const int64_t out = job->w->out, blocks = (out + COLUMNS - 1) / COLUMNS, o = number % blocks * COLUMNS;
+  const int64_t n = out - o < COLUMNS ? out - o : COLUMNS, step = (out + 15) & ~(int64_t)15;
+  const int part = (int)(number / blocks);
+  part_of(job, part, o, n, job->parts + part * job->rows * step + o, step);
+}
+static void sum_parts(void *p, int number) {
+  const Job *job = p;
+  const int64_t out = job->w->out, step = (out + 15) & ~(int64_t)15, from = (int64_t)number * COLUMNS;
+  const int64_t to = from + COLUMNS < out ? from + COLUMNS : out;
+  for (int64_t i = 0; i < job->rows; i++)
+    for (int64_t o = from; o < to; o += 16) {
+      F s = all(0);
+      for (int part = 0; part < job->count; part++) s = add(s, ld(job->parts + (part * job->rows + i) * step + o));
+      float y[16];
+      st(y, s);
+      for (int64_t l = 0; l < 16 && o + l < to; l++) put(job, i, o + l, y[l]);
+    }
+}
+/* Many rows: R rows by C times 16 columns in registers, part after part. */
+IN void tile_across(const Job *job, const int type, int64_t row, int64_t o, const int r, const int c, float *total) {
+  const int64_t in = job->w->in, out = job->w->out, size = type == F32 ? 4 : 2;
+  const int64_t n = out - o < 16 * c ? out - o : 16 * c;
+  for (int part = 0; part < job->count; part++) {
+    F s[R][C], v[C];
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = all(0);
+    const int64_t stop = (part + 1) * job->length < in ? (part + 1) * job->length : in;
+    for (int64_t k = part * job->length; k < stop; k++) {
+      const char *w = (const char *)job->w->w + (k * out + o) * size;
+      if (n == 16 * c) {
+        UNROLL for (int j = 0; j < c; j++) v[j] = load(w, 16 * j, type);
+      } else {
+        UNROLL for (int j = 0; j < c; j++) v[j] = n <= 16 * j ? all(0) : loadn(w, 16 * j, type, n - 16 * j < 16 ? (int)(n - 16 * j) : 16);
+      }
+      UNROLL for (int i = 0; i < r; i++) {
+        F u = all(job->x[(row + i) * in + k]);
+        UNROLL for (int j = 0; j < c; j++) s[i][j] = fma16(u, v[j], s[i][j]);
+      }
+    }
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) {
+      float *t = total + (i * C + j) * 16;
+      st(t, add(part ? ld(t) : all(0), s[i][j]));
+    }
+  }
+  for (int i = 0; i < r; i++)
+    for (int64_t l = 0; l < n; l++) put(job, row + i, o + l, total[i * C * 16 + l]);
+}
+static void many_across(void *p, int number) {
+  const Job *job = p;
+  float total[R * C * 16];
+  const int64_t o = (int64_t)number * C * 16, rows = job->rows;
+  int64_t row = 0;
+#define ACROSS_ROWS(type) \
+  for (; row + R <= rows; row += R) tile_across(job, type, row, o, R, C, total); \
+  for (; row < rows; row++) tile_across(job, type, row, o, 1, C, total);
+  switch (job->w->type) {
+  case F32: ACROSS_ROWS(F32) break;
+  case BF16: ACROSS_ROWS(BF16) break;
+  default: ACROSS_ROWS(F16)
+  }
+}
+
+/* -- rows in the form that a product reads -------------------------------------------------------------------------- */
+
+static F row_part(const Job *job, int64_t row, int64_t k) {
+  const int64_t in = job->w->in, n = in - k;
+  return n >= 16 ? load(job->given, row * in + k, job->type) : n > 0 ? loadn(job->given, row * in + k, job->type, (int)n) : all(0);
+}
+static int32_t most(I v) {
+  int32_t h[16], m = 0;
+  ist(h, v);
+  for (int l = 0; l < 16; l++) m = h[l] > m ? h[l] : m;
+  return m;
+}
+static void widen(void *p, int number) {
+  const Job *job = p;
+  float *x = (float *)job->x + number * job->w->in;
+  for (int64_t k = 0; k < job->w->in; k += 16) {
+    const int64_t n = job->w->in - k;
+    F v = row_part(job, number, k);
+    if (n >= 16) st(x + k, v);
+    else stn(x + k, v, (int)n);
+  }
+}
+/* Codes of numbers [k, stop) by their largest one, which is NaN where one is not finite; returns the sum of codes. */
+static int32_t coded(const Job *job, int64_t row, int64_t k, int64_t stop, float *most_of_all, int8_t *to) {
+  I top = iall(0), sum = iall(0);
+  for (int64_t at = k; at < stop; at += 16) top = imax(top, bits(absolute(row_part(job, row, at))));
+  const int32_t m = most(top);
+  float largest;
+  memcpy(&largest, &m, 4);
+  if (m >= 0x7f800000) {
+    memset(to, 0, (size_t)(stop - k));
+    *most_of_all = NAN;
+    return 0;
+  }
+  *most_of_all = largest;
+  const F inverse = all(127.0f / largest);
+  const int nothing = largest == 0 || 127.0f / largest > 3e38f; /* 0, or too small to be scaled up: no code at all */
+  for (int64_t at = k; at < stop; at += 16) {
+    I q = nothing ? iall(0) : whole(mul(row_part(job, row, at), inverse));
+    int32_t c[16];
+    ist(c, q);
+    sum = iadd(sum, q);
+    for (int l = 0; l < 16; l++) to[at - k + l] = (int8_t)c[l];
+  }
+  int32_t s[4];
+  itree4(sum, iall(0), iall(0), iall(0), s);
+  return s[0];
+}
+static void code8(void *p, int row) {
+  const Job *job = p;
+  ((int32_t *)job->total)[row] = coded(job, row, 0, job->width, (float *)job->largest + row, (int8_t *)job->codes + row * job->width);
+}
+static void code4(void *p, int row) {
+  const Job *job = p;
+  const int64_t groups = job->width / 32, pad = (groups + 15) & ~(int64_t)15;
+  float *scale = (float *)job->largest + row * 2 * pad, *sums = scale + pad;
+  memset(scale, 0, sizeof(float) * 2 * (size_t)pad);
+  for (int64_t g = 0; g < groups; g++) {
+    const int32_t sum = coded(job, row, 32 * g, 32 * g + 32, scale + g, (int8_t *)job->codes + row * job->width + 32 * g);
+    scale[g] /= 127.0f;
+    sums[g] = (float)sum * scale[g];
+  }
+}
+
+void product(const Weight *w, const void *x, void *y, int64_t rows, int32_t type, int32_t threads) {
+  if (rows <= 0) return;
+  Job job = {.w = w, .given = x, .y = y, .type = type, .threads = threads, .rows = rows};
+  const int ready = rows * w->in > 1 << 15 ? threads : 1;
+  const int64_t size = w->form == CODES8 ? 1 : w->form == CODES4 ? 0 : w->type == F32 ? 4 : 2;
+  if (w->form == CODES8 || w->form == CODES4) {
+    job.width = (w->in + 63) & ~(int64_t)63;
+    const int64_t pad = (job.width / 32 + 15) & ~(int64_t)15;
+    job.codes = scratch(0, (size_t)(rows * job.width));
+    job.largest = scratch(1, sizeof(float) * (size_t)(w->form == CODES8 ? rows : rows * 2 * pad));
+    job.total = scratch(2, sizeof(int32_t) * (size_t)rows);
+    pieces(w->form == CODES8 ? code8 : code4, &job, (int)rows, ready);
+  } else if (type == F32) {
+    job.x = x;
+  } else {
+    job.x = scratch(0, sizeof(float) * (size_t)(rows * w->in));
+    pieces(widen, &job, (int)rows, ready);
+  }
+  if (w->form == ACROSS) {
+    job.length = ((w->in + PARTS - 1) / PARTS + 7) & ~(int64_t)7;
+    job.count = (int)((w->in + job.length - 1) / job.length);
+    if (rows > FEW) {
+      pieces(many_across, &job, (int)((w->out + 16 * C - 1) / (16 * C)), threads);
+      return;
+    }
+    const int64_t step = (w->out + 15) & ~(int64_t)15, blocks = (w->out + COLUMNS - 1) / COLUMNS;
+    job.parts = scratch(1, sizeof(float) * (size_t)(job.count * rows * step));
+    pieces(few_across, &job, (int)(job.count * blocks), threads);
+    pieces(sum_parts, &job, (int)blocks, rows * w->out > 1 << 14 ? threads : 1);
+    return;
+  }
+  const int64_t bytes = size ? w->in * size : w->in / 2 + w->in / 8; /* of an output: a piece is 128 KB of the weight, and strips */
+  int64_t block = (131072 / (bytes ? bytes : 1) + STRIP) / STRIP * STRIP;
+  const int64_t share = ((w->out + threads - 1) / threads + 3) / 4 * 4;
+  job.block = block < share ? block : share < 4 ? 4 : share;
+  pieces(outputs, &job, (int)((w->out + job.block - 1) / job.block), w->in * w->out * rows < 1 << 15 ? 1 : threads);
+}

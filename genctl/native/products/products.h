@@ -1,0 +1,43 @@
+/* The border of the library: plain C types, called through ctypes. Sizes are numbers, not bytes, unless said. */
+#ifndef PRODUCTS_H
+#define PRODUCTS_H
+#include <stddef.h>
+#include <stdint.h>
+
+/* -- threads (threads.c) -- */
+typedef void (*Piece)(void *job, int number);
+void pieces(Piece work, void *job, int count, int threads); /* every piece once, by whichever thread is free */
+void *scratch(int slot, size_t bytes);                      /* memory of this thread, kept for the next call */
+
+/* -- products (products.c) -- */
+enum { PLAIN, ACROSS, CODES8, CODES4 }; /* a weight [O, I]; [I, O]; 8 bits [O, I]; 4 bits [O, I / 64, 32] */
+typedef struct {
+  int32_t form, type; /* type: of PLAIN and ACROSS (lanes.h) */
+  int64_t in, out;
+  const void *w;
+  const float *scale;    /* CODES8: [O] */
+  const uint16_t *range; /* CODES4: bfloat16, of each row G scales, then G zeros, G = I / 32: w = (code - 8) * scale + zero */
+  const float *bias;     /* [O] or NULL */
+} Weight;
+void product(const Weight *w, const void *x, void *y, int64_t rows, int32_t type, int32_t threads); /* x [N, I] -> y [N, O] */
+
+/* -- attention (attention.c): y [N, F, H, D] = softmax(q k' scaling + bias) v over the columns that a token sees -- */
+typedef struct {
+  int32_t type, causal;
+  int64_t rows, heads, kv_heads, fed, size; /* N, H, K, F, D: H / K query heads share one of keys and values */
+  const void *q;
+  int64_t q_row, q_head, q_token;
+  const void *k[2], *v[2]; /* the columns, in at most two stretches of memory, one after the other */
+  int64_t columns[2], each; /* rows N / each of keys and values: `each` rows in turn see the same one */
+  int64_t k_row[2], k_head[2], k_column[2], v_row[2], v_head[2], v_column[2];
+  const uint8_t *mask; /* which columns are there, or NULL: all */
+  int64_t mask_row;
+  int64_t window; /* the newest columns that a token sees, or 0: all */
+  float scaling, softcap;
+  const float *bias;
+  int64_t bias_row, bias_head, bias_token;
+  void *y;
+} Attention;
+void attention(const Attention *a, int32_t threads);
+
+#endif

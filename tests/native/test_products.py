@@ -1,0 +1,255 @@
+"""The products of our own: exact, the same bits in any company, on every instruction set that this CPU has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from genctl.errors import UsageError
+from genctl.native import quantized
+from genctl.native.products import build, library
+from genctl.native.products.library import FOLDER, Library
+from genctl.native.products.weights import Compiled
+from tests.warm import python
+
+SIZES = [(1, 1), (5, 3), (67, 33), (130, 96), (300, 257), (513, 800)]  # [O, I]: multiples of nothing, and some
+FORMS = [  # how the weight is stored, whether [I, O], its bits
+    (torch.float32, False, None),
+    (torch.float32, True, None),
+    (torch.bfloat16, False, None),
+    (torch.bfloat16, True, None),
+    (torch.float16, False, None),
+    (torch.float16, True, None),
+    (torch.float32, False, "int8"),
+    (torch.bfloat16, False, "int8"),
+    (torch.float32, False, "int4"),
+    (torch.bfloat16, False, "int4"),
+]
+
+
+def test_an_installation_has_compiled_them() -> None:
+    """`scripts/test` installs first. In a checkout that was never installed torch's products serve."""
+    if "GENCTL_TEST_INSTALLED" not in os.environ:
+        pytest.skip("only after an installation: run scripts/test, or set GENCTL_TEST_INSTALLED=1")
+    assert build.is_built(), library.why_not()
+
+
+@cache
+def variant(name: str) -> Library:
+    if os.environ.get("GENCTL_PRODUCTS") or not build.is_built():
+        pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE: run python genctl/native/products/build.py")
+    if name not in library.runnable():
+        pytest.skip(f"this CPU does not run {name}")
+    return Library(FOLDER / f"{name}.so")
+
+
+@pytest.fixture(params=list(build.variants()))
+def compiled(request: pytest.FixtureRequest) -> Library:
+    return variant(request.param)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def weight(size: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(size[0])
+    return (torch.randn(size, generator=generator) / size[1] ** 0.5).to(dtype)
+
+
+def inputs(rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(7)).to(dtype)
+
+
+def made(found: Library, size: tuple[int, int], form: tuple[torch.dtype, bool, str | None], biased: bool) -> Compiled:
+    dtype, across, quantize = form
+    matrix = weight(size, dtype)
+    bias = weight((size[0], 1), dtype).flatten() if biased else None
+    return Compiled(found, matrix.t().contiguous().t() if across else matrix, bias, quantize)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_products_are_those_of_float64(
+    compiled: Library, size: tuple[int, int], form: tuple[torch.dtype, bool, str | None]
+) -> None:
+    dtype, _, quantize = form
+    if quantize == "int4" and size[1] % 32:
+        pytest.skip("4 bits have groups of 32")
+    x = inputs(17, size[1], dtype)
+    for biased in (False, True):
+        product = made(compiled, size, form, biased)
+        numbers, bias = weight(size, dtype).double(), weight((size[0], 1), dtype).flatten().double()
+        if quantize == "int8":
+            codes, scales = quantized.int8_codes(weight(size, dtype))
+            numbers = codes.double() * scales.double()[:, None]
+        elif quantize == "int4":
+            four, ranges = quantized.int4_codes(weight(size, dtype))
+            groups = (four - 8).double().view(size[0], -1, 32)
+            scale, zero = (ranges[..., part].t().double()[..., None] for part in (0, 1))
+            numbers = (groups * scale + zero).view(size)
+        wanted = F.linear(x.double(), numbers, bias if biased else None)
+        y = product(x)
+        assert y.dtype == dtype
+        close = {torch.float32: 5e-7, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype] + (0.01 if quantize else 0)
+        assert (y.double() - wanted).abs().max() < close * wanted.abs().max()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("size", [(5, 3), (130, 96), (513, 800)], ids=str)
+@pytest.mark.usefixtures("threads")
+def test_a_row_has_the_same_bits_in_any_company(
+    compiled: Library, size: tuple[int, int], form: tuple[torch.dtype, bool, str | None]
+) -> None:
+    if form[2] == "int4" and size[1] % 32:
+        pytest.skip("4 bits have groups of 32")
+    product, x = made(compiled, size, form, True), inputs(17, size[1], form[0])
+    torch.set_num_threads(1)
+    wanted = product(x)
+    for count in (1, 2, 3, 4):
+        torch.set_num_threads(count)
+        for rows in range(1, 18):
+            assert torch.equal(product(x[:rows]), wanted[:rows])
+        assert torch.equal(product(x[16:]), wanted[16:])
+        assert torch.equal(product(x.flip(0)), wanted.flip(0))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_bits_are_those_of_every_instruction_set(
+    size: tuple[int, int], form: tuple[torch.dtype, bool, str | None]
+) -> None:
+    if form[2] == "int4" and size[1] % 32:
+        pytest.skip("4 bits have groups of 32")
+    names = list(build.variants())
+    variant(names[-1])
+    x = inputs(17, size[1], form[0]) * torch.logspace(-20, 20, 17)[:, None].to(form[0])
+    bits = [made(variant(name), size, form, True)(x) for name in names if name in library.runnable()]
+    for other in bits[1:]:
+        assert torch.equal(other.nan_to_num(7.0), bits[0].nan_to_num(7.0))
+
+
+def test_sums_of_integers_are_exact(compiled: Library) -> None:
+    """Numbers whose sums float32 holds: any wrong lane or tail shows."""
+    for size in SIZES:
+        matrix = torch.randint(-9, 10, size, generator=torch.Generator().manual_seed(1)).float()
+        x = torch.randint(-9, 10, (7, size[1]), generator=torch.Generator().manual_seed(2)).float()
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for held in (matrix, matrix.t().contiguous().t()):
+                y = Compiled(compiled, held.to(dtype))(x)
+                assert torch.equal(y.double(), x.double() @ matrix.double().t())
+
+
+def test_codes_of_the_largest_size_are_exact(compiled: Library) -> None:
+    """Every code is 127 or -127: pairs of products would not fit into 16 bits if they were cut off."""
+    matrix = torch.ones(8, 1030)
+    matrix[::2] = -1
+    assert torch.equal(Compiled(compiled, matrix, None, "int8")(torch.ones(5, 1030)), torch.ones(5, 1030) @ matrix.t())
+
+
+def test_8_bits_have_the_bits_of_the_plain_product(compiled: Library) -> None:
+    matrix, x = weight((300, 2801)), inputs(6, 2801)
+    x[2], x[3, 5] = 0.0, torch.nan
+    wanted, y = quantized.Int8Plain(matrix)(x), Compiled(compiled, matrix, None, "int8")(x)
+    assert torch.equal(y.nan_to_num(7.0), wanted.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_numbers_that_are_not_finite_stay_in_their_row(
+    compiled: Library, form: tuple[torch.dtype, bool, str | None], bad: float
+) -> None:
+    product, x = made(compiled, (70, 96), form, True), inputs(9, 96, form[0])
+    clean = product(x)
+    x[4, 95] = bad
+    y = product(x)
+    assert not y[4].isfinite().any()
+    assert torch.equal(torch.cat([y[:4], y[5:]]), torch.cat([clean[:4], clean[5:]]))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_addresses_need_no_alignment(compiled: Library, form: tuple[torch.dtype, bool, str | None]) -> None:
+    dtype, across, quantize = form
+    matrix, x = weight((70, 96), dtype), inputs(9, 96, dtype)
+    shape = (96, 70) if across else (70, 96)
+    shifted = torch.empty(70 * 96 + 3, dtype=dtype)[3:].view(shape).copy_(matrix.t() if across else matrix)
+    bias = torch.empty(71, dtype=dtype)[1:].zero_()
+    product = Compiled(compiled, shifted.t() if across else shifted, bias, quantize)
+    moved = torch.empty(9 * 96 + 1, dtype=dtype)[1:].view(9, 96).copy_(x)
+    assert torch.equal(product(moved), made(compiled, (70, 96), form, False)(x))
+
+
+def test_zeros_and_nothing_pass_through(compiled: Library) -> None:
+    for form in FORMS:
+        product = made(compiled, (70, 96), form, False)
+        assert product(torch.zeros(2, 1, 96, dtype=form[0])).abs().max() == 0
+        assert product(torch.zeros(0, 1, 96, dtype=form[0])).shape == (0, 1, 70)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-7, 1e-5, 1.0, 1e30])
+def test_bfloat16_keeps_its_exponent(compiled: Library, scale: float) -> None:
+    matrix, x = (weight((130, 96)) * scale).bfloat16(), inputs(3, 96, torch.bfloat16)
+    wanted = F.linear(x.double(), matrix.double())
+    assert (Compiled(compiled, matrix)(x).double() - wanted).abs().max() < 3e-3 * wanted.abs().max()
+
+
+def test_without_openmp_their_own_threads_compute_the_same(compiled: Library) -> None:
+    code = """
+import sys, threading, torch
+from pathlib import Path
+from genctl.native.products import library
+library._openmp = lambda: None
+found = library.Library(Path(sys.argv[1]))
+from genctl.native.products.weights import Compiled
+torch.manual_seed(0)
+product, x = Compiled(found, torch.randn(600, 700)), torch.randn(40, 700)
+torch.set_num_threads(1)
+wanted, bad = product(x), []
+torch.set_num_threads(3)
+def work():
+    bad.extend(rows for rows in range(1, 41) if not torch.equal(product(x[:rows]), wanted[:rows]))
+callers = [threading.Thread(target=work) for _ in range(3)]
+[one.start() for one in callers]
+[one.join() for one in callers]
+assert not bad, bad
+"""
+    import subprocess
+
+    done = subprocess.run(
+        [*python(), "-c", code, str(FOLDER / f"{compiled.variant}.so")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_variant_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    library._choice.cache_clear()
+    try:
+        monkeypatch.setenv("GENCTL_PRODUCTS", "sse9")
+        with pytest.raises(UsageError, match="GENCTL_PRODUCTS=sse9: this platform has "):
+            library.library()
+        library._choice.cache_clear()
+        monkeypatch.setenv("GENCTL_PRODUCTS", "torch")
+        assert library.library() is None
+        assert library.why_not() == "GENCTL_PRODUCTS=torch"
+    finally:
+        library._choice.cache_clear()
+
+
+def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    variant(list(build.variants())[-1])
+    library._choice.cache_clear()
+    try:
+        monkeypatch.setattr(build, "digest", lambda: "another")
+        assert library.library() is None
+        assert "older than their sources" in library.why_not()
+    finally:
+        library._choice.cache_clear()
