@@ -121,6 +121,7 @@ ALLOWED: dict[str, set[str]] = {
         "models.architectures",
         "sequences",
         "strict_json",
+        "native.products",
     },
     "native": {"compat", "decode", "generation_fields"},
     "generation_fields": set(),

@@ -26,7 +26,7 @@ from genctl.config.toml import decode, lines, parse, printable, read_bytes
 from genctl.errors import PresetError
 
 PREFIX = "GENCTL_"
-OTHER_VARIABLES = ("GENCTL_UPDATE_SCREENS", "GENCTL_API_KEY")
+OTHER_VARIABLES = ("GENCTL_UPDATE_SCREENS", "GENCTL_API_KEY", "GENCTL_PRODUCTS")
 TEST_PREFIX = "GENCTL_TEST"
 
 

@@ -14,6 +14,7 @@ from genctl.decode.processors.rows import RowCandidates
 from genctl.decode.row_tokens import RowTokens
 from genctl.decode.transfer import on_host
 from genctl.decode.types import Processor, Space
+from genctl.native.products.ops import log_softmax
 
 ROWS = 8  # whose log-probabilities are computed at once where only those of the chosen tokens are wanted
 Stages = list[list[tracing.Stage]]  # for each scored position, what each processor did
@@ -29,19 +30,19 @@ class ModelScores:
     @cached_property
     def logprobs(self) -> Tensor:
         """f32 [N, F, V], computed when they are first read."""
-        return self.logits.log_softmax(-1)
+        return log_softmax(self.logits)
 
     def logprobs_of(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """The log-probabilities of the first m places' tokens: int64 [C, m] after rows int64 [C] -> f32 [C, m]."""
         count, places, vocabulary = self.logits.shape
         if places == 1 and "logprobs" not in vars(self) and on_host(tokens) and tokens.shape == (count, 1):
             if count == 1:
-                return self.logits[0].log_softmax(-1).gather(1, tokens)
+                return log_softmax(self.logits[0]).gather(1, tokens)
             if torch.equal(rows, counted(count, rows.device)):
                 # a few rows at a time stay in the processor's cache: the same numbers, none of them kept
                 few = max(ROWS, torch.get_num_threads())
                 parts = zip(torch.split(self.logits[:, 0], few), torch.split(tokens, few), strict=True)
-                return torch.cat([logits.log_softmax(-1).gather(1, chosen) for logits, chosen in parts])
+                return torch.cat([log_softmax(logits).gather(1, chosen) for logits, chosen in parts])
         at = rows[:, None] * places + counted(tokens.shape[1], tokens.device)
         return self.logprobs.take(at * vocabulary + tokens)
 

@@ -67,7 +67,16 @@ class LoadedModel:
     def verbose_notes(self) -> tuple[str, ...]:
         """Notes for --verbose."""
         tokenizer = (f"tokenizer: {self.tokenizer_of}",) if self.tokenizer_of else ()
-        return (*self.notes, f"runtime: {self.runtime}", *tokenizer)
+        return (*self.notes, f"runtime: {self.runtime}", *tokenizer, *self._products)
+
+    @property
+    def _products(self) -> tuple[str, ...]:
+        """Why torch computes the matrix products of the native runtime, where it does."""
+        if not self.runtime.startswith("native") or self.model.device.type != "cpu":
+            return ()
+        from genctl.native.products.library import why_not
+
+        return (f"matrix products: torch ({why_not()})",) if why_not() else ()
 
     @property
     def vocab_size(self) -> int:

@@ -203,10 +203,9 @@ def load(
     )
     held = Counter(product.form for product in model.products())
     notes = [prepare.dtype_note(stored, chosen)] if chosen != stored else []
-    if set(held) != {"plain"}:
-        how = "" if runtime.quantize is None else f" with weights in {runtime.quantize}"
+    if runtime.quantize is not None:
         forms = ", ".join(f"{count} {form}" for form, count in sorted(held.items()))
-        notes.append(f"{held.total()} linear layers{how} ({forms})")
+        notes.append(f"{held.total()} linear layers with weights in {runtime.quantize} ({forms})")
     if runtime.quantize is not None:
         size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
         notes[-1] += f"; all weights {model.bytes() / 1e6:,.1f} MB, {size / 1e6:,.1f} MB as read"

@@ -278,13 +278,14 @@ class LayerNorm:
     def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
         self.weight, self.bias, self.eps = weight, bias, eps
         self.several = weight is not None and weight.ndim > 1
-        self.wide = [None if part is None else part.float().contiguous() for part in (weight, bias)]
+        self.wide = None if weight is None else weight.float().contiguous()
+        self.wide_bias = None if bias is None else bias.float().contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., features], or [..., H, D] with a norm for each head."""
         library = ops.compiled(x)
         if library is not None:
-            return ops.layer_norm(library, x, *self.wide, self.eps)
+            return ops.layer_norm(library, x, self.wide, self.wide_bias, self.eps)
         if self.several:
             assert self.weight is not None
             return F.layer_norm(x, (x.shape[-1],), None, None, self.eps) * self.weight

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from genctl.native import kernels, pages, quantized
 from genctl.native.products.library import TYPES, library
-from genctl.native.products.weights import Compiled
+from genctl.native.products.weights import CompiledProduct
 
 SMALL = 1 << 18  # numbers in a weight below which a plain product is as fast: a call of oneDNN costs 20 µs more
 SLICE = 1 << 22  # numbers of a weight that are float32 at a time, while panels are made of it
@@ -253,7 +253,7 @@ class Products:
             return None
         if quantize == "int4" and weight.shape[1] % kernels.GROUP:
             quantize = "int8"
-        return partial(Compiled, found, quantize=quantize)
+        return partial(CompiledProduct, found, quantize=quantize)
 
     def _quantized(self, weight: Tensor, quantize: str | None) -> Make | None:
         if quantize is None:

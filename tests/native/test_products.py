@@ -15,11 +15,12 @@ from genctl.errors import UsageError
 from genctl.native import quantized
 from genctl.native.products import build, library
 from genctl.native.products.library import FOLDER, Library
-from genctl.native.products.weights import Compiled
+from genctl.native.products.weights import CompiledProduct
 from tests.warm import python
 
 SIZES = [(1, 1), (5, 3), (67, 33), (130, 96), (300, 257), (513, 800)]  # [O, I]: multiples of nothing, and some
-FORMS = [  # how the weight is stored, whether [I, O], its bits
+Form = tuple[torch.dtype, bool, "str | None"]
+FORMS: list[Form] = [  # how the weight is stored, whether [I, O], its bits
     (torch.float32, False, None),
     (torch.float32, True, None),
     (torch.bfloat16, False, None),
@@ -70,18 +71,16 @@ def inputs(rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(7)).to(dtype)
 
 
-def made(found: Library, size: tuple[int, int], form: tuple[torch.dtype, bool, str | None], biased: bool) -> Compiled:
+def made(found: Library, size: tuple[int, int], form: Form, biased: bool) -> CompiledProduct:
     dtype, across, quantize = form
     matrix = weight(size, dtype)
     bias = weight((size[0], 1), dtype).flatten() if biased else None
-    return Compiled(found, matrix.t().contiguous().t() if across else matrix, bias, quantize)
+    return CompiledProduct(found, matrix.t().contiguous().t() if across else matrix, bias, quantize)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_products_are_those_of_float64(
-    compiled: Library, size: tuple[int, int], form: tuple[torch.dtype, bool, str | None]
-) -> None:
+def test_products_are_those_of_float64(compiled: Library, size: tuple[int, int], form: Form) -> None:
     dtype, _, quantize = form
     if quantize == "int4" and size[1] % 32:
         pytest.skip("4 bits have groups of 32")
@@ -107,9 +106,7 @@ def test_products_are_those_of_float64(
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("size", [(5, 3), (130, 96), (513, 800)], ids=str)
 @pytest.mark.usefixtures("threads")
-def test_a_row_has_the_same_bits_in_any_company(
-    compiled: Library, size: tuple[int, int], form: tuple[torch.dtype, bool, str | None]
-) -> None:
+def test_a_row_has_the_same_bits_in_any_company(compiled: Library, size: tuple[int, int], form: Form) -> None:
     if form[2] == "int4" and size[1] % 32:
         pytest.skip("4 bits have groups of 32")
     product, x = made(compiled, size, form, True), inputs(17, size[1], form[0])
@@ -125,9 +122,7 @@ def test_a_row_has_the_same_bits_in_any_company(
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_bits_are_those_of_every_instruction_set(
-    size: tuple[int, int], form: tuple[torch.dtype, bool, str | None]
-) -> None:
+def test_bits_are_those_of_every_instruction_set(size: tuple[int, int], form: Form) -> None:
     if form[2] == "int4" and size[1] % 32:
         pytest.skip("4 bits have groups of 32")
     names = list(build.variants())
@@ -145,7 +140,7 @@ def test_sums_of_integers_are_exact(compiled: Library) -> None:
         x = torch.randint(-9, 10, (7, size[1]), generator=torch.Generator().manual_seed(2)).float()
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             for held in (matrix, matrix.t().contiguous().t()):
-                y = Compiled(compiled, held.to(dtype))(x)
+                y = CompiledProduct(compiled, held.to(dtype))(x)
                 assert torch.equal(y.double(), x.double() @ matrix.double().t())
 
 
@@ -153,21 +148,20 @@ def test_codes_of_the_largest_size_are_exact(compiled: Library) -> None:
     """Every code is 127 or -127: pairs of products would not fit into 16 bits if they were cut off."""
     matrix = torch.ones(8, 1030)
     matrix[::2] = -1
-    assert torch.equal(Compiled(compiled, matrix, None, "int8")(torch.ones(5, 1030)), torch.ones(5, 1030) @ matrix.t())
+    x = torch.ones(5, 1030)
+    assert torch.equal(CompiledProduct(compiled, matrix, None, "int8")(x), x @ matrix.t())
 
 
 def test_8_bits_have_the_bits_of_the_plain_product(compiled: Library) -> None:
     matrix, x = weight((300, 2801)), inputs(6, 2801)
     x[2], x[3, 5] = 0.0, torch.nan
-    wanted, y = quantized.Int8Plain(matrix)(x), Compiled(compiled, matrix, None, "int8")(x)
+    wanted, y = quantized.Int8Plain(matrix)(x), CompiledProduct(compiled, matrix, None, "int8")(x)
     assert torch.equal(y.nan_to_num(7.0), wanted.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_numbers_that_are_not_finite_stay_in_their_row(
-    compiled: Library, form: tuple[torch.dtype, bool, str | None], bad: float
-) -> None:
+def test_numbers_that_are_not_finite_stay_in_their_row(compiled: Library, form: Form, bad: float) -> None:
     product, x = made(compiled, (70, 96), form, True), inputs(9, 96, form[0])
     clean = product(x)
     x[4, 95] = bad
@@ -177,13 +171,13 @@ def test_numbers_that_are_not_finite_stay_in_their_row(
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_addresses_need_no_alignment(compiled: Library, form: tuple[torch.dtype, bool, str | None]) -> None:
+def test_addresses_need_no_alignment(compiled: Library, form: Form) -> None:
     dtype, across, quantize = form
     matrix, x = weight((70, 96), dtype), inputs(9, 96, dtype)
     shape = (96, 70) if across else (70, 96)
     shifted = torch.empty(70 * 96 + 3, dtype=dtype)[3:].view(shape).copy_(matrix.t() if across else matrix)
     bias = torch.empty(71, dtype=dtype)[1:].zero_()
-    product = Compiled(compiled, shifted.t() if across else shifted, bias, quantize)
+    product = CompiledProduct(compiled, shifted.t() if across else shifted, bias, quantize)
     moved = torch.empty(9 * 96 + 1, dtype=dtype)[1:].view(9, 96).copy_(x)
     assert torch.equal(product(moved), made(compiled, (70, 96), form, False)(x))
 
@@ -199,7 +193,7 @@ def test_zeros_and_nothing_pass_through(compiled: Library) -> None:
 def test_bfloat16_keeps_its_exponent(compiled: Library, scale: float) -> None:
     matrix, x = (weight((130, 96)) * scale).bfloat16(), inputs(3, 96, torch.bfloat16)
     wanted = F.linear(x.double(), matrix.double())
-    assert (Compiled(compiled, matrix)(x).double() - wanted).abs().max() < 3e-3 * wanted.abs().max()
+    assert (CompiledProduct(compiled, matrix)(x).double() - wanted).abs().max() < 3e-3 * wanted.abs().max()
 
 
 def test_without_openmp_their_own_threads_compute_the_same(compiled: Library) -> None:
@@ -209,9 +203,9 @@ from pathlib import Path
 from genctl.native.products import library
 library._openmp = lambda: None
 found = library.Library(Path(sys.argv[1]))
-from genctl.native.products.weights import Compiled
+from genctl.native.products.weights import CompiledProduct
 torch.manual_seed(0)
-product, x = Compiled(found, torch.randn(600, 700)), torch.randn(40, 700)
+product, x = CompiledProduct(found, torch.randn(600, 700)), torch.randn(40, 700)
 torch.set_num_threads(1)
 wanted, bad = product(x), []
 torch.set_num_threads(3)

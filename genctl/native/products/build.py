@@ -63,7 +63,8 @@ def compilers() -> list[tuple[str, ...]]:
         found.append((sys.executable, "-m", "ziglang", "cc"))
     named = os.environ.get("CC")
     found += [tuple(shlex.split(named))] if named else []
-    return found + [(name,) for name in ("cc", "clang", "gcc") if shutil.which(name)]
+    paths = {os.path.realpath(path): path for name in ("gcc", "clang", "cc") if (path := shutil.which(name))}
+    return found + [(path,) for path in reversed(paths.values())]
 
 
 def _command(compiler: tuple[str, ...], flags: tuple[str, ...], cpu: str, out: Path) -> list[str]:

@@ -57,7 +57,7 @@ IN F over(F a, F b) { return _mm512_div_ps(a, b); }
 IN F fma16(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 IN F nearest(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 IN F below(F a, F b, F yes, F no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes); }
-IN F number(F a, F yes, F no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), no, yes); }
+IN F ordered(F a, F yes, F no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), no, yes); }
 IN I bits(F a) { return _mm512_castps_si512(a); }
 IN F floats(I a) { return _mm512_castsi512_ps(a); }
 IN I whole(F a) { return _mm512_cvtps_epi32(a); }
@@ -109,7 +109,7 @@ BOTH(add, _mm256_add_ps) BOTH(sub, _mm256_sub_ps) BOTH(mul, _mm256_mul_ps) BOTH(
 IN F fma16(F x, F y, F z) { return EACH(F, _mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)); }
 IN F nearest(F v) { return EACH(F, _mm256_round_ps(v.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), _mm256_round_ps(v.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
 IN F below(F x, F y, F yes, F no) { return EACH(F, _mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)), _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))); }
-IN F number(F x, F yes, F no) { return EACH(F, _mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, x.a, _CMP_ORD_Q)), _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, x.b, _CMP_ORD_Q))); }
+IN F ordered(F x, F yes, F no) { return EACH(F, _mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, x.a, _CMP_ORD_Q)), _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, x.b, _CMP_ORD_Q))); }
 IN I bits(F v) { return EACH(I, _mm256_castps_si256(v.a), _mm256_castps_si256(v.b)); }
 IN F floats(I v) { return EACH(F, _mm256_castsi256_ps(v.a), _mm256_castsi256_ps(v.b)); }
 IN I whole(F v) { return EACH(I, _mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)); }
@@ -170,7 +170,7 @@ IN F over(F a, F b) { FOUR a.v[q] = vdivq_f32(a.v[q], b.v[q]); return a; }
 IN F fma16(F a, F b, F c) { FOUR c.v[q] = vfmaq_f32(c.v[q], a.v[q], b.v[q]); return c; }
 IN F nearest(F a) { FOUR a.v[q] = vrndnq_f32(a.v[q]); return a; }
 IN F below(F a, F b, F yes, F no) { FOUR a.v[q] = vbslq_f32(vcltq_f32(a.v[q], b.v[q]), yes.v[q], no.v[q]); return a; }
-IN F number(F a, F yes, F no) { FOUR a.v[q] = vbslq_f32(vceqq_f32(a.v[q], a.v[q]), yes.v[q], no.v[q]); return a; }
+IN F ordered(F a, F yes, F no) { FOUR a.v[q] = vbslq_f32(vceqq_f32(a.v[q], a.v[q]), yes.v[q], no.v[q]); return a; }
 IN I bits(F a) { I r; FOUR r.v[q] = vreinterpretq_s32_f32(a.v[q]); return r; }
 IN F floats(I a) { F r; FOUR r.v[q] = vreinterpretq_f32_s32(a.v[q]); return r; }
 IN I whole(F a) { I r; FOUR r.v[q] = vcvtnq_s32_f32(a.v[q]); return r; }
@@ -243,7 +243,7 @@ IN F fma16(F a, F b, F c) { SIXTEEN c.v[l] = fused(a.v[l], b.v[l], c.v[l]); retu
 /* below 2^22 the addition leaves whole numbers, to the nearest and even; what is larger is not rounded anywhere here */
 IN F nearest(F a) { SIXTEEN { float t = a.v[l] + 12582912.0f; a.v[l] = t - 12582912.0f; } return a; }
 IN F below(F a, F b, F yes, F no) { SIXTEEN no.v[l] = a.v[l] < b.v[l] ? yes.v[l] : no.v[l]; return no; }
-IN F number(F a, F yes, F no) { SIXTEEN no.v[l] = a.v[l] == a.v[l] ? yes.v[l] : no.v[l]; return no; }
+IN F ordered(F a, F yes, F no) { SIXTEEN no.v[l] = a.v[l] == a.v[l] ? yes.v[l] : no.v[l]; return no; }
 IN I bits(F a) { I r; memcpy(&r, &a, 64); return r; }
 IN F floats(I a) { F r; memcpy(&r, &a, 64); return r; }
 IN I whole(F a) { I r; a = nearest(a); SIXTEEN r.v[l] = (int32_t)a.v[l]; return r; }
@@ -347,7 +347,7 @@ IN F exp16(F x) {
   p = add(fma16(p, mul(r, r), r), all(1.0f));
   I whole_n = whole(n), h = half(whole_n); /* 2^n in two steps: neither overflows, and the last one rounds once */
   F y = mul(mul(p, floats(up23(iadd(h, iall(127))))), floats(up23(iadd(isub(whole_n, h), iall(127)))));
-  return number(x, y, x);
+  return ordered(x, y, x);
 }
 
 /* tanh, within 1.5 units in the last place (Cephes tanhf) */
@@ -360,7 +360,7 @@ IN F tanh16(F x) {
   F near = fma16(mul(p, z), x, x);
   F far = sub(all(1.0f), over(all(2.0f), add(exp16(add(t, t)), all(1.0f))));
   far = floats(ior(bits(far), iand(bits(x), iall((int32_t)0x80000000))));
-  return number(x, below(t, all(0.625f), near, far), x);
+  return ordered(x, below(t, all(0.625f), near, far), x);
 }
 /* The error function, within 1.5 units in the last place (polynomials of N. Juffa, stackoverflow.com/a/35148199) */
 IN F erf16(F x) {
@@ -380,6 +380,6 @@ IN F erf16(F x) {
   p = fma16(p, z, all(-3.76125336e-1f));
   p = fma16(p, z, all(1.28379166e-1f));
   F near = fma16(p, x, x);
-  return number(x, below(all(0.927734375f), t, far, near), x);
+  return ordered(x, below(all(0.927734375f), t, far, near), x);
 }
 #endif

@@ -46,7 +46,7 @@ def compiled(x: Tensor) -> Library | None:
 
 
 def rms_norm(found: Library, x: Tensor, weight: Tensor, eps: float, *, late: bool) -> Tensor:
-    """x [..., E], weight f32 [E]. `late`: rounded to the type of x after the product with the weight, not before too."""
+    """x [..., E], weight f32 [E]. `late`: rounded once, after the product with the weight, and not before it too."""
     x = x.contiguous()
     y, size = torch.empty_like(x), x.shape[-1]
     rows = x.numel() // size
@@ -102,12 +102,18 @@ def turns(found: Library, angles: Tensor) -> tuple[Tensor, Tensor]:
     return cosines, sines
 
 
-def log_softmax(found: Library, x: Tensor, *, plain: bool = False) -> Tensor:
-    """Over the last dimension of x f32 [..., V]; `plain`: the softmax, without its logarithm."""
+def log_softmax(x: Tensor) -> Tensor:
+    """x f32 [..., V] -> the logarithm of its softmax; by torch where the library does not serve."""
+    found = compiled(x) if x.dtype == torch.float32 and x.numel() else None
+    return x.log_softmax(-1) if found is None else softmax(found, x)
+
+
+def softmax(found: Library, x: Tensor, *, plain: bool = False) -> Tensor:
+    """x f32 [..., V] -> the logarithm of its softmax; `plain`: the softmax itself."""
     x = x.contiguous()
     y, size = torch.empty_like(x), x.shape[-1]
-    rows = x.numel() // size if size else 0
-    found.softmax(plain, x.data_ptr(), size, y.data_ptr(), rows, size, torch.get_num_threads())
+    where = x.data_ptr(), size, y.data_ptr()
+    found.softmax(plain, *where, x.numel() // size, size, torch.get_num_threads())
     return y
 
 

@@ -98,7 +98,7 @@ IN F activated(int kind, F v) {
   const F one = all(1.0f), half_v = mul(v, all(0.5f));
   switch (kind) {
   case SILU: return over(v, add(one, exp16(sub(all(0.0f), v))));
-  case RELU: return number(v, below(v, all(0.0f), all(0.0f), v), v);
+  case RELU: return ordered(v, below(v, all(0.0f), all(0.0f), v), v);
   case GELU: return mul(half_v, add(one, erf16(mul(v, all(0.70710678118654752f)))));
   case GELU_TANH: return mul(half_v, add(one, tanh16(mul(all(0.79788456080286536f), fma16(mul(mul(v, v), v), all(0.044715f), v)))));
   case QUICK_GELU: return over(v, add(one, exp16(mul(all(-1.702f), v))));
@@ -164,7 +164,7 @@ static void logs(void *p, int number) {
     for (; k + 16 <= size; k += 16) {
       F v = ld(x + k);
       top = below(top, v, v, top);
-      bad = number(v, bad, v);
+      bad = ordered(v, bad, v);
     }
     st(h, top);
     for (int l = 0; l < 16; l++) m = h[l] > m ? h[l] : m;

@@ -35,7 +35,7 @@ class _Weight(ctypes.Structure):
     ]
 
 
-class Compiled:
+class CompiledProduct:
     """y = x Wᵀ + b by the library: a row has the same bits alone and among others, with any number of threads."""
 
     def __init__(
