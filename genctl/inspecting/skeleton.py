@@ -40,6 +40,8 @@ from genctl.models.progress import quiet
 from genctl.native import kernels
 from genctl.native.graphs import fits
 from genctl.native.kernels import GROUP
+from genctl.native.products.library import library
+from genctl.native.products.weights import int4_bytes
 from genctl.native.seq2seq_spec import Seq2SeqSpec
 from genctl.native.spec import Spec
 from genctl.params import Runtime
@@ -173,7 +175,7 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     kept in both forms, and with --quantize they take 8 or 4 bits. The native runtime keeps them unchanged if oneDNN
     accepts them, and has no buffers but those in the files.
     """
-    model, native = skeleton.model, skeleton.native is not None
+    model, native, own = skeleton.model, skeleton.native is not None, library() is not None
     tensors = model.state_dict(keep_vars=True).values() if native else (*model.parameters(), *model.buffers())
     held = {id(tensor): tensor.nbytes for tensor in tensors}
     if isinstance(skeleton.native, Spec) and skeleton.native.norm_from_one:  # float32, see `native.decoder.RMSNorm`
@@ -181,7 +183,7 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
         held |= {id(tensor): 4 * tensor.numel() for name, tensor in named if name.endswith("norm.weight")}
     packs = runtime.pack and not runtime.compile and runtime.device_map is None
     if native and runtime.quantize is None:
-        packs = packs and model.dtype != torch.float32 and not kernels.has_onednn(model.dtype)
+        packs = packs and not own and model.dtype != torch.float32 and not kernels.has_onednn(model.dtype)
     if not packs or torch.device(skeleton.device).type != "cpu":
         return int(sum(held.values()))
     users: dict[int, int] = {}
@@ -201,6 +203,8 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
         outputs = weight.numel() // inputs
         if runtime.quantize is None:
             extra += weight.nbytes
+        elif native and runtime.quantize == "int4" and module is not head and own and inputs % GROUP == 0:
+            extra += int4_bytes(outputs, inputs)
         elif native and runtime.quantize == "int4" and module is not head and not (outputs % 16 or inputs % GROUP):
             extra += weight.numel() // 2 + 4 * weight.numel() // GROUP  # a bfloat16 scale and zero for each group
         else:

@@ -255,14 +255,14 @@ class RMSNorm:
     def __init__(self, weight: Tensor, eps: float, *, from_one: bool = False) -> None:
         self.weight = weight.float() + 1 if from_one else weight  # Gemma stores the distance from 1
         self.eps = torch.tensor(eps, device=weight.device)
-        self.wide, self.number = self.weight.float().contiguous(), eps
+        self.number = eps
         self.late = from_one  # Gemma rounds to the weights' type after the product, the others before
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., features]."""
         library = ops.compiled(x)
         if library is not None:
-            return ops.rms_norm(library, x, self.wide, self.number, late=self.late)
+            return ops.rms_norm(library, x, self.weight, self.number, late=self.late)
         wide = x.float()
         norm = torch.linalg.vector_norm(wide, 2, -1, keepdim=True)
         y = wide * torch.addcmul(self.eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()  # F.rms_norm takes twice as long
@@ -278,14 +278,12 @@ class LayerNorm:
     def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
         self.weight, self.bias, self.eps = weight, bias, eps
         self.several = weight is not None and weight.ndim > 1
-        self.wide = None if weight is None else weight.float().contiguous()
-        self.wide_bias = None if bias is None else bias.float().contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., features], or [..., H, D] with a norm for each head."""
         library = ops.compiled(x)
         if library is not None:
-            return ops.layer_norm(library, x, self.wide, self.wide_bias, self.eps)
+            return ops.layer_norm(library, x, self.weight, self.bias, self.eps)
         if self.several:
             assert self.weight is not None
             return F.layer_norm(x, (x.shape[-1],), None, None, self.eps) * self.weight

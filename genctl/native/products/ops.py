@@ -46,8 +46,8 @@ def compiled(x: Tensor) -> Library | None:
 
 
 def rms_norm(found: Library, x: Tensor, weight: Tensor, eps: float, *, late: bool) -> Tensor:
-    """x [..., E], weight f32 [E]. `late`: rounded once, after the product with the weight, and not before it too."""
-    x = x.contiguous()
+    """x [..., E], weight [E]. `late`: rounded once, after the product with the weight, and not before it too."""
+    x, weight = x.contiguous(), weight.float().contiguous()
     y, size = torch.empty_like(x), x.shape[-1]
     rows = x.numel() // size
     where = x.data_ptr(), weight.data_ptr(), eps, y.data_ptr()
@@ -56,11 +56,12 @@ def rms_norm(found: Library, x: Tensor, weight: Tensor, eps: float, *, late: boo
 
 
 def layer_norm(found: Library, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """x [..., E], weight and bias f32 [E], or x [..., H, D] with a weight f32 [H, D]."""
+    """x [..., E], weight and bias [E], or x [..., H, D] with a weight [H, D]."""
     x = x.contiguous()
     y, size = torch.empty_like(x), x.shape[-1]
     rows, period = x.numel() // size, 1 if weight is None else weight.numel() // size
-    parts = (None if part is None else part.data_ptr() for part in (weight, bias))
+    wide = [None if part is None else part.float().contiguous() for part in (weight, bias)]  # held until the call ends
+    parts = (None if part is None else part.data_ptr() for part in wide)
     found.layer_norm(
         x.data_ptr(), *parts, eps, y.data_ptr(), rows, size, period, TYPES[x.dtype], torch.get_num_threads()
     )

@@ -95,3 +95,8 @@ def _nibbles(weight: Tensor) -> tuple[Tensor, Tensor]:
     packed |= groups[:, ::2].to(torch.uint8)
     packed[:, : groups.shape[1] // 2] |= groups[:, 1::2].to(torch.uint8) << 4
     return packed, ranges
+
+
+def int4_bytes(size: int, width: int) -> int:
+    """Bytes of a weight [O, I] in 4 bits: of 64 numbers, 32 bytes of codes, and two scales and zeros of 2 bytes."""
+    return size * -(-width // (2 * GROUP)) * (GROUP + 8)
