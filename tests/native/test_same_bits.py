@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import genctl
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
@@ -61,6 +62,26 @@ def test_a_row_has_its_bits_in_any_batch_and_with_any_threads(name: str) -> None
     assert len(alone) == 13
     assert written(name, 13, 2) == alone
     assert written(name, 4, 4) == alone
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_other_types_have_their_bits_in_any_batch(dtype: str, quantize: str | None) -> None:
+    if dtype == "float16" and quantize:
+        pytest.skip("--quantize computes in float32 or bfloat16")
+    settings = {"dtype": dtype, "quantize": quantize, "runtime": "native"}
+    made = genctl.load(**{key: value for key, value in settings.items() if value})
+    prompts = ["Once upon a time", "The little fox", "One day, a girl named Lily found a big red ball", "It"]
+    options = {"max_new_tokens": 12, "do_sample": True, "top_p": 0.95, "seed": 3}
+    torch.set_num_threads(2)
+    together = [(one.token_ids, one.logprob) for row in made.generate(prompts, **options) for one in row.sequences]
+    torch.set_num_threads(1)
+    assert len(together) == 4
+    for place, count in ((0, 1), (0, 2), (0, 3)):
+        rows = made.generate(prompts[place : place + count], **options)
+        assert [(one.token_ids, one.logprob) for row in rows for one in row.sequences] == together[
+            place : place + count
+        ]
 
 
 RUN = """
