@@ -47,7 +47,7 @@ def main() -> None:
     first_sign.show(sys.argv[1:])
     try:
         if sys.argv[1:] in (["--version"], ["-V"]):  # answered before anything is imported
-            from genctl import __version__
+            from genctl.version import __version__
 
             print(f"genctl {__version__}", flush=True)
             status = 0

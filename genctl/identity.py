@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-import genctl
+from genctl import version
 
 PREFIX = "sha256:"  # fingerprints of the first version were bare hex, and saw a sample of each tensor only
 
@@ -21,7 +21,7 @@ def brief(fingerprint: object) -> str:
 
 def versions(*packages: str) -> dict[str, str]:
     """The versions of genctl and of `packages`."""
-    found = {"genctl": genctl.__version__}
+    found = {"genctl": version.__version__}
     for name in packages:
         try:
             found[name] = metadata.version(name)

@@ -13,10 +13,10 @@ from typing import Any
 import typer
 import typer.main
 
-from genctl import __version__
 from genctl.cli.help import SETTINGS, CommandGroup, option_hint, write_rows
 from genctl.cli.standard_streams import let_go
 from genctl.errors import Exit, GenctlError, without_secrets
+from genctl.version import __version__
 
 EPILOG = (
     "Exit status: 0 done; 1 some rows failed; 2 usage, preset or input error; 3 model not found or cannot do this; "

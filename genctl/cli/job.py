@@ -93,7 +93,7 @@ class Job(ABC, Generic[SomeOptions]):
 
     def check_early(self, resolved: Resolved) -> None:
         """Raises UsageError for settings that cannot be used together with the options or with this launch."""
-        found_files.check_trust(resolved, {**self.options.trust, "allow_plugins": self.options.allow_plugins})
+        found_files.check_trust(resolved.settings, {**self.options.trust, "allow_plugins": self.options.allow_plugins})
         self.check_launch(resolved.runtime)
 
     def check_launch(self, runtime: Runtime) -> None:

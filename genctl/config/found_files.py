@@ -16,7 +16,6 @@ from genctl.params import spelled
 
 if TYPE_CHECKING:
     from genctl.config.conflicts import Setting
-    from genctl.config.layers import Resolved
 
 # Knobs that a found file may set only to a value that the user names too -> why.
 CONFIRMED = {
@@ -75,14 +74,14 @@ def confirmed(key: str, value: Any, named: Sequence[Any]) -> bool:
         return value in named
 
 
-def check_trust(resolved: Resolved, trust: Mapping[str, bool]) -> None:
+def check_trust(settings: Mapping[str, Setting], trust: Mapping[str, bool]) -> None:
     """Raises UsageError where a flag lets code run that a file has chosen which nobody named."""
     problems = [
         f"--{flag.replace('_', '-')} would run code that {setting.place} names: {key} = {shown(setting.value)}"
         for flag, keys in TRUST.items()
         if trust.get(flag)
         for key in keys
-        if (setting := resolved.settings.get(key)) is not None and setting.found == "unnamed"
+        if (setting := settings.get(key)) is not None and setting.found == "unnamed"
     ]
     if problems:
         raise UsageError(
