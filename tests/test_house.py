@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
+from genctl import listed_knobs
+from genctl.batch.writers import FORMATS, Format, Unclosed, open_writer
+from genctl.cli.app import COMMANDS
+from genctl.cli.table import Command
+from genctl.errors import UsageError
+from genctl.params import Generation, knobs
 from tests import tiers
 
 PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
@@ -250,3 +259,58 @@ def test_the_tiers_name_files_that_are_there() -> None:
     tests = Path(__file__).parent
     assert [name for name in (*tiers.EVERYDAY, *tiers.SLOWEST) if not (tests / name).is_file()] == []
     assert len(tiers.SLOWEST) == len(set(tiers.SLOWEST))
+
+
+def attributes(path: Path) -> set[str]:
+    """The names of all attributes that a file reads."""
+    return {
+        node.attr for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Attribute)
+    }
+
+
+def idle_knobs(files: list[Path]) -> set[str]:
+    """Knobs of generation that stand in no list, and that none of the files reads."""
+    rows = {*listed_knobs.PROCESSORS.values(), *listed_knobs.CRITERIA.values()}
+    listed = {knob for row in rows for knob in row}
+    return set(knobs(Generation)) - listed - set().union(*map(attributes, files))
+
+
+def test_every_knob_has_a_row_or_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    single = {"mbr_utility"}  # it has one value
+    idle = idle_knobs(FILES) - single
+    assert not idle, (
+        f"{', '.join(sorted(idle))}: a flag that does nothing. A knob of a processor needs a row in "
+        "listed_knobs.PROCESSORS and one in decode/processors/build.py; one of a stopping criterion a row in "
+        "listed_knobs.CRITERIA; any other is read as generation.NAME"
+    )
+    rows = {name: row for name, row in listed_knobs.PROCESSORS.items() if name != "top_p"}
+    monkeypatch.setattr(listed_knobs, "PROCESSORS", rows)
+    assert "top_p" in idle_knobs([path for path in FILES if "processors" not in path.parts])
+
+
+@pytest.mark.parametrize("name", ["top_p", "a_new_one"])
+def test_a_processor_with_one_row_of_two_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {use: row for use, row in listed_knobs.PROCESSORS.items() if use != name}
+    monkeypatch.setattr(listed_knobs, "PROCESSORS", rows if name == "top_p" else {**rows, name: (name,)})
+    message = f"a row in listed_knobs.PROCESSORS and one in build.MAKERS, but not {name}"
+    with pytest.raises(RuntimeError, match=message):
+        runpy.run_path(str(PACKAGE / "decode/processors/build.py"), run_name="build")
+
+
+def test_every_output_format_is_a_key() -> None:
+    assert get_args(Format) == tuple(FORMATS), "a format is one value of writers.Format and one key of writers.FORMATS"
+    with pytest.raises(UsageError, match="unknown output format 'xml': expected one of text, json, jsonl, tsv"):
+        open_writer("xml", Unclosed(), on_error=lambda record: None)
+
+
+def test_no_command_offers_a_format_that_nobody_writes() -> None:
+    offered = {}
+    for name, (place, _) in COMMANDS.items():
+        module, _, attribute = place.partition(":")
+        command = getattr(import_module(module), attribute)
+        if isinstance(command, Command) and "format" in (hints := get_type_hints(command.options)):
+            offered[name] = {choice for choice in get_args(hints["format"]) if isinstance(choice, str)}
+    assert {"run", "score", "compare", "inspect-cache", "models"} <= set(offered)
+    others = {"compare": {"md"}}  # tables of its own
+    unknown = {name: some - set(FORMATS) - others.get(name, set()) for name, some in offered.items()}
+    assert {name: some for name, some in unknown.items() if some} == {}, "writers.FORMATS has no such format"

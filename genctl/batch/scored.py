@@ -102,17 +102,6 @@ def score_record(
     return plain
 
 
-def open_writer(
-    format: writers.Format, sink: writers.Binary, *, on_error: Callable[[writers.Record], None]
-) -> writers.Writer:
-    """As `writers.open_writer`, for these records."""
-    if format == "text":
-        return ScoreTextWriter(sink, on_error)
-    if format == "tsv":
-        return writers.TsvWriter(sink, COLUMNS)
-    return writers.open_writer(format, sink, on_error=on_error)
-
-
 class ScoreTextWriter(writers.TextWriter):
     """`ppl`, `nll`, `tokens` and the text with its controls escaped, between tabs: one line for each text."""
 
@@ -123,6 +112,20 @@ class ScoreTextWriter(writers.TextWriter):
         shown = record.get("target", record["text"])
         cells = [_number(record["ppl"]), _number(record["nll"]), str(record["tokens"]), writers.tsv_cell(shown)]
         self._sink.write(("\t".join(cells) + "\n").encode())
+
+
+FORMATS = {
+    **writers.FORMATS,
+    "text": writers.OutputFormat(lambda sink, setup: ScoreTextWriter(sink, setup.on_error), records=False),
+    "tsv": writers.OutputFormat(lambda sink, setup: writers.TsvWriter(sink, COLUMNS), (".tsv",)),
+}
+
+
+def open_writer(
+    format: writers.Format, sink: writers.Binary, *, on_error: Callable[[writers.Record], None]
+) -> writers.Writer:
+    """As `writers.open_writer`, for these records."""
+    return writers.open_writer(format, sink, on_error=on_error, formats=FORMATS)
 
 
 def _number(value: float | None) -> str:

@@ -10,11 +10,15 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from genctl.batch.output import Sink as Sink
 from genctl.batch.output import open_output as open_output
+from genctl.batch.printable import quote
+from genctl.errors import UsageError
 
+# The keys of `FORMATS`, as a type: what --format takes.
 Format: TypeAlias = Literal["text", "json", "jsonl", "tsv"]
 Record: TypeAlias = Mapping[str, Any]
 
@@ -40,24 +44,23 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
-def open_writer(
-    format: Format,
-    sink: Binary,
-    *,
-    on_error: Callable[[Record], None],
-    begun: bool = False,
-    shown: Callable[[str], str] = str,
-) -> Writer:
-    """The writer of a format. `on_error` receives the error records if the format has no place for them (`text`).
+@dataclass(frozen=True)
+class WriterSetup:
+    """What a writer may be made with, besides its sink."""
 
-    `begun`: earlier records exist, so no header is written. `shown` makes a text safe for the output: a terminal must
-    not receive control characters.
-    """
-    if format == "text":
-        return TextWriter(sink, on_error, shown)
-    if format == "tsv":
-        return TsvWriter(sink, COLUMNS, header=not begun)
-    return JsonlWriter(sink) if format == "jsonl" else JsonWriter(sink)
+    on_error: Callable[[Record], None]  # receives the error records if the format has no place for them (`text`)
+    begun: bool = False  # earlier records exist, so no header is written
+    shown: Callable[[str], str] = str  # makes a text safe for the output: terminals must not receive controls
+
+
+@dataclass(frozen=True)
+class OutputFormat:
+    """One value of --format."""
+
+    open: Callable[[Binary, WriterSetup], Writer]
+    suffixes: tuple[str, ...] = ()  # of file names that select it where --format does not
+    records: bool = True  # whether it holds records, not texts alone
+    nested: bool = False  # whether values may be lists and objects
 
 
 class Unclosed:
@@ -146,6 +149,29 @@ class TsvWriter:
             piece, self._header = self._header.encode(), ""
             self._sink.write(piece)
         self._sink.close()
+
+
+FORMATS: dict[str, OutputFormat] = {
+    "text": OutputFormat(lambda sink, setup: TextWriter(sink, setup.on_error, setup.shown), records=False),
+    "json": OutputFormat(lambda sink, setup: JsonWriter(sink), (".json",), nested=True),
+    "jsonl": OutputFormat(lambda sink, setup: JsonlWriter(sink), (".jsonl", ".ndjson"), nested=True),
+    "tsv": OutputFormat(lambda sink, setup: TsvWriter(sink, COLUMNS, header=not setup.begun), (".tsv",)),
+}
+
+
+def open_writer(
+    format: str,
+    sink: Binary,
+    *,
+    on_error: Callable[[Record], None],
+    begun: bool = False,
+    shown: Callable[[str], str] = str,
+    formats: Mapping[str, OutputFormat] = FORMATS,
+) -> Writer:
+    """The writer of a format (see `WriterSetup`). Raises UsageError for one that is not in `formats`."""
+    if format not in formats:
+        raise UsageError(f"unknown output format {quote(format)}: expected one of {', '.join(formats)}")
+    return formats[format].open(sink, WriterSetup(on_error, begun, shown))
 
 
 def to_json(record: Record) -> str:

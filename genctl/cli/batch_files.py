@@ -1,4 +1,5 @@
 """`genctl batch`: write the requests of OpenAI's batch interface, and read their results."""
+# ruff: noqa: RUF009 — `option` returns a dataclass field, which is what a dataclass default may be
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import typer
 
 from genctl import params
+from genctl.batch.writers import Format
 from genctl.cli.help import SETTINGS, CommandGroup
 from genctl.cli.options import IN_OUT, SHOWN, PresetOptions
 from genctl.cli.table import Color, Command, CommandOptions, given, needless_force
@@ -43,9 +45,7 @@ class ImportOptions(CommandOptions):
     input: tuple[str, ...] = IN_OUT.repeated("a file of results or of errors; repeatable", "FILE", "--input", "-i")
     requests: str | None = IN_OUT.option("the exported file: its order, prompts and seeds", "FILE")
     output: str | None = IN_OUT.option("write records to a file", "FILE", "--output", "-o")
-    format: Literal["text", "json", "jsonl", "tsv"] | None = IN_OUT.option(
-        "default: by the name of --output, else jsonl"
-    )
+    format: Format | None = IN_OUT.option("default: by the name of --output, else jsonl")
     force: bool = IN_OUT.switch("replace an existing --output file")
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from genctl.batch.writers import FORMATS
 from genctl.errors import UsageError
 
-BY_SUFFIX = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".tsv": "tsv", ".md": "md"}
+BY_SUFFIX = {suffix: name for name, format in FORMATS.items() for suffix in format.suffixes} | {".md": "md"}
 # Formats that no command writes: plain text under such a name would mislead the program that opens it.
 FOREIGN = (
     ".csv", ".gz", ".htm", ".html", ".npy", ".npz", ".ods", ".parquet", ".pdf", ".pickle", ".pkl", ".pt",

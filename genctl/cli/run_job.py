@@ -13,6 +13,7 @@ from genctl.batch.record_output import RecordOutput
 from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.tally import RowTally
+from genctl.batch.writers import FORMATS
 from genctl.cli import job, resume
 from genctl.cli.beam_output import Search
 from genctl.cli.engine_choice import LOCAL, EngineChoice
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 
     Rows: TypeAlias = "Iterator[Request | Skipped | None]"
 
-PARENTS = ("json", "jsonl")  # formats whose records say which row each token of a beam continued
+# Formats whose records say which row each token of a beam continued.
+PARENTS = tuple(name for name, format in FORMATS.items() if format.nested)
 AHEAD = 2  # times as many rows are read ahead where they are at hand, so that the longest begins first
 
 

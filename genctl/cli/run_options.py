@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from genctl.batch.writers import FORMATS, Format
 from genctl.cli.help import ALSO
 from genctl.cli.options import (
     CHECKS,
@@ -29,7 +30,6 @@ from genctl.errors import UsageError
 
 BEAMS = (Layer("genctl beam", {"num_beams": 5}, said="user"),)
 
-Format = Literal["text", "json", "jsonl", "tsv"]
 Ending = Literal["length", "empty", "stop", "time", "unmet"]
 
 
@@ -122,7 +122,7 @@ def check_backend(options: RunOptions, early: Resolved) -> None:
         raise UsageError("\n".join(f"{words}, which a server does not tell (backend, {place})" for words in wanted))
 
 
-RECORDS = ("json", "jsonl", "tsv")
+RECORDS = tuple(name for name, format in FORMATS.items() if format.records)
 TREE_ECHO: Conflict = (
     lambda options: options.tree_format is not None and bool(options.echo),
     "--echo begins texts with their prompt, but --tree-format writes trees instead of texts",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from genctl import params
+from genctl.batch.writers import Format
 from genctl.cli.options import FORMAT, IN_OUT, PAGE, PICTURES, SHOWN, ModelOptions
 from genctl.cli.table import Command, Conflict, OptionGroup, argument, flag_of, given, needless_force
 from genctl.cli.worker_options import ADDRESS, WORKERS, refused
@@ -19,7 +20,7 @@ class ScoreOptions(ModelOptions):
     """The command line of `genctl score`."""
 
     arguments: tuple[str, ...] = argument("texts; without them --input, else standard input", "TEXT")
-    format: Literal["text", "json", "jsonl", "tsv"] = FORMAT
+    format: Format = FORMAT
     context: str | None = SCORED.option("what the text continues: read, but not scored", "TEXT")
     target: str | None = SCORED.option("for an encoder-decoder: what is scored, with the text as its source", "TEXT")
     rank: bool = SCORED.switch("the texts are candidates for the one --context: sort them, best first")

@@ -36,13 +36,23 @@ Make: TypeAlias = Callable[[ProcessorContext, Any], Processor | None]
 
 
 @dataclass(frozen=True)
+class Maker:
+    """How a processor is made."""
+
+    make: Make
+    source: str  # the transformers class, or the paper or tool it was taken from
+    of_scores: bool = False  # it looks at scores alone: lanes with equal knobs may share one pass of it
+
+
+@dataclass(frozen=True)
 class ProcessorEntry:
-    """One row of the table."""
+    """One processor: its knobs, and how it is made."""
 
     name: str
     knobs: tuple[str, ...]  # the first one turns it on
     make: Make
-    source: str  # the transformers class, or the paper or tool it was taken from
+    source: str
+    of_scores: bool
 
     @property
     def sampling(self) -> bool:
@@ -86,60 +96,61 @@ def _grammar(knob: str) -> Make:
     return lambda m, value: grammar.constraint(m, knob)
 
 
-_MAKERS: dict[str, tuple[Make, str]] = {
-    "guidance_scale": (standard.guidance, "as UnbatchedClassifierFreeGuidanceLogitsProcessor, arXiv:2306.17806"),
-    "sequence_bias": (standard.sequence_bias, "SequenceBiasLogitsProcessor"),
-    "logit_bias": (standard.logit_bias, "OpenAI API, llama.cpp"),
-    "encoder_repetition_penalty": (standard.encoder_repetition_penalty, "EncoderRepetitionPenaltyLogitsProcessor"),
-    "repetition_penalty": (standard.repetition_penalty, "RepetitionPenaltyLogitsProcessor"),
-    "presence_penalty": (_presence, "OpenAI API, vLLM"),
-    "frequency_penalty": (_frequency, "OpenAI API, vLLM"),
-    "dry": (_dry, "oobabooga/text-generation-webui#5677"),
-    "no_repeat_ngram_size": (standard.no_repeat_ngram_size, "NoRepeatNGramLogitsProcessor"),
-    "encoder_no_repeat_ngram_size": (standard.encoder_no_repeat_ngram_size, "EncoderNoRepeatNGramLogitsProcessor"),
-    "bad_words_ids": (standard.bad_words_ids, "NoBadWordsLogitsProcessor"),
-    "bad_words": (standard.bad_words, "NoBadWordsLogitsProcessor, on text"),
-    "min_length": (standard.min_length, "MinLengthLogitsProcessor"),
-    "min_new_tokens": (standard.min_new_tokens, "MinNewTokensLengthLogitsProcessor"),
-    "forced_bos_token_id": (standard.forced_bos_token_id, "ForcedBOSTokenLogitsProcessor"),
-    "forced_eos_token_id": (standard.forced_eos_token_id, "ForcedEOSTokenLogitsProcessor"),
-    "remove_invalid_values": (standard.remove_invalid_values, "InfNanRemoveLogitsProcessor"),
-    "exponential_decay_length_penalty": (standard.exponential_decay_length_penalty, "ExponentialDecayLengthPenalty"),
-    "suppress_tokens": (standard.suppress_tokens, "SuppressTokensLogitsProcessor"),
-    "begin_suppress_tokens": (standard.begin_suppress_tokens, "SuppressTokensAtBeginLogitsProcessor"),
-    "json_schema": (_grammar("json_schema"), "llguidance"),
-    "regex": (_grammar("regex"), "llguidance"),
-    "grammar": (_grammar("grammar"), "llguidance"),
-    "prefix": (lambda m, text: prefix.prefix(m), "bytes of the vocabulary"),
-    "top_n_sigma": (_top_n_sigma, "arXiv:2411.07641"),
-    "temperature": (standard.temperature, "TemperatureLogitsWarper"),
-    "dynatemp": (_dynatemp, "llama.cpp temp_ext"),
-    "top_h": (standard.top_h, "TopHLogitsWarper, arXiv:2509.02510"),
-    "top_k": (standard.top_k, "TopKLogitsWarper"),
-    "top_p": (standard.top_p, "TopPLogitsWarper, arXiv:1904.09751"),
-    "min_p": (standard.min_p, "MinPLogitsWarper, arXiv:2407.01082"),
-    "typical_p": (standard.typical_p, "TypicalLogitsWarper, arXiv:2202.00666"),
-    "epsilon_cutoff": (standard.epsilon_cutoff, "EpsilonLogitsWarper, arXiv:2210.15191"),
-    "eta_cutoff": (standard.eta_cutoff, "EtaLogitsWarper, arXiv:2210.15191"),
-    "xtc": (_xtc, "oobabooga/text-generation-webui#6335"),
-    "mirostat": (_mirostat, "arXiv:2007.14966, version 2 as in llama.cpp"),
-    "watermarking_config": (
+MAKERS: dict[str, Maker] = {
+    "guidance_scale": Maker(standard.guidance, "as UnbatchedClassifierFreeGuidanceLogitsProcessor, arXiv:2306.17806"),
+    "sequence_bias": Maker(standard.sequence_bias, "SequenceBiasLogitsProcessor"),
+    "logit_bias": Maker(standard.logit_bias, "OpenAI API, llama.cpp"),
+    "encoder_repetition_penalty": Maker(standard.encoder_repetition_penalty, "EncoderRepetitionPenaltyLogitsProcessor"),
+    "repetition_penalty": Maker(standard.repetition_penalty, "RepetitionPenaltyLogitsProcessor"),
+    "presence_penalty": Maker(_presence, "OpenAI API, vLLM"),
+    "frequency_penalty": Maker(_frequency, "OpenAI API, vLLM"),
+    "dry": Maker(_dry, "oobabooga/text-generation-webui#5677"),
+    "no_repeat_ngram_size": Maker(standard.no_repeat_ngram_size, "NoRepeatNGramLogitsProcessor"),
+    "encoder_no_repeat_ngram_size": Maker(standard.encoder_no_repeat_ngram_size, "EncoderNoRepeatNGramLogitsProcessor"),
+    "bad_words_ids": Maker(standard.bad_words_ids, "NoBadWordsLogitsProcessor"),
+    "bad_words": Maker(standard.bad_words, "NoBadWordsLogitsProcessor, on text"),
+    "min_length": Maker(standard.min_length, "MinLengthLogitsProcessor"),
+    "min_new_tokens": Maker(standard.min_new_tokens, "MinNewTokensLengthLogitsProcessor"),
+    "forced_bos_token_id": Maker(standard.forced_bos_token_id, "ForcedBOSTokenLogitsProcessor"),
+    "forced_eos_token_id": Maker(standard.forced_eos_token_id, "ForcedEOSTokenLogitsProcessor"),
+    "remove_invalid_values": Maker(standard.remove_invalid_values, "InfNanRemoveLogitsProcessor", of_scores=True),
+    "exponential_decay_length_penalty": Maker(
+        standard.exponential_decay_length_penalty, "ExponentialDecayLengthPenalty"
+    ),
+    "suppress_tokens": Maker(standard.suppress_tokens, "SuppressTokensLogitsProcessor", of_scores=True),
+    "begin_suppress_tokens": Maker(standard.begin_suppress_tokens, "SuppressTokensAtBeginLogitsProcessor"),
+    "json_schema": Maker(_grammar("json_schema"), "llguidance"),
+    "regex": Maker(_grammar("regex"), "llguidance"),
+    "grammar": Maker(_grammar("grammar"), "llguidance"),
+    "prefix": Maker(lambda m, text: prefix.prefix(m), "bytes of the vocabulary"),
+    "top_n_sigma": Maker(_top_n_sigma, "arXiv:2411.07641", of_scores=True),
+    "temperature": Maker(standard.temperature, "TemperatureLogitsWarper", of_scores=True),
+    "dynatemp": Maker(_dynatemp, "llama.cpp temp_ext", of_scores=True),
+    "top_h": Maker(standard.top_h, "TopHLogitsWarper, arXiv:2509.02510", of_scores=True),
+    "top_k": Maker(standard.top_k, "TopKLogitsWarper", of_scores=True),
+    "top_p": Maker(standard.top_p, "TopPLogitsWarper, arXiv:1904.09751", of_scores=True),
+    "min_p": Maker(standard.min_p, "MinPLogitsWarper, arXiv:2407.01082", of_scores=True),
+    "typical_p": Maker(standard.typical_p, "TypicalLogitsWarper, arXiv:2202.00666", of_scores=True),
+    "epsilon_cutoff": Maker(standard.epsilon_cutoff, "EpsilonLogitsWarper, arXiv:2210.15191", of_scores=True),
+    "eta_cutoff": Maker(standard.eta_cutoff, "EtaLogitsWarper, arXiv:2210.15191", of_scores=True),
+    "xtc": Maker(_xtc, "oobabooga/text-generation-webui#6335"),
+    "mirostat": Maker(_mirostat, "arXiv:2007.14966, version 2 as in llama.cpp"),
+    "watermarking_config": Maker(
         standard.watermarking_config,
         "WatermarkLogitsProcessor, SynthIDTextWatermarkLogitsProcessor",
     ),
-    "renormalize_logits": (standard.renormalize_logits, "LogitNormalization"),
+    "renormalize_logits": Maker(standard.renormalize_logits, "LogitNormalization", of_scores=True),
 }
 
-ORDER: tuple[ProcessorEntry, ...] = tuple(
-    ProcessorEntry(name, names, *_MAKERS[name]) for name, names in PROCESSORS.items()
-)
+if PROCESSORS.keys() != MAKERS.keys():
+    only = ", ".join(sorted(PROCESSORS.keys() ^ MAKERS.keys()))
+    raise RuntimeError(f"a processor has a row in listed_knobs.PROCESSORS and one in build.MAKERS, but not {only}")
 
-# Processors that look at scores alone: lanes with equal knobs may share one pass of them.
-_OF_SCORES = """
-temperature dynatemp top_n_sigma top_h top_k top_p min_p typical_p epsilon_cutoff eta_cutoff
-remove_invalid_values suppress_tokens renormalize_logits
-"""
-OF_SCORES = frozenset(_OF_SCORES.split())
+ORDER: tuple[ProcessorEntry, ...] = tuple(
+    ProcessorEntry(name, names, maker.make, maker.source, maker.of_scores)
+    for name, names in PROCESSORS.items()
+    for maker in (MAKERS[name],)
+)
 
 NAMES: dict[str, ProcessorEntry] = {entry.name: entry for entry in ORDER}
 
@@ -191,7 +202,7 @@ def _make(entry: ProcessorEntry, context: ProcessorContext) -> NamedProcessor | 
     if function is None:
         return None
     settings = {name: getattr(context.generation, name) for name in entry.knobs}
-    key = (entry.name, repr(settings)) if entry.name in OF_SCORES else None
+    key = (entry.name, repr(settings)) if entry.of_scores else None
     return NamedProcessor(entry.name, function, settings, key=key)
 
 
