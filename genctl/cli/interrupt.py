@@ -48,6 +48,7 @@ class Interrupt:
         self._before: dict[int, Any] = {}
         self._ears: tuple[socket.socket, socket.socket] | None = None
         self._listener: threading.Thread | None = None
+        self._unraisable: Callable[[Any], object] | None = None
 
     def __enter__(self) -> Interrupt:
         wanted: dict[int, Any] = dict.fromkeys(ENDING, self._take)
@@ -61,10 +62,13 @@ class Interrupt:
                     self._before[number] = signal.signal(number, handler)
             except ValueError:  # not the main thread, which alone may handle signals
                 return self
+        self._unraisable, sys.unraisablehook = sys.unraisablehook, self._lost
         self._listen()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._unraisable is not None:
+            sys.unraisablehook = self._unraisable
         if self._ears is not None and self._listener is not None:
             signal.set_wakeup_fd(self._woken_before)
             self._ears[1].close()
@@ -107,6 +111,14 @@ class Interrupt:
             _leave(self.status)
         if not self.gentle:
             raise SystemExit(self.status)
+
+    def _lost(self, unraisable: Any) -> None:
+        """The handler ran where nothing can be raised (a finaliser, a callback of the import lock): Python drops its
+        SystemExit, and would print it. `_too_late` ends the process.
+        """
+        assert self._unraisable is not None
+        if not (self.status and isinstance(unraisable.exc_value, SystemExit)):
+            self._unraisable(unraisable)
 
     def _pause(self, number: int, frame: FrameType | None) -> None:
         if self._depth:

@@ -130,6 +130,22 @@ def test_a_signal_before_anything_is_known_ends_quietly(
     assert (process.returncode, out, err) == (status, b"", b"interrupted\n" if status == 130 else b"")
 
 
+def test_a_signal_where_nothing_can_be_raised_prints_no_traceback(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Python drops what a handler raises in a finaliser; the import of a module has such moments."""
+    code = (
+        "import sys, time; from genctl.models import hub\n"
+        "class Last:\n"
+        "    def __del__(self): print('loading', file=sys.stderr, flush=True); time.sleep(0.5)\n"
+        "hub.load = lambda *a, **k: (Last() is None, time.sleep(60))\n"
+        "from genctl.__main__ import main; main()"
+    )
+    with started([sys.executable, "-c", code, "run", "x"], environment, tmp_path) as process:
+        until(process, b"loading")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (143, b"")
+
+
 def test_the_second_signal_ends_at_once(tmp_path: Path, environment: dict[str, str]) -> None:
     """The first is being taken care of by somebody who takes his time."""
     code = (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ from genctl.params import Runtime
 from tests.cli.tool import genctl
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+ROOT = Path(__file__).parents[2]
 NO_TRUST = {"allow_pickle": False, "trust_remote_code": False}
 
 
@@ -221,3 +224,52 @@ def test_processes_that_were_started_end_with_the_run(tmp_path: Path) -> None:
         for process in (before, child):
             process.kill()
             process.communicate()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_ray_has_started_is_ended_after_a_process_that_has_no_time(tmp_path: Path, ends: bool) -> None:
+    """It ends by `os._exit`. One that has ended everything itself, and lives on, has nothing ended behind it."""
+    (tmp_path / "session").mkdir()
+    code = f"""
+import os, subprocess, sys
+from genctl.engines.pool.processes import RayProcesses
+processes = RayProcesses()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+processes.note()
+processes.logs = {str(tmp_path / "session")!r}
+processes.end_after_us(keep_logs=False)
+assert child.poll() is None
+if {ends}:
+    processes.end(keep_logs=False)
+    assert child.wait(20) == -9
+print(child.pid, flush=True)
+sys.stdin.read()
+os._exit(3)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, cwd=ROOT) as process:
+        assert process.stdout is not None
+        number = int(process.stdout.readline())
+        below = [psutil.Process(number)] if not ends else []
+        process.communicate()
+    assert process.returncode == 3
+    assert not psutil.wait_procs(below, timeout=20)[1]
+    deadline = time.monotonic() + 20
+    while (tmp_path / "session").exists():
+        assert time.monotonic() < deadline
+
+
+def test_a_signal_while_ray_ends_finds_our_handler() -> None:
+    """Ray's C++ part puts the default in its place, which Python does not see."""
+    code = """
+import ctypes, os, signal, sys, time, types
+def shutdown():
+    ctypes.CDLL(None).signal(signal.SIGTERM, None)
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(20)
+sys.modules["ray"] = types.SimpleNamespace(is_initialized=lambda: True, shutdown=shutdown)
+signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
+from genctl.engines.pool import cluster
+cluster.stop_cluster()
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 128 + signal.SIGTERM

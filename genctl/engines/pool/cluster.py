@@ -28,7 +28,7 @@ QUIET = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",
 }
 JOIN_S = 120.0  # seconds until a cluster that answers, but cannot be joined, is given up
-POLL_S = 0.05
+POLL_S = 0.005  # between two looks at handlers: a signal that finds another's ends the process at once
 STORE = 256 << 20  # bytes for results on their way: a group's are a few MB
 
 
@@ -99,7 +99,7 @@ def start_cluster(
 def stop_cluster() -> None:
     """Leave the cluster; one that was started here ends."""
     if is_running():
-        sys.modules["ray"].shutdown()
+        _apart(sys.modules["ray"].shutdown, None)
 
 
 def _init(address: str | None, cpus: int, processes: RayProcesses | None) -> None:
@@ -161,7 +161,9 @@ def _apart(call: Callable[[], Any], limit_s: float | None) -> Any:
 
 
 def _own_signals() -> None:
-    """Put the handler of SIGTERM back: Ray's C++ part replaces it by one that prints a stack, unseen by Python."""
+    """Put the handler of SIGTERM back, which Ray's C++ part replaces, unseen by Python: as it starts by one that prints
+    a stack, as it ends by the default, which ends the process.
+    """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
@@ -173,8 +175,8 @@ def _hushed() -> Iterator[None]:
     """
     sys.stderr.flush()
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
+    try:  # a signal may raise at any moment
+        os.dup2(null, 2)
         yield
     finally:
         os.dup2(kept, 2)

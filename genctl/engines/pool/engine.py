@@ -235,17 +235,16 @@ class PoolEngine:
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
         """End the workers, and what Ray has started for them. After a signal nothing may wait."""
         ours = self.processes
-        if ours is not None:
+        if ours is not None:  # a signal may yet come
             ours.note()
-        if self.pool is not None and not (hurried and self.pool.cluster.ours):
-            self.pool.close()
-        if ours is None:
-            return
-        if hurried:
             ours.end_after_us(keep_logs=failed)
+        if hurried and (ours is not None or (self.pool is not None and self.pool.cluster.ours)):
             return
-        stop_cluster()
-        ours.end(keep_logs=failed)
+        if self.pool is not None:
+            self.pool.close()
+        if ours is not None:
+            stop_cluster()
+            ours.end(keep_logs=failed)
 
 
 def _groups(requests: Rows, span: int, work: Callable[[tuple[Request, ...]], DecodeWork]) -> Iterator[WorkGroup | None]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from genctl.engines.pool.cluster import RayCluster, start_cluster
+from genctl.engines.pool.cluster import RayCluster, start_cluster, stop_cluster
 from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, Worker, WorkerSetup
 from genctl.errors import GenctlError, ModelError
 
@@ -356,7 +356,7 @@ class WorkerPool:
             with suppress(self._ray.exceptions.RayError):
                 self._ray.kill(worker.actor)
         if self.cluster.ours:
-            self._ray.shutdown()
+            stop_cluster()
 
     def _why(self, error: Exception) -> str:
         """What Ray knows of the death of a worker."""

@@ -13,10 +13,10 @@ import subprocess
 
 import psutil
 
-# $1: the process to wait for, 5 s at most (until its parent has asked for its status, it is there); $2: a folder
+# $1: a folder. Standard input ends with the process that has its other end, unless a word comes first.
 _AFTER = """
-us=$1 logs=$2; shift 2
-for turn in $(seq 100); do kill -0 "$us" || break; sleep 0.05; done
+logs=$1; shift
+read -r word && exit
 kill -9 "$@"
 [ -z "$logs" ] || rm -rf -- "$logs"
 """
@@ -28,6 +28,7 @@ class RayProcesses:
     def __init__(self) -> None:
         self._before = psutil.Process().children(recursive=True)
         self._known: list[psutil.Process] = []
+        self._after: subprocess.Popen[bytes] | None = None  # the shell that `end_after_us` has started
         self.logs = ""  # Ray's folder of this session, once it is known
 
     def note(self) -> None:
@@ -42,17 +43,19 @@ class RayProcesses:
                 process.kill()
         if self.logs and not keep_logs:
             shutil.rmtree(self.logs, ignore_errors=True)
+        if self._after is not None:
+            self._after.communicate(b"done\n")
 
     def end_after_us(self, *, keep_logs: bool) -> None:
-        """Let a shell do it once this process has ended, which still uses Ray: Ray ends a process that loses what it
-        uses, with a status of its own.
+        """Let a shell do it once this process has ended, unless `end` comes first.
+
+        Ray ends a process that loses what it uses, with a status of its own; so nothing is ended while it is used.
         """
         numbers = [str(process.pid) for process in self._known if process.is_running()]
-        logs = self.logs if not keep_logs else ""
-        if numbers and os.name == "posix":
-            subprocess.Popen(
-                ["/bin/sh", "-c", _AFTER, "sh", str(os.getpid()), logs, *numbers],
-                stdin=subprocess.DEVNULL,
+        if numbers and os.name == "posix" and self._after is None:
+            self._after = subprocess.Popen(
+                ["/bin/sh", "-c", _AFTER, "sh", "" if keep_logs else self.logs, *numbers],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
