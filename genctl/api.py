@@ -25,6 +25,10 @@ class Model:
         self._session = session
         self._layers = list(layers)
 
+    def __repr__(self) -> str:
+        loaded = self._session.loaded
+        return f"<genctl.Model {loaded.name}, {loaded.runtime}, on {self._session.forward.device}>"
+
     @property
     def name(self) -> str:
         return self._session.loaded.name

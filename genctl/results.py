@@ -9,6 +9,8 @@ from genctl import events
 from genctl.history import ROOT, LaneHistory, Path
 from genctl.plural import count
 
+REPR_LETTERS = 40  # of a text in a `repr`
+
 
 @dataclass(frozen=True)
 class Sequence:
@@ -17,6 +19,9 @@ class Sequence:
     hypothesis: events.Hypothesis
     tokens: tuple[events.Token, ...]
     parents: tuple[int, ...] = ()  # the row it continued at each step: its path through a beam
+
+    def __repr__(self) -> str:
+        return f"<Sequence {_brief(self.text)}, {count(self.hypothesis.length, 'token')}, {self.finish_reason}>"
 
     @property
     def text(self) -> str:
@@ -78,6 +83,13 @@ class Result:
     num_return_sequences: int = 1
     backend: str = ""  # the server that generated it
 
+    def __repr__(self) -> str:
+        if self.error is not None:
+            return f"<Result {self.lane}: failed, {_brief(self.error.message)}>"
+        first = f", {self.sequences[0]!r}" if self.sequences else ""
+        more = f" and {len(self.sequences) - 1} more" if len(self.sequences) > 1 else ""
+        return f"<Result {self.lane}: {self.strategy} of {_brief(self.prompt)}{first}{more}>"
+
     @property
     def fewer(self) -> bool:
         """Whether there are fewer sequences than requested: filters can leave a search without candidates."""
@@ -111,6 +123,11 @@ class Result:
     def text(self) -> str:
         """The best sequence's text. Raises IndexError when the lane failed."""
         return self.sequences[0].text
+
+
+def _brief(text: str) -> str:
+    """The beginning of a text, on one line."""
+    return repr(text if len(text) <= REPR_LETTERS else f"{text[: REPR_LETTERS - 1]}…")
 
 
 class Collector:

@@ -60,6 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "engines.server": {
         "engines.protocol",
         "batch",
+        "closed_schema",
         "config",
         "events",
         "models.tokenizer_alone",
@@ -120,6 +121,7 @@ ALLOWED: dict[str, set[str]] = {
     "render": {"events", "history", "sequences"},
     "decode": {
         "byte_level",
+        "closed_schema",
         "compat",
         "params",
         "plugins",
@@ -141,6 +143,7 @@ ALLOWED: dict[str, set[str]] = {
     "byte_level": set(),
     "plugins": set(),
     "strict_json": set(),
+    "closed_schema": set(),
     "params": set(),
     "listed_knobs": set(),
     "fit": set(),

@@ -92,6 +92,25 @@ def check_here(
     assert printed.out or " -o " in command or command.startswith("genctl report "), command
 
 
+def test_the_rank_table_of_the_readme_is_what_a_terminal_shows(tmp_path: Path) -> None:
+    """In a picture of a terminal, since the table is for people. A pipe gets lines with tabs."""
+    from html import unescape
+    from xml.etree import ElementTree
+
+    from tests.cli.tool import genctl
+
+    command, shown = re.findall(r"^\$ genctl (score .*--rank.*)\n((?:.+\n)+?)```", TEXTS["README.md"], re.MULTILINE)[0]
+    picture = tmp_path / "rank.svg"
+    assert genctl(*shlex.split(command), "--svg", str(picture)).status == 0
+    lines: dict[float, str] = {}
+    for text in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text"):
+        y = float(text.get("y", "0"))
+        lines[y] = lines.get(y, "") + unescape("".join(text.itertext())).replace("\xa0", " ")
+    drawn = [line.split() for _, line in sorted(lines.items()) if line.strip()]
+    expected = [line.split() for line in shown.splitlines()]
+    assert [line for line in drawn if line in expected] == expected
+
+
 def check_in_bash(command: str, folder: Path, programs: Path) -> None:
     if shutil.which("bash") is None:
         pytest.skip("pipes are for bash")

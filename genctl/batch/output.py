@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -72,6 +73,14 @@ def open_output(
         return _replacement(target, name)
     except OSError as error:
         raise unwritable(error, target) from None
+
+
+def check_absent(paths: Iterable[str]) -> None:
+    """Raises OutputError with all those files that exist, if there are several: `open_output` refuses one."""
+    files = [path for path in map(Path, dict.fromkeys(paths)) if path.absolute().parent not in _STREAM_FOLDERS]
+    there = [printable(str(path)) for path in files if path.is_file()]
+    if len(there) > 1:
+        raise OutputError(f"the outputs exist already: {', '.join(there)}", hint="--force replaces them")
 
 
 def _replacement(target: Path, name: str) -> Sink:

@@ -116,7 +116,7 @@ def error_record(id: str, code: str, message: str) -> dict[str, Any]:
 
 
 def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
-    """One entry of `tokens`; `top` as [id, text, logprob], `watched` and `trace` only if there are any.
+    """One entry of `tokens`; `top` as [id, text, logprob]. `top`, `watched` and `trace` only if there are any.
 
     An id that a server does not tell is null.
 
@@ -128,8 +128,9 @@ def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
         "logprob": token.logprob,
         "rank": token.rank,
         "entropy": token.entropy,
-        "top": [[known_id(id), text, logprob] for id, text, logprob in token.top],
     }
+    if token.top:
+        entry["top"] = [[known_id(id), text, logprob] for id, text, logprob in token.top]
     if token.watched:
         entry["watched"] = [list(one) for one in token.watched]
     if token.trace:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from genctl.batch.output import Sink as Sink
+from genctl.batch.output import check_absent as check_absent
 from genctl.batch.output import open_output as open_output
 from genctl.batch.printable import quote
 from genctl.errors import UsageError

@@ -114,6 +114,8 @@ class Job(ABC, Generic[SomeOptions]):
     def run(self) -> int:
         """Load, decode, write. Returns the exit status."""
         with ExitStack() as stack:
+            if not self.options.force:
+                writers.check_absent(self.options.new_files)
             self.open_watchers(stack)
             # contexts close in reverse order: an engine may take longer than the outputs
             stack.push(lambda kind, *_: self.close_engine(failed=kind is not None))

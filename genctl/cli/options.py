@@ -63,6 +63,8 @@ WATCH_TSV: Conflict = (
     "--watch tells of each step, which --format tsv has no place for; --format jsonl and --events have",
 )
 
+NEW_FILES = ("output", "save", "save_cache", "events", "report", "svg")
+
 
 def shown_top(options: Any) -> int:
     """How many alternatives are asked for: --top-logprobs, else what --scores shows, else what a page shows.
@@ -136,6 +138,12 @@ class ModelOptions(CommandOptions):
     def named_output(self) -> str | None:
         """The output whose name decides on the format."""
         return self.output
+
+    @property
+    def new_files(self) -> list[str]:
+        """The files that the run makes, which must not exist without --force."""
+        paths = (getattr(self, name, None) for name in NEW_FILES)
+        return [] if getattr(self, "resume", False) else [path for path in paths if path not in (None, "-")]
 
     @property
     def to_file(self) -> bool:

@@ -86,9 +86,8 @@ class PageFile(FileAtEnd, Watcher):
             command += f" --seed {self.seed}"
         data.command = without_secrets(command)
         facts = dict(facts_of(data)) | dict(self.facts)
-        if self.live and len(self._clock) == 2:
-            tokens = sum(hypothesis.length for finished in data.done for hypothesis in finished.hypotheses)
-            facts["speed"] = f"{tokens / (self._clock[1] - self._clock[0]):,.1f} tokens/s, prompts included"
+        if self.live and len(self._clock) == 2 and not data.is_scored:
+            facts["speed"] = f"{data.tokens / (self._clock[1] - self._clock[0]):,.1f} tokens/s, prompts included"
         facts["versions"] = ", ".join(
             f"{name} {version}" for name, version in versions("torch", "transformers").items()
         )

@@ -13,6 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from genctl import collection, events
+from genctl.batch.output import check_absent
 from genctl.cli.event_log import read_recording
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.options import COLOR, QUIET, SHOWN_TOP, TreeFormat
@@ -111,6 +112,8 @@ def perform(options: ReplayOptions) -> int:
     recorded = read_recording(options.file, torn=lambda place: torn.append(place))
     for place in torn:
         print_message(f"note: {place}: the recording was interrupted here")
+    if not options.force:
+        check_absent(path for path in (options.report, options.svg) if path is not None)
     if options.report is not None:
         from genctl.cli.page_file import PageFile
 

@@ -58,6 +58,7 @@ class Layer:
     and all other origins are files or the environment. `typed`: it was typed for this job. `broken` holds what
     could not be read here: `resolve` raises it together with all other mistakes. `found`: how a file was reached that
     is not the user's own (see `found_files`). `notice`: what everybody should see of the place itself.
+    `items`: where the tables of lists are, by list, number from 1 and key ("": the table itself).
     """
 
     origin: str
@@ -68,6 +69,7 @@ class Layer:
     typed: bool = False
     found: Found = ""
     notice: str = ""
+    items: Mapping[tuple[str, int, str], str] = field(default_factory=dict)
 
     @property
     def kind(self) -> Kind:
@@ -82,6 +84,11 @@ class Layer:
             negated = "no-" if self.values.get(key) is False else ""
             return printable(f"flag --{negated}{params.spelled(key)}")
         return printable(self.origin)
+
+    def place_in(self, key: str, item: int, name: str) -> str:
+        """Where `name` of table `item` of the list `key` is set; the nearest place that is known."""
+        near = ((key, item, name), (key, item, ""))
+        return next((printable(self.items[place]) for place in near if place in self.items), self.place(key))
 
 
 def model_layer(values: Mapping[str, Any], checkpoint: str = "", file: str = f"{MODEL}.json") -> Layer:
@@ -157,7 +164,10 @@ class _Reading:
                     self.named.setdefault(key, []).append(checked)
             except ListMistakes as wrong:
                 self.mistaken.add(key)
-                self.mistakes += [f"{place}: {sentence}" for sentence in wrong.sentences]
+                self.mistakes += [
+                    f"{layer.place_in(key, mistake.item, mistake.key)}: {mistake.sentence}"
+                    for mistake in wrong.mistakes
+                ]
             except Wrong as wrong:
                 if layer.kind == "model":
                     self.notes.append(f"{place}: {wrong}; not used")

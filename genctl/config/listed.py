@@ -4,7 +4,7 @@ criterion.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from genctl.config.check import Wrong, check, did_you_mean, known, named, shown
 from genctl.config.toml import printable
@@ -17,54 +17,65 @@ LISTS: dict[str, dict[str, tuple[str, ...]]] = {"processors": PROCESSORS, "stopp
 WHAT = {"processors": "processor", "stopping": "stopping criterion"}
 
 
-class ListMistakes(Exception):
-    """All mistakes in a list, one sentence each."""
+class ListMistake(NamedTuple):
+    """A mistake in a list: the number of its table, from 1, and the key there; 0 and "" where it has no such place."""
 
-    def __init__(self, sentences: list[str]) -> None:
-        super().__init__("; ".join(sentences))
-        self.sentences = sentences
+    sentence: str
+    item: int = 0
+    key: str = ""
+
+
+class ListMistakes(Exception):
+    """All mistakes in a list."""
+
+    def __init__(self, mistakes: list[ListMistake]) -> None:
+        super().__init__("; ".join(mistake.sentence for mistake in mistakes))
+        self.mistakes = mistakes
 
 
 def check_list(key: str, value: Any) -> tuple[dict[str, Any], ...]:
     """The tables of a list, with values in the types of their knobs. Raises ListMistakes."""
     if not isinstance(value, (list, tuple)):
         found = "" if isinstance(value, dict) else f" = {shown(value)}:"
-        raise ListMistakes([f"{key}{found} must be a list of tables ([[{key}]])"])
-    mistakes: list[str] = []
+        raise ListMistakes([ListMistake(f"{key}{found} must be a list of tables ([[{key}]])")])
+    mistakes: list[ListMistake] = []
     tables = [_table(key, number, item, mistakes) for number, item in enumerate(value, 1)]
     if mistakes:
         raise ListMistakes(mistakes)
     return tuple(tables)
 
 
-def _table(key: str, number: int, item: Any, mistakes: list[str]) -> dict[str, Any]:
+def _table(key: str, number: int, item: Any, mistakes: list[ListMistake]) -> dict[str, Any]:
     """One checked table; its mistakes are added to `mistakes`."""
     place = f"{key}, item {number}"
     if not isinstance(item, dict):
-        mistakes.append(f'{place}: must be a table with use = "NAME", not {shown(item)}')
+        mistakes.append(ListMistake(f'{place}: must be a table with use = "NAME", not {shown(item)}', number))
         return {}
     use = item.get("use")
     if not isinstance(use, str) or not use.strip():
         near = "" if "use" in item else did_you_mean(next(iter(item), ""), ["use"])
         found = f", not {kind_of(use)}" if use is not None and not isinstance(use, str) else ""
-        mistakes.append(f'{place}: needs use = "NAME"{found}' + (f"; did you mean {near}?" if near else ""))
+        meant = f"; did you mean {near}?" if near else ""
+        mistakes.append(ListMistake(f'{place}: needs use = "NAME"{found}{meant}', number, "use"))
         return {}
     if use in LISTS[key]:
-        return {"use": use, **_values(f"{place}: {use}", LISTS[key][use], item, mistakes)}
+        return {"use": use, **_values(key, number, use, item, mistakes)}
     if ":" not in use and use not in (others := installed(WHAT[key])):
         near = nearest(use.strip().lower(), names := [*LISTS[key], *(printable(name, 60) for name in sorted(others))])
         meant = f"did you mean {near}?" if near else f"there are {', '.join(names)}, and package.module:Class"
-        mistakes.append(f"{place}: unknown {WHAT[key]} {shown(use)}; {meant}")
+        mistakes.append(ListMistake(f"{place}: unknown {WHAT[key]} {shown(use)}; {meant}", number, "use"))
     try:
         check_plain(item)
     except Misfit as misfit:
-        mistakes.append(f"{place}: {misfit}")
+        mistakes.append(ListMistake(f"{place}: {misfit}", number))
     except RecursionError:
-        mistakes.append(f"{place}: is nested too deeply")
+        mistakes.append(ListMistake(f"{place}: is nested too deeply", number))
     return dict(item)
 
 
-def _values(place: str, knobs: tuple[str, ...], item: dict[str, Any], mistakes: list[str]) -> dict[str, Any]:
+def _values(key: str, number: int, use: str, item: dict[str, Any], mistakes: list[ListMistake]) -> dict[str, Any]:
+    """The knobs of a table, in their types."""
+    knobs, place = LISTS[key][use], f"{key}, item {number}: {use}"
     values = {}
     for name, value in item.items():
         if name == "use":
@@ -72,7 +83,7 @@ def _values(place: str, knobs: tuple[str, ...], item: dict[str, Any], mistakes: 
         if name not in knobs:
             near = nearest(name, knobs)
             meant = f"did you mean {near}?" if near else f"it takes {' and '.join(knobs)}"
-            mistakes.append(f"{place} has no key {named(name)}; {meant}")
+            mistakes.append(ListMistake(f"{place} has no key {named(name)}; {meant}", number, name))
             continue
         try:
             if name in known():
@@ -80,8 +91,8 @@ def _values(place: str, knobs: tuple[str, ...], item: dict[str, Any], mistakes: 
             else:
                 check_plain(value)
         except Wrong as wrong:
-            mistakes.append(f"{place}: {wrong}")
+            mistakes.append(ListMistake(f"{place}: {wrong}", number, name))
         except Misfit as misfit:
-            mistakes.append(f"{place}: {name} = {shown(value)}: {misfit}")
+            mistakes.append(ListMistake(f"{place}: {name} = {shown(value)}: {misfit}", number, name))
         values[name] = value
     return values

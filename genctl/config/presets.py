@@ -14,7 +14,7 @@ import tomli
 
 from genctl.config.check import Wrong, check, did_you_mean, known, named, shown
 from genctl.config.layers import SET, Layer
-from genctl.config.toml import decode, lines, parse, printable, read_bytes
+from genctl.config.toml import decode, item_lines, lines, parse, printable, read_bytes
 from genctl.errors import PresetError, reason_of
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
@@ -90,8 +90,17 @@ def is_path(name: str) -> bool:
 
 def is_own(path: Path) -> bool:
     """Whether a file is the user's own, or came with genctl. All others may have come with somebody's folder."""
+    return _is_below(path, config_home()) or is_shipped(path)
+
+
+def is_shipped(path: Path) -> bool:
+    """Whether a file came with genctl. Messages call such a preset by its name."""
+    return _is_below(path, shipped_folder())
+
+
+def _is_below(path: Path, folder: Path) -> bool:
     absolute = Path(os.path.abspath(path))  # noqa: PTH100 — links are not followed: those in this folder are the user's
-    return any(absolute.is_relative_to(folder) for folder in (config_home(), shipped_folder()))
+    return absolute.is_relative_to(folder)
 
 
 def find(name: str, places: Sequence[Folder] | None = None) -> Path:
@@ -172,7 +181,7 @@ def _hidden(name: str, path: Path, places: Sequence[Folder]) -> str:
 
 def _load(path: Path, chain: tuple[Path, ...], seen: set[Path], places: Sequence[Folder]) -> list[Layer]:
     """The layers of what `path` extends, then its own; a file that several extend appears once."""
-    name = short(path)
+    name = path.stem if is_shipped(path) else short(path)
     try:
         real = _real(path, name, chain)
         if real in seen:
@@ -207,6 +216,7 @@ def _layers(
         return [broken(name, error)]
     numbers = lines(text)
     where = {key: f"{name}:{numbers[key]}" if key in numbers else name for key in values}
+    items = {place: f"{name}:{line}" for place, line in item_lines(text).items()}
     layers: list[Layer] = []
     own: tuple[PresetError, ...] = ()
     try:
@@ -221,7 +231,7 @@ def _layers(
             layers += _load(base / parent, chain, seen, places)
         else:
             own = (*own, PresetError(f"{place}: extends = {shown(parent)}: leads out of the folder of the file"))
-    return [*layers, Layer(name, values, where, "user", own, found="" if is_own(base) else "named")]
+    return [*layers, Layer(name, values, where, "user", own, found="" if is_own(base) else "named", items=items)]
 
 
 def take_names(key: str, values: dict[str, Any], where: Mapping[str, str]) -> list[str]:

@@ -22,7 +22,7 @@ from genctl.config.presets import (
     short,
     take_names,
 )
-from genctl.config.toml import decode, lines, parse, printable, read_bytes
+from genctl.config.toml import decode, item_lines, lines, parse, printable, read_bytes
 from genctl.errors import PresetError
 
 PREFIX = "GENCTL_"
@@ -89,7 +89,8 @@ def file_layers(path: Path, places: Sequence[Folder] | None = None, *, found: Fo
     except PresetError as error:
         presets = [broken(name, error)]
     presets = [replace(layer, found=found) if layer.found and found else layer for layer in presets]
-    return [*presets, Layer(name, values, where, "user", found=found)]
+    items = {place: f"{name}:{line}" for place, line in item_lines(text, table).items()}
+    return [*presets, Layer(name, values, where, "user", found=found, items=items)]
 
 
 def environment_layer(environment: Mapping[str, str] | None = None) -> Layer:

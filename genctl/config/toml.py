@@ -134,6 +134,28 @@ def lines(text: str, under: tuple[str, ...] = ()) -> dict[str, int]:
     return found
 
 
+def item_lines(text: str, under: tuple[str, ...] = ()) -> dict[tuple[str, int, str], int]:
+    """The lines of the arrays of tables in the table `under`, by array, number of the table from 1, and key.
+
+    The key "" is the header of a table.
+    """
+    found: dict[tuple[str, int, str], int] = {}
+    counts: dict[str, int] = {}
+    table: list[str] = []
+    for line, header, key in _statements(text):
+        if header:
+            table = key
+        full = (table if header else table + key)[len(under) :]
+        if tuple(table[: len(under)]) != under or len(table) == len(under):
+            continue
+        if header and len(full) == 1:
+            counts[full[0]] = counts.get(full[0], 0) + 1
+            found[full[0], counts[full[0]], ""] = line
+        elif len(full) > 1:
+            found.setdefault((full[0], counts.get(full[0], 0), full[1]), line)
+    return found
+
+
 def write_key(key: str) -> str:
     """`key` in TOML: bare where possible."""
     return key if BARE_KEY.fullmatch(key) else write_string(key)

@@ -55,7 +55,7 @@ def test_a_token_entry_has_all_that_is_known_of_the_token() -> None:
         "top": [[7, " b", -0.25], [5, " a", None]],
         "trace": [{"processor": "top_k", "removed": 5, "moved": 0.25, "changed": True, "before": 0.5, "after": None}],
     }
-    assert list(token_entry(events.Token(1, -1.0))) == ["id", "text", "logprob", "rank", "entropy", "top"]
+    assert list(token_entry(events.Token(1, -1.0))) == ["id", "text", "logprob", "rank", "entropy"]
 
 
 def test_clock_values_appear_only_with_timing() -> None:

@@ -41,7 +41,12 @@ def test_force_is_for_both_files() -> None:
     for name in ("out.txt", "run.jsonl"):
         Path(name).write_text("old")
     both = ("-o", "out.txt", "--events", "run.jsonl")
-    assert "the output exists already: out.txt" in genctl(*COMMANDS["run"], *both).err
+    done = genctl(*COMMANDS["run"], *both, "--report", "new.html")
+    assert (done.status, done.err) == (
+        2,
+        "error: the outputs exist already: out.txt, run.jsonl\nhint: --force replaces them\n",
+    )
+    assert sorted(path.name for path in Path().iterdir()) == ["out.txt", "run.jsonl"]
     assert genctl(*COMMANDS["run"], *both, "--force").status == 0
     assert Path("out.txt").read_text() == "twelve\n"
     assert '"finished"' in Path("run.jsonl").read_text()

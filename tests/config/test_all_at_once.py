@@ -38,7 +38,7 @@ def test_five_mistakes_of_one_preset_are_five_lines(project: Path) -> None:
         "job.toml:2: unknown key temprature; did you mean temperature?",
         "job.toml:3: unknown key zzz",
         'job.toml:4: top_k = "ten": must be a whole number, not a string',
-        'job.toml:5: processors, item 1: unknown processor "top_q"; did you mean top_p?',
+        'job.toml:6: processors, item 1: unknown processor "top_q"; did you mean top_p?',
     ]
 
 
@@ -96,12 +96,30 @@ def test_all_mistakes_of_a_list_are_reported(project: Path) -> None:
         '[[stopping]]\nus = "max_time"\n[[stopping]]\nuse = "qqq"'
     )
     assert mistakes(presets.load(["job.toml"])) == [
-        'job.toml:1: processors, item 1: unknown processor "top_q"; did you mean top_p?',
-        "job.toml:1: processors, item 2: xtc: xtc_probability = 2: must be at most 1",
-        "job.toml:1: processors, item 2: xtc has no key threshold; did you mean xtc_threshold?",
+        'job.toml:2: processors, item 1: unknown processor "top_q"; did you mean top_p?',
+        "job.toml:5: processors, item 2: xtc: xtc_probability = 2: must be at most 1",
+        "job.toml:6: processors, item 2: xtc has no key threshold; did you mean xtc_threshold?",
         'job.toml:7: stopping, item 1: needs use = "NAME"; did you mean use?',
-        'job.toml:7: stopping, item 2: unknown stopping criterion "qqq"; there are max_time, stop_strings, '
+        'job.toml:10: stopping, item 2: unknown stopping criterion "qqq"; there are max_time, stop_strings, '
         "stop_token_ids, stop_regex, stop_mean_logprob, stop_repeat_ngram, and package.module:Class",
+    ]
+
+
+def test_mistakes_of_a_project_file_name_their_lines_below_its_table(project: Path) -> None:
+    Path("pyproject.toml").write_text(
+        '[[processors]]\nuse = "x"\n[tool.genctl]\nseed = 1\n[[tool.genctl.processors]]\nuse = "top_k"\n'
+        '[[tool.genctl.processors]]\nuse = "top_p"\n\ntop_p = 7\n[tool.genctl.processors.deep]\na = 1\n'
+    )
+    assert mistakes(standing_layers()) == [
+        "pyproject.toml:10: processors, item 2: top_p: top_p = 7: must be at most 1",
+        "pyproject.toml:11: processors, item 2: top_p has no key deep; it takes top_p",
+    ]
+
+
+def test_a_list_on_one_line_has_the_line_of_the_list(project: Path) -> None:
+    Path("job.toml").write_text('seed = 1\nprocessors = [{use = "top_k"}, {use = "top_p", top_p = 7}]\n')
+    assert mistakes(presets.load(["job.toml"])) == [
+        "job.toml:2: processors, item 2: top_p: top_p = 7: must be at most 1"
     ]
 
 

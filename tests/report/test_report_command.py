@@ -87,11 +87,16 @@ def test_scored_texts_have_a_strip_and_figures(tmp_path: Path) -> None:
     plain = genctl("score", text, "--format", "jsonl", "--scores")
     done = genctl("score", text, "--format", "jsonl", "--scores", "--report", str(page))
     assert (done.status, done.out) == (0, plain.out)
-    (lane,) = Parts(page.read_text()).data["lanes"]
+    parts = Parts(page.read_text())
+    (lane,) = parts.data["lanes"]
     record = json.loads(plain.out)
     assert lane["tree"]["logprob"] == [round(one["logprob"] * 10_000) for one in record["scores"]]
     assert lane["tree"]["rank"] == [one["rank"] for one in record["scores"]]
     assert "perplexity" in lane["figures"][""]
+    shown = facts_of(parts)
+    assert "scored tokens9" in shown
+    assert "tokens/s" not in shown
+    assert "new tokens" not in shown
 
 
 def test_a_measured_cache_stands_beside_its_plan(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from genctl.closed_schema import closed
 from genctl.errors import UsageError, reason_of
 from genctl.params import Generation
 from genctl.strict_json import DuplicateKey, once
@@ -95,7 +96,7 @@ def _json_schema(value: dict[str, Any] | bool | str) -> GrammarSource:
 
 def _lark(schema: dict[str, Any]) -> str:
     given = schema.get("x-guidance", {})
-    guided = {**schema, "x-guidance": given if "whitespace_flexible" in given else {**_JSON, **given}}
+    guided = {**closed(schema), "x-guidance": given if "whitespace_flexible" in given else {**_JSON, **given}}
     return f"{_HEADER}start: %json {json.dumps(guided)}"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from genctl.closed_schema import closed
 from genctl.engines.server.fields import LLAMA_CPP_PYTHON
 from genctl.errors import UsageError, reason_of
 from genctl.params import Generation
@@ -51,13 +52,13 @@ def _response_format(schema: Any, kind: str) -> dict[str, Any]:
 
 
 def schema_of(generation: Generation) -> Any:
-    """The schema: itself, or what a file or a text holds. Raises UsageError."""
+    """The schema: itself, or what a file or a text holds, without keys that it does not name. Raises UsageError."""
     value = generation.json_schema
     if not isinstance(value, str):
-        return value
+        return closed(value)
     text = _text_of("json_schema", value)
     try:
-        return json.loads(text)
+        return closed(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"json_schema: {reason_of(error)}") from None
 

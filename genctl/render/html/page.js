@@ -477,9 +477,11 @@
     const many = new Array(bins).fill(0);
     for (const value of known) many[Math.min(bins - 1, Math.floor((value - low) / width))] += 1;
     const most = Math.max(...many), size = 420 / bins;
-    const sorted = [...known].sort((a, b) => a - b), middle = sorted[Math.floor(sorted.length / 2)];
-    return el("figure", {}, el("figcaption", {}, title, el("span", { class: "note" }, ` ${number(low, digits)} to ${number(high, digits)}, median ${number(middle, digits)}`)),
-      draw("svg", { width: 430, height: 130, role: "img", "aria-label": `${title}: ${number(low, digits)} to ${number(high, digits)}, median ${number(middle, digits)}` },
+    const sorted = [...known].sort((a, b) => a - b), half = sorted.length / 2;
+    const middle = (sorted[Math.ceil(half) - 1] + sorted[Math.floor(half)]) / 2;
+    const median = number(middle, Number.isInteger(middle) ? digits : Math.max(digits, 1));
+    return el("figure", {}, el("figcaption", {}, title, el("span", { class: "note" }, ` ${number(low, digits)} to ${number(high, digits)}, median ${median}`)),
+      draw("svg", { width: 430, height: 130, role: "img", "aria-label": `${title}: ${number(low, digits)} to ${number(high, digits)}, median ${median}` },
         many.map((count, at) => draw("rect", { class: "bar", x: at * size + 1, width: Math.max(size - 2, 1), y: 105 - (100 * count) / most, height: (100 * count) / most },
           draw("title", {}, `${number(low + at * width, digits)} to ${number(low + (at + 1) * width, digits)}: ${count}`))),
         draw("line", { class: "axis", x1: 0, x2: 425, y1: 105.5, y2: 105.5 }),

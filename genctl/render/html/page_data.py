@@ -58,6 +58,16 @@ class PageData:
         return [lane.history.finished for lane in self.lanes.values() if lane.history.finished is not None]
 
     @property
+    def tokens(self) -> int:
+        """The tokens of all sequences."""
+        return sum(hypothesis.length for finished in self.done for hypothesis in finished.hypotheses)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the texts were given and scored, not generated."""
+        return any(hypothesis.reason == "scored" for finished in self.done for hypothesis in finished.hypotheses)
+
+    @property
     def title(self) -> str:
         """What the page is about, in a few words."""
         begun = self.begun
@@ -156,12 +166,11 @@ def facts_of(page: PageData) -> list[tuple[str, str]]:
     seeds = list(dict.fromkeys(began.seed for began in begun if began.seed is not None))
     if len(seeds) == 1:
         facts.append(("seed", str(seeds[0])))
-    tokens = sum(hypothesis.length for finished in page.done for hypothesis in finished.hypotheses)
     if page.comparison is not None:
         facts.append(("runs", ", ".join(page.comparison["runs"])))
     prompts = len(page.lanes) if page.comparison is None else len(page.comparison["prompts"])
-    facts.append(("prompts", f"{prompts + page.unlisted:,}"))
-    facts.append(("new tokens", f"{tokens:,}"))
+    facts.append(("texts" if page.is_scored else "prompts", f"{prompts + page.unlisted:,}"))
+    facts.append(("scored tokens" if page.is_scored else "new tokens", f"{page.tokens:,}"))
     failed = sum(lane.history.failed is not None for lane in page.lanes.values())
     if failed:
         facts.append(("failed", f"{failed:,}"))
