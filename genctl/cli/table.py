@@ -126,8 +126,10 @@ def check(options: CommandOptions, conflicts: Iterable[Conflict]) -> None:
         if least is not None and value is not None and not value >= least:
             shown = value if isinstance(value, int) else f"{value:g}"
             raise UsageError(f"{_flags(item)[0]} {shown}: must be at least {least}")
-        if value == "" and item.metadata["metavar"] == "FILE" and "argument" not in item.metadata:
-            raise UsageError(f"{_flags(item)[0]} is empty, and an empty text names no file")
+        names = value if isinstance(value, tuple) else (value,)
+        if "" in names and item.metadata["metavar"] in ("FILE", "EVENTS"):
+            name = item.metadata["metavar"] if "argument" in item.metadata else _flags(item)[0]
+            raise UsageError(f"{name} is empty, and an empty text names no file")
     for when, sentence in conflicts:
         if when(options):
             raise UsageError(sentence.format_map(vars(options)))

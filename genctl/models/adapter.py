@@ -6,7 +6,10 @@ The adapter is checked before and after: its files without torch, and each tenso
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +36,26 @@ _SIZES = (
     "num_vectors",
 )
 _LEAST = 64  # accepted of every size
+_PLAIN = re.compile(r"[\w.]*").fullmatch
+# How peft searches for each, where a name of a module is expected.
+_FORMS = {
+    "rank_pattern": r"(.*\.)?({})$",
+    "alpha_pattern": r"(.*\.)?({})$",
+    "modules_to_save": r"(^|.*\.){}($|\..*)",
+    "layers_pattern": r"(?:^|.*?\.){}\.(?P<idx>\d+)\.",
+}
+PATTERNS_S = 10.0  # for all of them and all names: real ones take milliseconds
+_MATCH = """
+import json, re, sys
+patterns, names = json.load(sys.stdin)
+try:
+    for pattern in patterns:
+        for name in names:
+            re.fullmatch(pattern, name), re.match(pattern, name)
+except (re.error, RecursionError, OverflowError) as error:
+    print(error)
+    sys.exit(1)
+"""
 _INSIDE = ("LORA", "ADALORA", "IA3", "LOHA", "LOKR", "OFT", "BOFT", "VERA", "HRA", "FOURIERFT", "LN_TUNING")
 
 
@@ -107,6 +130,34 @@ def _check_sizes(what: str, config: dict[str, Any], tensors: Mapping[str, Tensor
         raise ModelError(f"{what}: {problem}")
 
 
+def _check_patterns(what: str, config: dict[str, Any], names: list[str]) -> None:
+    """Match the regular expressions of an adapter's config with the names of the model's modules as peft will, in a
+    process that can be ended: `re` may take years for one. Raises ModelError.
+    """
+    patterns = [config[key] for key in ("target_modules", "exclude_modules") if isinstance(config.get(key), str)]
+    for key, form in _FORMS.items():
+        found = config.get(key) or ()
+        each = [found] if isinstance(found, str) else list(found) if isinstance(found, (list, dict)) else []
+        patterns += [form.format(pattern) for pattern in each if isinstance(pattern, str) and not _PLAIN(pattern)]
+    patterns = [pattern for pattern in patterns if not _PLAIN(pattern)]
+    if not patterns:
+        return
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _MATCH],
+            input=json.dumps([patterns, names]).encode(),
+            capture_output=True,
+            timeout=PATTERNS_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        problem = f"the regular expressions in {CONFIG} take more than {PATTERNS_S:.0f} s"
+        raise ModelError(f"{what}: {problem} to match the names of the model's layers") from None
+    if done.returncode:
+        reason = done.stdout.decode(errors="replace").strip() or "it cannot be matched"
+        raise ModelError(f"{what}: no regular expression in {CONFIG}: {weights.shown(reason)}")
+
+
 def _items(what: str, config: dict[str, Any], key: str) -> list[tuple[str, Any]]:
     found = config.get(key) or {}
     if not isinstance(found, dict):
@@ -128,6 +179,7 @@ def apply(model: Any, adapter: Adapter, *, merge: bool) -> tuple[Any, str]:
 
     what = f"--adapter {adapter.folder}"
     own = set(model.state_dict())
+    _check_patterns(what, adapter.config, [name for name, _ in model.named_modules()])
     wrapped = guarded(
         lambda: PeftModel.from_pretrained(model, str(adapter.folder), is_trainable=False, local_files_only=True),
         f"{what} does not fit the model",

@@ -13,6 +13,7 @@ import pytest
 
 from genctl.engines.server import client, reading, retry
 from genctl.engines.server.address import key_of, read
+from genctl.engines.server.client import Client
 from genctl.engines.server.failure import Trouble
 from genctl.engines.server.reading import Body, Lines, message_of, object_of
 from genctl.engines.server.retry import asked_s
@@ -526,6 +527,30 @@ def test_openais_key_goes_to_openai_alone(url: str, goes: bool, keys: pytest.Mon
     assert key_of(address)[0] == ("sesame" if goes else "")
     keys.setenv("GENCTL_API_KEY", "mine")
     assert key_of(address)[0] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "noted"),
+    [
+        ("http://192.0.2.1:8000", "sesame", True),
+        ("http://192.0.2.1:8000", "", False),
+        ("https://192.0.2.1", "sesame", False),
+        ("http://127.0.0.1:8000", "sesame", False),
+        ("http://localhost:8000", "sesame", False),
+    ],
+)
+def test_a_key_that_others_can_read_on_its_way_is_noted(
+    url: str, key: str, noted: bool, keys: pytest.MonkeyPatch
+) -> None:
+    keys.setenv("GENCTL_API_KEY", key)
+    lines: list[str] = []
+    client = Client(read(f"openai:{url}")[0], lines.append)
+    try:
+        client.hear()
+    finally:
+        client.close()
+    assert ["plain HTTP" in line for line in lines] == [True] * noted
+    assert "sesame" not in "".join(lines)
 
 
 def test_openais_key_goes_to_the_server_that_its_variable_names(keys: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,21 @@ def test_an_empty_file_name_has_its_own_sentence(flag: str) -> None:
     assert done.err == f"error: {name} is empty, and an empty text names no file\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["replay", ""], "FILE"),
+        (["report", ""], "EVENTS"),
+        (["report", "x", "-o", ""], "--output"),
+        (["batch", "import", "-i", ""], "--input"),
+    ],
+)
+def test_an_empty_name_of_a_recording_has_the_same_sentence(arguments: list[str], name: str) -> None:
+    done = genctl(*arguments)
+    assert (done.status, done.out) == (2, "")
+    assert done.err == f"error: {name} is empty, and an empty text names no file\n"
+
+
 def test_an_unknown_strategy_is_reported_with_all_other_mistakes() -> None:
     done = genctl("run", "One day", "--strategy", "beem", "--set", "top_k=-1", "-p", "nucleos")
     lines = done.err.splitlines()

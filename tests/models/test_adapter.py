@@ -149,6 +149,31 @@ def test_sizes_that_the_tensors_do_not_have_are_refused(
     assert len(caught.value.message) < 400
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"target_modules": "(([a-z_.0-9])*)*!"}, "take more than 1 s to match"),
+        ({"rank_pattern": {"(([a-z_.0-9])*)*!": 4}}, "take more than 1 s to match"),
+        ({"alpha_pattern": {"(([a-z_.0-9])*)*!": 4}}, "take more than 1 s to match"),
+        ({"target_modules": "(q_proj"}, "no regular expression"),
+    ],
+)
+def test_a_pattern_that_takes_for_ever_is_refused(
+    settings: Any, said: str, base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genctl.models.adapter.PATTERNS_S", 1.0)
+    hostile = Path(shutil.copytree(adapter, tmp_path / "hostile"))
+    config = json.loads((hostile / "adapter_config.json").read_text())
+    (hostile / "adapter_config.json").write_text(json.dumps({**config, **settings}))
+    with pytest.raises(ModelError, match=said):
+        load(Runtime(model=str(base), adapter=str(hostile)))
+
+
+def test_patterns_of_real_adapters_are_taken(base: Path, tmp_path: Path) -> None:
+    made = lora(base, tmp_path, target_modules=r".*\.self_attn\.(?:q|v)_proj", rank_pattern={r"layers\.[1]\..*": 2})
+    assert load(Runtime(model=str(base), adapter=str(made))).fingerprint()
+
+
 def test_layers_that_are_used_twice_give_the_tokens_of_peft(base: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

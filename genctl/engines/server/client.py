@@ -64,6 +64,8 @@ class Client:
         self._say = say
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reported: set[str] = set()
+        if key and not address.is_here and not address.base.startswith("https:"):
+            self.note("the key goes there over plain HTTP, where others can read it on its way")
         self._quiet_until = 0.0
         self._client = self._opened({"Authorization": f"Bearer {key}"} if key else {})
         self._loop = asyncio.new_event_loop()
