@@ -14,6 +14,9 @@ from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
+DEFAULT_NEW_TOKENS = 256  # where nothing limits the length
+GRAMMARS = ("json_schema", "regex", "grammar")  # knobs that say what the whole text must be
+
 Ids: TypeAlias = list[int]
 Words: TypeAlias = list[str]
 Count: TypeAlias = Annotated[int, Ge(0)]
@@ -52,7 +55,7 @@ class Generation:
 
     # -- length ------------------------------------------------------------------------------------------------------
     max_new_tokens: Number | None = knob(
-        None, "maximum number of new tokens (default: 256, or what fits the context)", LENGTH
+        None, f"maximum number of new tokens (default: {DEFAULT_NEW_TOKENS}, or what fits the context)", LENGTH
     )
     max_length: Number | None = knob(None, "maximum number of tokens, prompt included", LENGTH)
     min_new_tokens: Count | None = knob(None, "minimum number of new tokens: no EOS before", LENGTH, neutral=0)
@@ -401,6 +404,11 @@ class Runtime:
     prompt_cache: str | None = knob(None, "reuse a prompt saved by genctl inspect-cache --save-cache", RUN)
     chat: bool = knob(False, "wrap each prompt in the checkpoint's chat template", RUN)
     system: str | None = knob(None, "system message of the chat; implies --chat", RUN)
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether prompts are messages of a user: with --chat, or with a system message."""
+        return self.chat or self.system is not None
 
 
 @cache

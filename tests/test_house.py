@@ -103,7 +103,7 @@ ALLOWED: dict[str, set[str]] = {
     "results": {"events", "history"},
     "comparing": {"config", "params", "batch", "events", "results", "identity", "sequences"},
     "config": {"params", "plugins", "listed_knobs", "fit"},
-    "strategies": {"decode", "params", "sequences"},
+    "strategies": {"config.search_conflicts", "decode", "params", "sequences"},
     "models": {
         "byte_level",
         "strict_json",

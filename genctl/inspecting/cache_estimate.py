@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from genctl.config.search_conflicts import check_distinct, check_returned
 from genctl.engines.local.planner import context_of, source_context_of
 from genctl.errors import UsageError
 from genctl.params import Generation, Runtime
@@ -218,18 +219,14 @@ def rows_of(generation: Generation) -> int:
     """Rows that the strategy keeps for each prompt. Raises UsageError for conflicting knobs."""
     beams, returned = generation.num_beams, generation.num_return_sequences
     if beams > 1:
-        if returned > beams:
-            raise UsageError(f"num_return_sequences = {returned} cannot exceed num_beams = {beams}")
+        check_returned(generation)
         return beams
     samples = generation.best_of or generation.mbr_samples
     if samples is not None:
         return samples
     if generation.penalty_alpha:
         return generation.top_k  # contrastive search reads on with each candidate
-    if returned > 1 and not generation.do_sample:
-        raise UsageError(
-            f"num_return_sequences = {returned} would return identical sequences: do_sample is false and num_beams = 1"
-        )
+    check_distinct(generation)
     return returned
 
 

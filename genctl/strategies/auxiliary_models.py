@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from genctl.config.search_conflicts import mode_of
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Strategy
-from genctl.errors import ModelError, UsageError
+from genctl.errors import ModelError
 from genctl.params import Generation
 
 if TYPE_CHECKING:
     from genctl.strategies.amateur import Amateur
     from genctl.strategies.draft_models import Drafter
-
-# The knobs that select one of these strategies, and the knobs that only refine one.
-DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
-MODES = (*DRAFTING, "dola_layers", "amateur_model")
-REFINES: dict[str, tuple[str, ...]] = {
-    "max_matching_ngram_size": ("prompt_lookup_num_tokens",),
-    "num_assistant_tokens": ("assistant_model", "assistant_early_exit"),
-    "num_assistant_tokens_schedule": ("assistant_model", "assistant_early_exit"),
-    "assistant_confidence_threshold": ("assistant_model", "assistant_early_exit"),
-    "assistant_lookbehind": ("assistant_model",),
-    "target_lookbehind": ("assistant_model",),
-    "contrastive_alpha": ("amateur_model",),
-    "contrastive_beta": ("amateur_model",),
-    "amateur_temperature": ("amateur_model",),
-}
 
 
 @dataclass(frozen=True)
@@ -37,35 +23,6 @@ class AuxiliaryModel:
 
     forward: ModelRuntime
     tokenizer: Any = None
-
-
-def mode_of(generation: Generation) -> str | None:
-    """The knob in `MODES` that is set. Raises UsageError, in one sentence, for a knob that conflicts with it."""
-    knobs = [name for name in MODES if getattr(generation, name) is not None]
-    if not knobs:
-        defaults = {item.name: item.default for item in fields(Generation)}
-        for name, ways in REFINES.items():
-            if getattr(generation, name) != defaults[name]:
-                raise UsageError(f"{name} changes nothing without {' or '.join(ways)}")
-        return None
-    way = knobs[0]
-    others = {
-        **{name: True for name in knobs[1:]},
-        f"num_beams = {generation.num_beams}": generation.num_beams > 1,
-        "penalty_alpha": bool(generation.penalty_alpha),
-        "force_words": bool(generation.force_words or generation.force_words_ids),
-    }
-    for other, there in others.items():
-        if there:
-            raise UsageError(f"{way} and {other} are two ways to search, and a text is found in one")
-    returned = generation.num_return_sequences
-    if returned > 1 and way in DRAFTING:
-        raise UsageError(f"{way} writes one sequence at a time, but num_return_sequences = {returned}")
-    if returned > 1 and not generation.do_sample:
-        raise UsageError(f"num_return_sequences = {returned} would return identical sequences: do_sample is false")
-    if generation.do_sample and generation.sampler != "multinomial":
-        raise UsageError(f'sampler = "{generation.sampler}" is for plain sampling, and {way} draws in its own way')
-    return way
 
 
 def auxiliary_strategy(

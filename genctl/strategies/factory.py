@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from genctl.config.search_conflicts import check_beams, check_contrastive, check_distinct, check_forced_words
 from genctl.decode.processors.token_sequences import variants
 from genctl.decode.types import Strategy
 from genctl.errors import UsageError
@@ -25,11 +26,11 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
     """
     words = _words(generation, tokenizer)
     beams, returned = generation.num_beams, generation.num_return_sequences
-    _check_beams(generation)
+    check_beams(generation)
     if words:
         from genctl.strategies.constrained import ConstrainedBeam
 
-        _check_words(generation)
+        check_forced_words(generation)
         reserved = int(generation.forced_eos_token_id is not None)
         return ConstrainedBeam(beams, words, generation.length_penalty, generation.early_stopping, returned, reserved)
     if beams > 1 and generation.stochastic_beams:
@@ -51,65 +52,15 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
         )
     if generation.penalty_alpha:
         return _contrastive(generation)
-    if not generation.do_sample and returned > 1:
-        raise UsageError(
-            f"num_return_sequences = {returned} would return identical sequences: do_sample is false and num_beams = 1"
-        )
+    check_distinct(generation)
     return Sample(generation.do_sample, returned, generation.length_penalty, generation.sampler)
-
-
-def _check_beams(generation: Generation) -> None:
-    beams, groups, returned = generation.num_beams, generation.num_beam_groups, generation.num_return_sequences
-    penalty = generation.diversity_penalty
-    if beams > 1 and returned > beams:
-        raise UsageError(f"num_return_sequences = {returned} cannot exceed num_beams = {beams}")
-    if groups > beams:
-        raise UsageError(f"num_beam_groups = {groups} cannot exceed num_beams = {beams}")
-    if beams % groups:
-        raise UsageError(f"num_beams = {beams} cannot be divided into num_beam_groups = {groups} equal groups")
-    if groups > 1 and generation.do_sample:
-        raise UsageError(
-            f"num_beam_groups = {groups} cannot be combined with do_sample = true: diverse beam search does not sample"
-        )
-    if groups > 1 and not penalty:
-        raise UsageError(f"num_beam_groups = {groups} needs diversity_penalty above 0, or all groups are identical")
-    if penalty and groups == 1:
-        raise UsageError(f"diversity_penalty = {penalty:g} has no effect with num_beam_groups = 1")
-    if generation.stochastic_beams and beams == 1:
-        raise UsageError("stochastic_beams = true samples several hypotheses, but num_beams = 1")
-    if generation.stochastic_beams and not generation.do_sample:
-        raise UsageError("stochastic_beams = true cannot be combined with do_sample = false: it samples beams")
-    if generation.sampler != "multinomial" and beams > 1 and generation.do_sample:
-        raise UsageError(
-            f'sampler = "{generation.sampler}" draws one token for each row, but num_beams = {beams} needs several'
-        )
-    if generation.penalty_alpha and beams > 1:
-        raise UsageError(f"penalty_alpha = {generation.penalty_alpha:g} is contrastive search, but num_beams = {beams}")
-
-
-def _check_words(generation: Generation) -> None:
-    name = "force_words_ids" if generation.force_words_ids else "force_words"
-    if generation.num_beams == 1:
-        raise UsageError(f"{name} needs num_beams above 1, but num_beams = 1")
-    if generation.do_sample:
-        raise UsageError(f"{name} cannot be combined with do_sample = true: constrained beam search does not sample")
-    if generation.num_beam_groups > 1:
-        raise UsageError(f"{name} cannot be combined with num_beam_groups = {generation.num_beam_groups}")
 
 
 def _contrastive(generation: Generation) -> Contrastive:
     from genctl.strategies.contrastive import Contrastive
 
-    alpha, returned = generation.penalty_alpha or 0.0, generation.num_return_sequences
-    if generation.do_sample:
-        raise UsageError(
-            f"penalty_alpha = {alpha:g} cannot be combined with do_sample = true: contrastive search does not sample"
-        )
-    if generation.top_k < 2:
-        raise UsageError(f"penalty_alpha = {alpha:g} compares candidates, but top_k = {generation.top_k}")
-    if returned > 1:
-        raise UsageError(f"penalty_alpha = {alpha:g} finds one sequence, but num_return_sequences = {returned}")
-    return Contrastive(generation.top_k, alpha)
+    check_contrastive(generation)
+    return Contrastive(generation.top_k, generation.penalty_alpha or 0.0)
 
 
 def _words(generation: Generation, tokenizer: Any) -> tuple[Alternatives, ...]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from genctl.decode.grammar.source import conflicts, read
+from genctl.config.search_conflicts import grammars as conflicts
+from genctl.decode.grammar.source import read
 from genctl.errors import UsageError
 from genctl.params import Generation
 from tests.grammar.machines import allowed, machine

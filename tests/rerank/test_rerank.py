@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl import events
-from genctl.engines.local.rerank import RerankPlan, chrf, conflicts, expected_chrf, plan, rerank
+from genctl.config.search_conflicts import reranking as conflicts
+from genctl.engines.local.rerank import RerankPlan, chrf, expected_chrf, plan, rerank
 from genctl.models.text import Detokenizer
 from genctl.params import Generation
 from genctl.strategies.sample import Sample

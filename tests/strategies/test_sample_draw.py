@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 import genctl
+from genctl.config.search_conflicts import mode_of
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Generation
 from genctl.strategies import sampling
-from genctl.strategies.auxiliary_models import mode_of
 from genctl.strategies.factory import choose
 from genctl.strategies.sample import best
 from genctl.strategies.sampling import draw_distinct, inverse_cdf, inverse_cdf_on_device, multinomial

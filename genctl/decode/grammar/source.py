@@ -15,10 +15,9 @@ from typing import Any
 
 from genctl.closed_schema import closed
 from genctl.errors import UsageError, reason_of
-from genctl.params import Generation
+from genctl.params import GRAMMARS, Generation
 from genctl.strict_json import DuplicateKey, once
 
-KNOBS = ("json_schema", "regex", "grammar")
 MOST_BYTES = 1 << 20  # of a file; no grammar is that long
 MOST_TRIES = 256  # parts of a schema that are looked at on their own, to say which one is wrong
 _MOST_SHOWN = 200  # characters of a message that quotes what was given
@@ -37,25 +36,12 @@ class GrammarSource:
     lark: str
 
 
-def conflicts(generation: Generation) -> list[str]:
-    """The conflicts of grammars, prefixes and token healing, one sentence each."""
-    knobs = [knob for knob in KNOBS if getattr(generation, knob) is not None]
-    messages = [f"{knobs[0]} and {other} both say what the text must be; leave out one of them" for other in knobs[1:]]
-    if generation.token_healing:
-        messages += [
-            f"token_healing cannot be combined with {knob}: its text would begin in the prompt" for knob in knobs
-        ]
-        if generation.stop_regex is not None:
-            messages.append("token_healing cannot be combined with stop_regex: it could match in the part taken back")
-    return messages
-
-
 def read(generation: Generation, only: str | None = None) -> GrammarSource | None:
     """The grammar of the knobs (`only`: of one knob); None if none is set.
 
     Raises UsageError if a file cannot be read or a grammar does not parse, with the place.
     """
-    for knob in KNOBS if only is None else (only,):
+    for knob in GRAMMARS if only is None else (only,):
         value = getattr(generation, knob)
         if value is not None:
             return _READERS[knob](value)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from genctl.config.search_conflicts import DRAFTING
+
 if TYPE_CHECKING:
     from genctl.config.layers import Resolved
     from genctl.decode.runtime import ModelRuntime
     from genctl.decode.types import Prefix
-
-_DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
 
 
 def cache_notes(forward: ModelRuntime, name: str, resolved: Resolved) -> list[str]:
@@ -28,7 +28,7 @@ def _differing(forward: ModelRuntime, resolved: Resolved) -> list[str]:
         used = "its cache is used, as in generate()" if generation.use_cache else "everything is read again"
         found.append(f"{forward.name} computes other numbers with a cache than without: {used}")
     window = forward.cut_window
-    drafting = [name for name in _DRAFTING if getattr(generation, name) is not None]
+    drafting = [name for name in DRAFTING if getattr(generation, name) is not None]
     if window is not None and window.indexed and drafting and generation.use_cache:
         found.append(
             f"{drafting[0]}: beyond {window.size} tokens ({window.name}) nothing is drafted: which tokens "

@@ -14,7 +14,7 @@ from genctl.engines.local.lane_text import LaneText
 from genctl.engines.local.stop_text import StopTrimmer
 from genctl.errors import InputError, ModelError, UsageError
 from genctl.models.architectures import facts_of
-from genctl.params import Generation, Runtime
+from genctl.params import DEFAULT_NEW_TOKENS, Generation, Runtime
 from genctl.plural import count
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from genctl.models.hub import LoadedModel
     from genctl.models.text import Words
     from genctl.requests import Report, Request
-
-DEFAULT_NEW_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ class Planner:
             return Prompt(request.prompt_ids, self.text(request.prompt_ids))
         if tokenizer is None:
             raise ModelError(f"{self.loaded.name} has no tokenizer: give prompt_ids instead of text")
-        if request.messages is not None or runtime.chat or runtime.system is not None:
+        if request.messages is not None or runtime.is_chat:
             messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
             rendered = chat.render_chat_text(tokenizer, list(messages), system=runtime.system, name=self.loaded.name)
             ids = tuple(

@@ -37,25 +37,6 @@ def plan(generation: Generation) -> RerankPlan | None:
     return None
 
 
-def conflicts(generation: Generation) -> list[str]:
-    """The conflicts of the knobs of `plan`, one sentence each."""
-    g = generation
-    messages = []
-    for name, count in (("best_of", g.best_of), ("mbr_samples", g.mbr_samples)):
-        if count is None:
-            continue
-        if not g.do_sample or g.temperature == 0.0:
-            why = "do_sample is false" if not g.do_sample else "temperature is 0"
-            messages.append(f"{name} = {count} chooses among samples, but {why}")
-        if g.num_beams > 1:
-            messages.append(f"{name} = {count} chooses among independent samples, but num_beams = {g.num_beams}")
-        if g.num_return_sequences > count:
-            messages.append(f"num_return_sequences = {g.num_return_sequences} cannot exceed {name} = {count}")
-    if g.best_of is not None and g.mbr_samples is not None:
-        messages.append("best_of and mbr_samples both say which samples are returned; leave out one of them")
-    return messages
-
-
 def rerank(
     hypotheses: Sequence[events.Hypothesis], texts: Sequence[str], plan: RerankPlan
 ) -> tuple[events.Hypothesis, ...]:

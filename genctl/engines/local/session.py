@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from genctl import events
+from genctl.config import search_conflicts
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
-from genctl.engines.local import rerank
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, never
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.params import Generation, Runtime
@@ -211,7 +211,7 @@ class Session:
         from genctl.models import chat
 
         runtime = resolved.runtime
-        if runtime.chat or runtime.system is not None:
+        if runtime.is_chat:
             if self.loaded.tokenizer is None:
                 raise ModelError(f"{self.loaded.name} has no tokenizer, so there is nothing to render a chat with")
             chat.check_template(self.loaded.tokenizer, self.loaded.name)
@@ -380,7 +380,7 @@ def check_settings(generation: Generation) -> None:
     """Check knobs without a checkpoint: raises UsageError for conflicts and broken grammars."""
     from genctl.decode.grammar import source
 
-    clashes = [*source.conflicts(generation), *rerank.conflicts(generation)]
+    clashes = [*search_conflicts.grammars(generation), *search_conflicts.reranking(generation)]
     if clashes:
         raise UsageError("\n".join(clashes))
     source.read(generation)

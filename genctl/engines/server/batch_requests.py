@@ -25,8 +25,7 @@ def checked(resolved: Resolved, kind: Kind) -> tuple[list[str], str]:
 
 def is_chat(row: InputRow | None, resolved: Resolved) -> bool:
     """Whether a row is sent as a chat."""
-    asked = resolved.runtime.chat or resolved.runtime.system is not None
-    return asked or (row is not None and row.messages is not None)
+    return resolved.runtime.is_chat or (row is not None and row.messages is not None)
 
 
 def request_line(row: InputRow, resolved: Resolved, seed: int, kind: Kind, top: int | None) -> dict[str, Any]:

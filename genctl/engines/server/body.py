@@ -8,10 +8,9 @@ from typing import Any
 from genctl import params
 from genctl.config.check import default, shown
 from genctl.config.layers import Resolved
-from genctl.engines.server.structure import STRUCTURES, constrained
-from genctl.params import Generation, Runtime
+from genctl.engines.server.structure import constrained
+from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
-MAX_NEW = 256  # tokens, where nothing says how many
 SEEDS = 2**31 - 1  # of the servers, llama.cpp takes the fewest
 
 # knob -> the names that servers have for it
@@ -44,7 +43,7 @@ EXPLICIT = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetitio
 # Knobs that this program sees to itself, or that say nothing about tokens.
 OWN = {
     "do_sample", "temperature", "max_new_tokens", "max_time", "num_return_sequences", "mirostat_tau", "mirostat_eta",
-    "logit_bias", "sampler", "keep_stop", "pad_token_id", *STRUCTURES,
+    "logit_bias", "sampler", "keep_stop", "pad_token_id", *GRAMMARS,
 }  # fmt: skip
 NO_FIELD = "has no field for it"
 
@@ -62,7 +61,7 @@ def sampling_fields(
         problems.append(f"{knob} = {shown(getattr(generation, knob))} ({origin}): the server {why}")
 
     most = "max_completion_tokens" if "max_completion_tokens" in fields and "max_tokens" not in fields else "max_tokens"
-    body[most] = generation.max_new_tokens or MAX_NEW
+    body[most] = generation.max_new_tokens or DEFAULT_NEW_TOKENS
     body["temperature"] = generation.temperature if generation.draws else 0.0
     _drawn(resolved, fields, body, refuse)
     for knob, names in ALWAYS.items():

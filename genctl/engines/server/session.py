@@ -18,13 +18,13 @@ from genctl.config.layers import Layer, Resolved, resolve
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, never
 from genctl.engines.server import address
 from genctl.engines.server.answer import AnswerPiece
-from genctl.engines.server.body import MAX_NEW, messages_of, sampling_fields, seed_field, unused_default
+from genctl.engines.server.body import messages_of, sampling_fields, seed_field, unused_default
 from genctl.engines.server.exchanges import Answered, Attempt, Exchange, Exchanges, News
 from genctl.engines.server.failure import BackendError, Late, RowFailure, Trouble, one_line
 from genctl.engines.server.lane import RemoteLane
 from genctl.engines.server.server import Endpoint, Server, logprob_fields
 from genctl.errors import GenctlError, InputError, UsageError
-from genctl.params import Generation
+from genctl.params import DEFAULT_NEW_TOKENS, Generation
 from genctl.requests import Report, Request
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class RemoteSession:
         """Check once whether the servers can do a job; the name of its strategy. Raises BackendError or UsageError."""
         problems = []
         for server in self.servers:
-            endpoint = server.endpoint(chat=_is_chat(resolved))
+            endpoint = server.endpoint(chat=resolved.runtime.is_chat)
             problems += [f"{server.name}: {words}" for words in self._fields(server, endpoint, resolved)[1]]
         if problems:
             raise BackendError("\n".join(problems))
@@ -120,7 +120,7 @@ class RemoteSession:
         """What everybody should know of how the servers do a job."""
         notes = []
         for server in self.servers:
-            endpoint = server.endpoint(chat=_is_chat(resolved))
+            endpoint = server.endpoint(chat=resolved.runtime.is_chat)
             if note := unused_default(resolved, endpoint.fields):
                 notes.append(f"{server.name}: {note}")
         return notes
@@ -128,7 +128,7 @@ class RemoteSession:
     def check_tokens(self, flag: str, resolved: Resolved) -> None:
         """Raises BackendError where a server tells no log-probabilities, which `flag` shows."""
         for server in self.servers:
-            if not server.endpoint(chat=_is_chat(resolved)).logprobs:
+            if not server.endpoint(chat=resolved.runtime.is_chat).logprobs:
                 raise BackendError(f"{server.name}: {flag} needs log-probabilities, which the server does not give")
 
     def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
@@ -255,7 +255,7 @@ class RemoteSession:
     def _planned(self, request: Request, report: Report, server: Server) -> tuple[RemoteLane, list[Exchange]]:
         resolved = request.resolved
         generation = resolved.generation
-        chat = _is_chat(resolved) or request.messages is not None
+        chat = resolved.runtime.is_chat or request.messages is not None
         endpoint = server.endpoint(chat=chat)
         chosen, problems = self._fields(server, endpoint, resolved)
         if problems:
@@ -280,7 +280,7 @@ class RemoteSession:
             if together and count > 1:
                 own["n"] = count
             slots = tuple(range(count)) if together else (first,)
-            most = generation.max_new_tokens or MAX_NEW
+            most = generation.max_new_tokens or DEFAULT_NEW_TOKENS
             exchanges.append(Exchange(lane, server, endpoint.path, own, slots, seed, report.top, most, deadline))
         return lane, exchanges
 
@@ -341,10 +341,6 @@ def _events_of(exchange: Exchange, news: News) -> Iterator[events.Event]:
     except Exception as error:  # whatever a server sends may cost its row, never the others
         words = f"unexpected {type(error).__name__}: {one_line(str(error))}"
         yield from lane.fail(f"{exchange.server.name}: {words}")
-
-
-def _is_chat(resolved: Resolved) -> bool:
-    return resolved.runtime.chat or resolved.runtime.system is not None
 
 
 def _settings(generation: Generation, backend: str) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from typing import Any
 from genctl.closed_schema import closed
 from genctl.engines.server.fields import LLAMA_CPP_PYTHON
 from genctl.errors import UsageError, reason_of
-from genctl.params import Generation
+from genctl.params import GRAMMARS, Generation
 
-STRUCTURES = ("json_schema", "regex", "grammar")
 Refuse = Callable[[str, str], object]
 
 
@@ -21,7 +20,7 @@ def constrained(
     generation: Generation, fields: frozenset[str], refuse: Any, *, chat: bool, kind: str = ""
 ) -> dict[str, Any]:
     """The fields that hold the text to a schema, an expression or a grammar. Raises UsageError for a broken file."""
-    given = [name for name in STRUCTURES if getattr(generation, name) is not None]
+    given = [name for name in GRAMMARS if getattr(generation, name) is not None]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} cannot be combined: each says what the whole text is")
     if not given:

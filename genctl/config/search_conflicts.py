@@ -1,0 +1,157 @@
+"""Conflicts between the knobs of one strategy, once all settings are resolved. No torch.
+
+`conflicts` says where settings of several layers contradict each other; here the layers are merged, and a value has no
+origin any more. Functions raise UsageError with the first conflict, or return all of them as sentences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from genctl.errors import UsageError
+from genctl.params import GRAMMARS, Generation
+
+# The knobs that select one of these strategies, and the knobs that only refine one.
+DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+MODES = (*DRAFTING, "dola_layers", "amateur_model")
+REFINES: dict[str, tuple[str, ...]] = {
+    "max_matching_ngram_size": ("prompt_lookup_num_tokens",),
+    "num_assistant_tokens": ("assistant_model", "assistant_early_exit"),
+    "num_assistant_tokens_schedule": ("assistant_model", "assistant_early_exit"),
+    "assistant_confidence_threshold": ("assistant_model", "assistant_early_exit"),
+    "assistant_lookbehind": ("assistant_model",),
+    "target_lookbehind": ("assistant_model",),
+    "contrastive_alpha": ("amateur_model",),
+    "contrastive_beta": ("amateur_model",),
+    "amateur_temperature": ("amateur_model",),
+}
+
+
+def check_returned(generation: Generation) -> None:
+    """The number of sequences that a beam search returns. Raises UsageError."""
+    beams, returned = generation.num_beams, generation.num_return_sequences
+    if beams > 1 and returned > beams:
+        raise UsageError(f"num_return_sequences = {returned} cannot exceed num_beams = {beams}")
+
+
+def check_distinct(generation: Generation) -> None:
+    """The number of sequences of a search without beams. Raises UsageError."""
+    returned = generation.num_return_sequences
+    if returned > 1 and not generation.do_sample:
+        raise UsageError(
+            f"num_return_sequences = {returned} would return identical sequences: do_sample is false and num_beams = 1"
+        )
+
+
+def check_beams(generation: Generation) -> None:
+    """Beam search of every kind, and contrastive search. Raises UsageError."""
+    beams, groups = generation.num_beams, generation.num_beam_groups
+    penalty = generation.diversity_penalty
+    check_returned(generation)
+    if groups > beams:
+        raise UsageError(f"num_beam_groups = {groups} cannot exceed num_beams = {beams}")
+    if beams % groups:
+        raise UsageError(f"num_beams = {beams} cannot be divided into num_beam_groups = {groups} equal groups")
+    if groups > 1 and generation.do_sample:
+        raise UsageError(
+            f"num_beam_groups = {groups} cannot be combined with do_sample = true: diverse beam search does not sample"
+        )
+    if groups > 1 and not penalty:
+        raise UsageError(f"num_beam_groups = {groups} needs diversity_penalty above 0, or all groups are identical")
+    if penalty and groups == 1:
+        raise UsageError(f"diversity_penalty = {penalty:g} has no effect with num_beam_groups = 1")
+    if generation.stochastic_beams and beams == 1:
+        raise UsageError("stochastic_beams = true samples several hypotheses, but num_beams = 1")
+    if generation.stochastic_beams and not generation.do_sample:
+        raise UsageError("stochastic_beams = true cannot be combined with do_sample = false: it samples beams")
+    if generation.sampler != "multinomial" and beams > 1 and generation.do_sample:
+        raise UsageError(
+            f'sampler = "{generation.sampler}" draws one token for each row, but num_beams = {beams} needs several'
+        )
+    if generation.penalty_alpha and beams > 1:
+        raise UsageError(f"penalty_alpha = {generation.penalty_alpha:g} is contrastive search, but num_beams = {beams}")
+
+
+def check_forced_words(generation: Generation) -> None:
+    """Constrained beam search. Raises UsageError."""
+    name = "force_words_ids" if generation.force_words_ids else "force_words"
+    if generation.num_beams == 1:
+        raise UsageError(f"{name} needs num_beams above 1, but num_beams = 1")
+    if generation.do_sample:
+        raise UsageError(f"{name} cannot be combined with do_sample = true: constrained beam search does not sample")
+    if generation.num_beam_groups > 1:
+        raise UsageError(f"{name} cannot be combined with num_beam_groups = {generation.num_beam_groups}")
+
+
+def check_contrastive(generation: Generation) -> None:
+    """Contrastive search. Raises UsageError."""
+    alpha, returned = generation.penalty_alpha or 0.0, generation.num_return_sequences
+    if generation.do_sample:
+        raise UsageError(
+            f"penalty_alpha = {alpha:g} cannot be combined with do_sample = true: contrastive search does not sample"
+        )
+    if generation.top_k < 2:
+        raise UsageError(f"penalty_alpha = {alpha:g} compares candidates, but top_k = {generation.top_k}")
+    if returned > 1:
+        raise UsageError(f"penalty_alpha = {alpha:g} finds one sequence, but num_return_sequences = {returned}")
+
+
+def mode_of(generation: Generation) -> str | None:
+    """The knob in `MODES` that is set. Raises UsageError, in one sentence, for a knob that conflicts with it."""
+    knobs = [name for name in MODES if getattr(generation, name) is not None]
+    if not knobs:
+        defaults = {item.name: item.default for item in fields(Generation)}
+        for name, ways in REFINES.items():
+            if getattr(generation, name) != defaults[name]:
+                raise UsageError(f"{name} changes nothing without {' or '.join(ways)}")
+        return None
+    way = knobs[0]
+    others = {
+        **{name: True for name in knobs[1:]},
+        f"num_beams = {generation.num_beams}": generation.num_beams > 1,
+        "penalty_alpha": bool(generation.penalty_alpha),
+        "force_words": bool(generation.force_words or generation.force_words_ids),
+    }
+    for other, there in others.items():
+        if there:
+            raise UsageError(f"{way} and {other} are two ways to search, and a text is found in one")
+    returned = generation.num_return_sequences
+    if returned > 1 and way in DRAFTING:
+        raise UsageError(f"{way} writes one sequence at a time, but num_return_sequences = {returned}")
+    if returned > 1 and not generation.do_sample:
+        raise UsageError(f"num_return_sequences = {returned} would return identical sequences: do_sample is false")
+    if generation.do_sample and generation.sampler != "multinomial":
+        raise UsageError(f'sampler = "{generation.sampler}" is for plain sampling, and {way} draws in its own way')
+    return way
+
+
+def reranking(generation: Generation) -> list[str]:
+    """The conflicts of best_of and mbr_samples, one sentence each."""
+    g = generation
+    messages = []
+    for name, count in (("best_of", g.best_of), ("mbr_samples", g.mbr_samples)):
+        if count is None:
+            continue
+        if not g.do_sample or g.temperature == 0.0:
+            why = "do_sample is false" if not g.do_sample else "temperature is 0"
+            messages.append(f"{name} = {count} chooses among samples, but {why}")
+        if g.num_beams > 1:
+            messages.append(f"{name} = {count} chooses among independent samples, but num_beams = {g.num_beams}")
+        if g.num_return_sequences > count:
+            messages.append(f"num_return_sequences = {g.num_return_sequences} cannot exceed {name} = {count}")
+    if g.best_of is not None and g.mbr_samples is not None:
+        messages.append("best_of and mbr_samples both say which samples are returned; leave out one of them")
+    return messages
+
+
+def grammars(generation: Generation) -> list[str]:
+    """The conflicts of grammars, prefixes and token healing, one sentence each."""
+    knobs = [knob for knob in GRAMMARS if getattr(generation, knob) is not None]
+    messages = [f"{knobs[0]} and {other} both say what the text must be; leave out one of them" for other in knobs[1:]]
+    if generation.token_healing:
+        messages += [
+            f"token_healing cannot be combined with {knob}: its text would begin in the prompt" for knob in knobs
+        ]
+        if generation.stop_regex is not None:
+            messages.append("token_healing cannot be combined with stop_regex: it could match in the part taken back")
+    return messages
