@@ -185,17 +185,7 @@ class TransformersRuntime(Reader):
         """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
         from genctl.decode.first_layers import first_layers
 
-        part = TransformersRuntime(first_layers(self.model, count))
-        if self.model.device.type == "meta":
-            return part
-        cache = self.new_cache() if self.supports_cache else None
-        cut = None if cache is None else cache.with_layers(cache.layers[:count])
-        try:  # some need all their layers: their inputs have a part for each, or their cache one of every kind
-            part(torch.zeros(1, 1, dtype=torch.long, device=self.device), cut, first=True)
-        except ModelError as error:
-            problem = f"{self.name} cannot run with its first layers alone"
-            raise ModelError(f"assistant_early_exit = {count}: {problem}") from error
-        return part
+        return TransformersRuntime(first_layers(self.model, count))
 
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
         """An empty cache for this model (see `foreign.new_cache`)."""

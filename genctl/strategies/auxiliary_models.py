@@ -58,7 +58,8 @@ def auxiliary_strategy(
         assert generation.assistant_early_exit is not None
         from genctl.strategies.early_exit import EarlyExitDrafter
 
-        drafter = EarlyExitDrafter.after(forward, generation.assistant_early_exit)
+        exit_layer, use_cache = generation.assistant_early_exit, generation.use_cache
+        drafter = EarlyExitDrafter.after(forward, exit_layer, use_cache=use_cache)
     else:
         drafter = _assistant(generation, tokenizer, load)
     return Assisted(

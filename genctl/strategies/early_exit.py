@@ -26,8 +26,12 @@ class EarlyExitDrafter:
     kind: ClassVar[str] = "early-exit"
 
     @classmethod
-    def after(cls, forward: ModelRuntime, layer: int) -> EarlyExitDrafter:
-        """Exit after `layer` of the model's layers. Raises ModelError if the architecture does not allow it."""
+    def after(cls, forward: ModelRuntime, layer: int, *, use_cache: bool = True) -> EarlyExitDrafter:
+        """Exit after `layer` of the model's layers. Raises ModelError if the architecture does not allow it.
+
+        One token is read on trial: some need all their layers, because their inputs have a part for each layer
+        (Gemma 3n), or because their cache needs a layer with attention (LFM2).
+        """
         if forward.is_encoder_decoder:
             raise ModelError(
                 f"assistant_early_exit needs a decoder-only model, and {forward.name} is an encoder-decoder"
@@ -38,7 +42,16 @@ class EarlyExitDrafter:
                 f"assistant_early_exit = {layer}: {forward.name} has {depth} layers, "
                 f"so it can leave after 1 to {depth - 1}"
             )
-        return cls(forward.first_layers(layer))
+        part = forward.first_layers(layer)
+        cache = forward.new_cache() if use_cache and forward.supports_cache else None
+        if cache is None or cache.is_croppable:  # no other cache is drafted on
+            cut = None if cache is None else cache.with_layers(cache.layers[:layer])
+            try:
+                part(torch.zeros(1, 1, dtype=torch.long, device=part.device), cut, first=True)
+            except ModelError as error:
+                problem = f"{forward.name} cannot run with its first layers alone"
+                raise ModelError(f"assistant_early_exit = {layer}: {problem}") from error
+        return cls(part)
 
     def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
         prefix = context.prefix

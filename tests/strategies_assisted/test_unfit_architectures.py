@@ -77,3 +77,11 @@ def test_a_block_of_two_attention_layers_is_one_layer_to_dola(tmp_path: Path) ->
             for settings in ({**DOLA, "max_new_tokens": 8}, {"dola_layers": [1], "max_new_tokens": 8, "batch_size": 1})
         )
     assert found == named
+
+
+def test_early_exit_without_a_cache_needs_no_layer_with_attention(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_new_tokens": 6, "use_cache": False}
+    with quiet():
+        model = genctl.load(str(recipes.make("causal/lfm2", tmp_path)), device="cpu")
+        drafted, greedy = (model.generate([list(PROMPTS[0])], **settings, **way) for way in (EXIT, {}))
+    assert [token.id for token in drafted[0].sequences[0].tokens] == [t.id for t in greedy[0].sequences[0].tokens]

@@ -72,7 +72,8 @@ def test_what_is_trusted_is_also_found_by_trying(name: str) -> None:
         forward = TransformersRuntime(recipes.build(name).eval())
     if forward.trusted:
         forward.trusted = False
-        forward.supports_cache, forward.together, forward.pads, forward.pads_sources, forward.pads_behind  # noqa: B018
+        forward.supports_cache, forward.together, forward.pads, forward.pads_behind  # noqa: B018
+        assert not forward.is_encoder_decoder or forward.pads_sources
         assert forward.findings == []
         assert not forward.supports_cache or forward.recurrent or forward.reads_several(cached=True)
         assert forward.reads_several(cached=False)
