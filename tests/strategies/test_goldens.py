@@ -108,8 +108,8 @@ def test_diverse_beams_are_golden_with_their_scores(arch: str) -> None:
     chosen = cases("diverse", arch)
     found = written(arch, [lane(case, str(i)) for i, case in enumerate(chosen)], width=8)
     for i, case in enumerate(chosen):
-        # scores of -120 made on another processor: the last bits of a sum of log-probabilities differ
-        assert same(plain(found[str(i)], case), golden(case), tolerance=2e-4), case
+        # length_penalty = -1 multiplies a sum by its 14 tokens, and with it the last bits, which processors differ in
+        assert same(plain(found[str(i)], case), golden(case), tolerance=5e-4), case
     assert same(written(arch, [lane(chosen[-1])])["0"], found[str(len(chosen) - 1)])
 
 
