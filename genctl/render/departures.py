@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -21,7 +20,7 @@ SAME = "(the same text)"
 
 @dataclass(frozen=True)
 class Departure:
-    """Where a text leaves the one of the list with which it shares most."""
+    """Where a text leaves another one, with which it shares most."""
 
     character: int  # of the text; a word that both have begun is not shared
     shared: int  # token ids that both begin with, or characters where ids are unknown
@@ -29,17 +28,20 @@ class Departure:
 
 
 def departures(texts: Sequence[str], ids: Sequence[Sequence[int]]) -> list[Departure]:
-    """The departure of each of several texts, whose token ids are `ids` (empty where they are unknown)."""
-    order = sorted(range(len(texts)), key=lambda place: texts[place])
-    found = [Departure(0, 0)] * len(texts)
-    for one, other in pairwise(order):  # in this order the nearest text is a neighbour
-        characters = leaves(texts[one], texts[other])
-        shared = shared_length(ids[one], ids[other]) if all(ids) else characters
-        same = texts[one] == texts[other]
-        for place in (one, other):
-            now = found[place]
-            if (characters, shared) > (now.character, now.shared):
-                found[place] = Departure(characters, shared, same)
+    """The departure of each text from the nearest one above it, and of the first from the nearest of all.
+
+    `ids` are the token ids of each (empty where they are unknown).
+    """
+    found = []
+    for place, text in enumerate(texts):
+        others = range(place) if place else range(1, len(texts))
+        nearest = max(others, key=lambda other: (shared_length(text, texts[other]), -other), default=None)
+        if nearest is None:
+            found.append(Departure(0, 0))
+            continue
+        characters = leaves(text, texts[nearest])
+        shared = shared_length(ids[place], ids[nearest]) if all(ids) else characters
+        found.append(Departure(characters, shared, text == texts[nearest]))
     return found
 
 
@@ -69,7 +71,7 @@ def column(found: Sequence[Departure]) -> list[str]:
 
 def legend(ids: Sequence[Sequence[int]]) -> str:
     """What the numbers of the column count."""
-    return f"+n {'tokens' if all(ids) else 'characters'} shared with the nearest text"
+    return f"+n {'tokens' if all(ids) else 'characters'} shared with the nearest text above"
 
 
 def parts(texts: Sequence[str], found: Sequence[Departure], width: int) -> list[Text]:

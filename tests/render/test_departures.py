@@ -38,7 +38,7 @@ def test_rows_of_the_table_that_begin_alike_show_where_they_differ_at_every_widt
         for line, end in zip(lines[1:5], ENDINGS, strict=True):
             assert line.endswith(f"+21 │ …{end.strip()}"), (width, lines)
         assert all(len(line) <= width for line in lines)
-        assert "+n tokens shared with the nearest text" in " ".join(lines)
+        assert "+n tokens shared with the nearest text above" in " ".join(lines)
 
 
 def test_each_text_leaves_the_one_that_it_is_nearest_to() -> None:
@@ -61,7 +61,7 @@ def test_short_texts_are_shown_in_full_where_there_is_room() -> None:
 def test_texts_that_end_or_are_equal_are_called_so() -> None:
     texts = [f"{OPENING} a", f"{OPENING} a c", "q", "q"]
     shown = [part.plain for part in parts(texts, departures(texts, [()] * 4), 20)]
-    assert shown == [ENDS, "… c", SAME, SAME]
+    assert shown == [ENDS, "… c", "q", SAME]
 
 
 def test_a_word_that_both_have_begun_is_shown_from_its_beginning() -> None:

@@ -129,4 +129,4 @@ def test_candidates_that_begin_alike_show_where_they_differ() -> None:
     lines = [line.plain for line in token_heat.ranking(entries, "mean", 80)]
     assert lines[1].endswith(f"+{len(begin) + 1} │ …house")
     assert lines[2].endswith(f"+{len(begin) + 1} │ …boat")
-    assert "+n characters shared with the nearest text" in " ".join(lines)
+    assert "+n characters shared with the nearest text above" in " ".join(lines)
