@@ -167,7 +167,13 @@ def _run(arguments: list[str]) -> int:
             return _traceback(error, status)
         if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITTEN:
             return unwritten(error)
-        return _say(message, hint, status)
+        return _say(message, hint, status, color=_color(arguments))
+
+
+def _color(arguments: Sequence[str]) -> str:
+    """The --color of a command line that may be faulty."""
+    words = " ".join(arguments).replace("--color=", "--color ")
+    return next((choice for choice in ("never", "always") if f"--color {choice}" in words), "auto")
 
 
 def _usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
@@ -183,6 +189,7 @@ def _usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
         plain_words(error.message if "option_name" in vars(error) else error.format_message(), arguments),
         hint,
         int(Exit.USAGE),
+        color=_color(arguments),
     )
 
 
@@ -210,12 +217,12 @@ def unwritten(error: OSError) -> int:
     return _say(f"the output could not be written: {error.strerror} (stdout)", "", int(Exit.USAGE))
 
 
-def _say(message: str, hint: str, status: int) -> int:
+def _say(message: str, hint: str, status: int, *, color: str = "auto") -> int:
     from genctl.render.message import print_message
 
     try:
         for line in without_secrets(message).split("\n"):
-            print_message(f"error: {line}")
+            print_message(f"error: {line}", color=color)
         if hint:
             print_message(f"hint: {' '.join(hint.split())}")
     except BrokenPipeError:

@@ -107,6 +107,8 @@ class ComparisonOutput:
             lines = [Text(f"- {formats.markdown_text(sentence)}") for sentence in sentences]
         else:
             title = [heading(row, self.width or 80)] if len(self.job.prompts) > 1 else []
+            if not title and self.sink is None and isinstance(row, InputRow) and row.prompt:
+                yield shown.prompt_lines(row.prompt, self.out, self.width or 80)
             yield [*title, *shown.blocks_lines(blocks, self.out, self.width)]
             lines = shown.partings_lines(partings, self.width)
         if lines:

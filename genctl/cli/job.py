@@ -169,7 +169,7 @@ class Job(ABC, Generic[SomeOptions]):
         from genctl.render.message import print_message
 
         self.hide()
-        print_message(line)
+        print_message(line, color=self.options.color)
 
     def of(self, row: InputRow | BadRow, *more: str) -> str:
         """What a message is about, before its colon: `prompt 2, run a: `; "" where there is nothing to tell apart."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -47,7 +47,7 @@ class ReplayOptions(CommandOptions):
     """The command line of `genctl replay`."""
 
     file: str = argument("a file that --events or --trace wrote; - is standard input", "FILE", required=True)
-    step: bool = switch("wait for a key after each step: space or enter, q ends")
+    step: bool = switch("wait for a key after each step: space or enter; b goes back, q ends")
     speed: float | None = option("speed factor (default: 1)", "X")
     tree: bool = switch("draw the search tree at the end (on standard error where output is piped)")
     tree_format: TreeFormat | None = option("write the search tree instead of the texts")
@@ -139,24 +139,40 @@ def perform(options: ReplayOptions) -> int:
         raise UsageError("--step waits for keys on standard input, where the recording comes from")
     with Interrupt(), ExitStack() as stack:
         wait = stack.enter_context(_keys()) if options.step else None
-        if options.step and not options.quiet:
-            print_message("space or enter: next step; q: end")
-        shown = _view(recorded, out, err, options, searching=searching or options.tree, on_terminal=True)
-        view = stack.enter_context(shown)
-        steps = sum(isinstance(event, events.Stepped) for event in recorded)
-        came, ended = 0, False
-        for event in recorded:
+
+        def open_view() -> RunView:
+            return _view(recorded, out, err, options, searching=searching or options.tree, on_terminal=True)
+
+        view = open_view()
+        stack.push(lambda *error: view.__exit__(*error))
+        steps = [at for at, event in enumerate(recorded) if isinstance(event, events.Stepped)]
+        at, came, settled, ended = 0, 0, 0, False
+        while at < len(recorded) and not ended:
+            event = recorded[at]
+            at += 1
+            if not isinstance(event, events.Stepped):
+                view.feed(event)
+                if isinstance(event, (events.Finished, events.Failed)):
+                    settled = at  # its text is printed, and stays
+                continue
+            came += 1
+            view.foot(f"step {came} of {len(steps)} · space: next · b: back · q: end" if wait else "")
             view.feed(event)
-            if isinstance(event, events.Stepped):
-                came += 1
-                if wait is None:
-                    time.sleep(STEP_S / (options.speed or 1.0))
-                elif ended := not wait():
-                    break
-    if not options.quiet:
+            if wait is None:
+                time.sleep(STEP_S / (options.speed or 1.0))
+                continue
+            key = wait()
+            ended = key == "q"
+            if key == "b":
+                before = came - 2 if came > 1 and steps[came - 2] >= settled else came - 1
+                view.pause()
+                view = open_view()
+                view.replay(_unfinished(recorded[: steps[before]], settled))
+                came, at = before, steps[before]
+    if ended:
+        print_message(f"stopped at step {came} of {len(steps)}")
+    elif not options.quiet:
         _sum_up(view, err)
-        if ended:
-            print_message(f"ended after step {came} of {steps}")
     return _status(recorded)
 
 
@@ -177,19 +193,27 @@ def _view(
         isinstance(event, events.Finished) and len(event.hypotheses) > 1 for event in recorded
     )
     shared: dict[str, Any] = {name: getattr(options, name) for name in ("scores", "explain")}
+    if options.step:  # a line for each token is what there is to see
+        shared["scores"] = options.scores or not searching
     shared["echo"] = options.echo is not False if on_terminal else bool(options.echo)
     # a clock that moves by a second each time it is read: every step is drawn
     clock = count(1.0).__next__ if options.step else time.monotonic
     shared |= {"numbered": len(lanes) > 1}
     shared |= {"top": SHOWN_TOP, "labels": several, "quiet": True, "clock": clock}
     if searching:
-        return BeamView(out, err, tree=options.tree, formula=True, **shared)
+        return BeamView(out, err, tree=options.tree, formula=True, settles=not options.step, **shared)
     return RunView(out, err, live=True, **shared)
 
 
+def _unfinished(recorded: Sequence[events.Event], settled: int) -> Iterator[events.Event]:
+    """The events of lanes that are not over in the first `settled` ones."""
+    over = {event.lane for event in recorded[:settled] if isinstance(event, (events.Finished, events.Failed))}
+    return (event for event in recorded if isinstance(event, events.Loading) or event.lane not in over)
+
+
 @contextmanager
-def _keys() -> Iterator[Callable[[], bool]]:
-    """Wait for single keys, and restore the terminal afterwards. Each call returns whether to continue."""
+def _keys() -> Iterator[Callable[[], str]]:
+    """Wait for single keys, and restore the terminal afterwards. Each call returns " ", "b" or "q"."""
     try:
         import termios
         import tty
@@ -204,13 +228,15 @@ def _keys() -> Iterator[Callable[[], bool]]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-def _wait_for_key(read: Callable[[int], str]) -> bool:
+def _wait_for_key(read: Callable[[int], str]) -> str:
     while True:
         key = read(1)
         if key in ("q", "Q", "\x04", ""):
-            return False
+            return "q"
         if key in (" ", "\n", "\r"):
-            return True
+            return " "
+        if key in ("b", "B", "\x7f", "\x08"):
+            return "b"
 
 
 def _write(recorded: list[events.Event], err: Console, options: ReplayOptions) -> int:

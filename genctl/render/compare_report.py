@@ -16,6 +16,7 @@ from genctl.render import departures, theme, widgets
 SIDE_BY_SIDE = 100  # columns of a terminal from which texts stand side by side
 NARROWEST = 24  # cells of a column
 GAP = "   "
+PROMPT = 6  # lines of a prompt that are shown at most
 PLAIN_WIDTH = 80  # of a heading where there is no terminal
 UNBROKEN = 10**7  # cells of a line there
 MARK = "▸"  # stands before the token with which a text leaves the one that it is compared to
@@ -84,6 +85,12 @@ def _marked(passage: Passage) -> Text:
     line.append(widgets.visible(written), style=style)
     line.append(widgets.visible(passage.text[at + len(written) :]))
     return line
+
+
+def prompt_lines(prompt: str, console: Console, width: int) -> list[Text]:
+    """The prompt that all texts continue, dimmed; of a long one the first and the last lines."""
+    lines = wrapped(Text(widgets.visible(prompt), style=theme.PROMPT), console, width)
+    return lines if len(lines) <= PROMPT else [*lines[:2], Text("⋮", style=theme.DIM), *lines[3 - PROMPT :]]
 
 
 def blocks_lines(blocks: Sequence[Block], console: Console, width: int | None) -> list[Text]:

@@ -121,7 +121,9 @@ def _columns(width: int) -> tuple[int, int, bool]:
 
 
 def _direction(trace: Trace) -> str:
-    return "" if trace.after == trace.before else "green" if trace.after > trace.before else "red"
+    if widgets.percent(trace.after) == widgets.percent(trace.before):
+        return ""
+    return "green" if trace.after > trace.before else "red"
 
 
 def _wrapped(before: str, names: Sequence[str], width: int) -> list[Text]:

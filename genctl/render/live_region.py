@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.progress import Progress, ProgressColumn
 from rich.text import Text
 
+from genctl.render import widgets
 from genctl.render.reflow import DrawnLines
 
 FRAME_S = 0.05
@@ -23,6 +24,7 @@ class LiveRegion:
         self._live: Live | None = None
         self._lines = DrawnLines(console)
         self._drawn = float("-inf")
+        self.footer: Text | None = None  # a last line
 
     @property
     def visible(self) -> bool:
@@ -37,6 +39,8 @@ class LiveRegion:
         """Replace what is drawn by `lines`. The `settled` lines are printed above it and stay."""
         if self._lines.outdated:
             self.hide()
+        if self.footer is not None:
+            lines = [*lines[-max(self._console.height - 2, 1) :], widgets.fit(self.footer.copy(), self._console.width)]
         if self._live is None:
             for line in settled:
                 self._console.print(line)

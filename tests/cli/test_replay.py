@@ -183,21 +183,27 @@ def test_step_by_step_each_key_is_one_step_and_q_ends(tmp_path: Path) -> None:
     arguments = ["-m", "genctl", "replay", trace, "--step", "--color", "never"]
     root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": root, "TERM": "xterm-256color", "PYTHONUTF8": "1"}
-    child = pexpect.spawn(sys.executable, arguments, env=environment, encoding="utf-8", timeout=60, dimensions=(24, 80))
-    child.expect_exact("q: end")
+    child = pexpect.spawn(sys.executable, arguments, env=environment, encoding="utf-8", timeout=30, dimensions=(24, 80))
     child.expect_exact("-2.500   one")
+    child.expect_exact("q: end")
     child.send(" ")
     child.expect_exact("-1.050   a fox")
     child.send("\n")
     child.expect_exact("a fox sat")
+    steps = sum(json.loads(line)["event"] == "stepped" for line in Path(trace).read_text().splitlines())
+    child.expect_exact(f"step 3 of {steps}")
+    child.send("b")
+    child.expect_exact("-1.050   a fox")
+    child.expect_exact(f"step 2 of {steps}")
+    child.send(" ")
+    child.expect_exact(f"step 3 of {steps}")
     child.send("xq")  # other keys do nothing
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
     assert "slept" not in child.before
-    assert "not finished" in child.before
-    steps = sum(json.loads(line)["event"] == "stepped" for line in Path(trace).read_text().splitlines())
-    assert f"ended after step 3 of {steps}" in child.before
+    assert "not finished" not in child.before
+    assert f"stopped at step 3 of {steps}" in child.before
 
 
 def test_an_events_file_is_never_a_link(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from genctl.events import Failed, Row, Stepped, Token, Trace
 from genctl.history import LaneHistory
 from genctl.render import theme, widgets
 from genctl.render.explain import explain_heading, explain_lines, explain_summary, no_room
+from genctl.render.message import print_message
 from genctl.render.run_history import RunHistory, fold
 from genctl.render.summary import failure
 from tests.render.streams import STORY, check_screen, console, lane, token, written
@@ -191,3 +192,33 @@ def test_a_narrow_summary_of_a_short_name_cuts_no_number(width: int) -> None:
     trace = Trace("top_p", 151669, 0.021, False, 0.5, 0.75, 0.0014)
     step = Stepped("0", 0, (Row("0", 0, (Token(1, -1.0, " a", trace=(trace,)),), -1.0, -1.0),))
     assert "…" not in drawn(width, explain_summary(fold(RunHistory(), step), width))
+
+
+def test_an_error_has_its_colour_only_where_colours_are_wanted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("genctl.render.message._columns", lambda: 80)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    shown = []
+    for line, color, variable in (
+        ("error: no such file", "auto", ""),
+        ("error: no such file " + "word " * 30, "auto", ""),
+        ("note: fine", "always", ""),
+        ("error: no", "never", ""),
+        ("error: no", "auto", "NO_COLOR"),
+    ):
+        if variable:
+            monkeypatch.setenv(variable, "1")
+        print_message(line, color=color)
+        shown.append(capsys.readouterr().err)
+    assert all(text.startswith("\x1b[1;31merror:\x1b[0m no") for text in shown[:2])
+    assert not any("\x1b" in text for text in shown[2:])
+
+
+def test_a_probability_that_is_shown_as_unchanged_has_no_colour() -> None:
+    same = Trace("top_k", 3, 0.5, False, 0.9999, 1.0)
+    line = explain_lines(Token(1, -0.1, "a", trace=(same,)))[0]
+    assert "100.0% → 100.0%" in line.plain
+    assert not any(str(span.style) in ("green", "red") for span in line.spans)
