@@ -42,22 +42,24 @@ def ways(dtype: str, *, transposed: bool) -> dict[str, Callable[[Any], Callable[
     import torch
 
     from genctl.native import kernels, linear, quantized
+    from genctl.native.products.library import library
+    from genctl.native.products.weights import CompiledProduct
 
+    found, own = library(), {}
+    if found is not None:
+        quantize = dtype if dtype in ("int8", "int4") else None
+
+        def made(weight: torch.Tensor) -> Callable[[Any], Any]:
+            lies = weight.t().contiguous().t() if transposed and quantize is None else weight
+            return CompiledProduct(found, lies, None, quantize)
+
+        own = {f"genctl, {found.variant}": made}
     if dtype == "int8":
-        return {"FBGEMM int8": quantized.Int8, "torch int8 weights": quantized.Int8Weights}
+        return {**own, "FBGEMM int8": quantized.Int8}
     if dtype == "int4":
-        return {"torch int4 weights": quantized.Int4}
-    if dtype == "bfloat16":
-        return {"FBGEMM float16": linear.Float16, "oneDNN packed": linear.Packed, "plain": linear.Plain}
-
-    def columns(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        across = weight.t().contiguous().t()
-        return lambda x: kernels.columns(x, across, None)
-
-    one = {"MKL by blocks, [I, O]": columns}
-    other = {"oneDNN": linear.Mapped}
-    rest = {"oneDNN packed": linear.Packed, "plain": linear.Plain}
-    return {**one, **other, **rest} if transposed else {**other, **one, **rest}
+        return {**own, "torch int4 weights": quantized.Int4}
+    packed = {"oneDNN packed": linear.Packed, "plain": linear.Plain}
+    return {**own, **packed} if kernels.has_onednn(getattr(torch, dtype)) else {**own, "plain": linear.Plain}
 
 
 def measured(size: Size, rows: int) -> Iterator[str]:
@@ -69,13 +71,11 @@ def measured(size: Size, rows: int) -> Iterator[str]:
         held = torch.bfloat16 if dtype == "bfloat16" else torch.float32
         number = limit.BYTES[dtype]
         known = ways(dtype, transposed=size.model_type == "gpt2")
-        ours = "oneDNN packed" if rows > 1 and "oneDNN packed" in known else next(iter(known))
+        ours = next(iter(known))
         for name, way in known.items():
-            if rows > 1 and name.startswith("MKL"):  # of one token
-                continue
             *layers, head = shapes(size)
             products = [(way(torch.randn(shape, dtype=held)), shape) for shape in layers]
-            last = ways("int8", transposed=False)["FBGEMM int8"] if dtype == "int4" else way
+            last = next(iter(ways("int8", transposed=False).values())) if dtype == "int4" else way
             products.append((last(torch.randn(head, dtype=held)), head))
             inputs = {width: torch.randn(rows, 1, width, dtype=held) for _, (_, width) in products}
             seconds, reading = (
