@@ -188,10 +188,10 @@ static void logs(void *p, int number) {
       if (r->kind) keep(y, k, left, F32, e);
     }
     const float total = tree(sum);
-    const F shift = all(r->kind ? total : (float)(m + ln(total)));
+    const F shift = all(r->kind ? total : (float)ln(total)), largest = all(m); /* two small differences, not one large one */
     FOR_NUMBERS {
       const int64_t left = size - k;
-      keep(y, k, left, F32, r->kind ? over(part32(y, k, left), shift) : sub(part32(x, k, left), shift));
+      keep(y, k, left, F32, r->kind ? over(part32(y, k, left), shift) : sub(sub(part32(x, k, left), largest), shift));
     }
   }
 }
