@@ -216,7 +216,10 @@ class Job(ABC, Generic[SomeOptions]):
         if self.options.report is not None:
             from genctl.cli.page_file import PageFile
 
-            self.watchers.append(stack.enter_context(PageFile(self.options.report, force=self.options.force)))
+            options = self.options
+            elsewhere = options.arguments or options.input not in (None, "-") or getattr(options, "expect", None)
+            made = PageFile(self.options.report, force=options.force, piped="" if elsewhere else options.input_kind)
+            self.watchers.append(stack.enter_context(made))
         self.listeners += [watcher.feed for watcher in self.watchers]
 
     def sink(self, stack: ExitStack, path: str | None, *, force: bool, stdout: Any = None) -> writers.Sink:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from genctl import events
@@ -20,16 +20,33 @@ from genctl.render.html.page_data import PageData, facts_of
 if TYPE_CHECKING:
     from genctl.engines.protocol import Engine
 
+SHORT = 200  # letters of prompts that a command quotes
+FILES = ("--report", "--svg", "--output", "-o", "--events", "--trace")  # where a run also writes
+
+
+def repeating(words: Sequence[str]) -> str:
+    """The command with these arguments, without the files that it wrote."""
+    kept, left = ["genctl"], iter(words)
+    for word in left:
+        if word == "--":
+            kept += [word, *left]
+        elif word in FILES:
+            next(left, None)
+        elif word != "--force" and not word.startswith(tuple(f"{name}=" for name in FILES)):
+            kept.append(word)
+    return shlex.join(kept)
+
 
 class PageFile(FileAtEnd, Watcher):
     """A page in the making: `data` has what a command knows beyond the events, `facts` more lines of the summary."""
 
-    def __init__(self, path: str, *, force: bool, live: bool = True) -> None:
+    def __init__(self, path: str, *, force: bool, live: bool = True, piped: str = "") -> None:
         super().__init__(path, force=force)
         self.data = PageData()
         self.runs = SideBySide()
         self.baseline: str | None = None  # a run of `compare`
         self.live = live  # the events come as they happen, so that time can be measured
+        self.piped = piped  # the format of prompts that came from a pipe
         self.facts: list[tuple[str, str]] = []
         self.seed: int | None = None  # that the run chose, where the command line has none
         self._checkpoints: set[str] = set()
@@ -77,13 +94,23 @@ class PageFile(FileAtEnd, Watcher):
         self._complete()
         return page(self.data)
 
+    def _fed(self, command: str) -> str:
+        """The command with its prompts, which came from a pipe: in quotes if they are short lines."""
+        prompts = [began.prompt for began in self.data.begun]
+        lines = self.piped == "lines" and self.data.comparison is None and not any("\n" in text for text in prompts)
+        if prompts and lines and sum(map(len, prompts)) <= SHORT:
+            return f"{shlex.join(['printf', '%s' + chr(92) + 'n', *prompts])} | {command}"
+        return f"{command} < PROMPTS  # standard input: the prompts of this page"
+
     def _complete(self) -> None:
         data = self.data
         data.comparison = self.runs.part(self.baseline)
-        command = shlex.join(["genctl", *sys.argv[1:]])
+        command = repeating(sys.argv[1:])
         draws = any(began.seed is not None for began in data.begun)
         if self.seed is not None and draws and not any(word.split("=")[0] == "--seed" for word in sys.argv):
             command += f" --seed {self.seed}"
+        if self.piped:
+            command = self._fed(command)
         data.command = without_secrets(command)
         facts = dict(facts_of(data)) | dict(self.facts)
         if self.live and len(self._clock) == 2 and not data.is_scored:

@@ -174,7 +174,7 @@ def test_the_slider_goes_back_in_the_search_and_dead_branches_fold(window: Any) 
     section = page.locator("#search")
     assert section.locator("output").inner_text() == "6 of 6"
     folded = section.locator("[data-node]").count()
-    section.get_by_label("dead branches").check()
+    section.get_by_role("checkbox", name="dead branches").check()
     assert section.locator("[data-node]").count() == 6 * 8 > folded
     slider = section.locator("input[type=range]")
     slider.press("Home")
@@ -198,6 +198,34 @@ def test_the_keyboard_goes_through_the_tree_and_the_formula_follows(window: Any)
     page.keyboard.press("ArrowLeft")
     assert page.locator("#search .panel").inner_text() != shown
     assert page.evaluate("document.activeElement.dataset.node") is not None
+
+
+def test_a_long_trunk_is_folded_and_the_fork_is_on_the_screen(window: Any) -> None:
+    events = search(40, beams=1)
+    page = window(page_of(events))
+    assert "tokens that all share" in page.locator("#search [data-chain]").text_content()
+    last = page.locator("#search [aria-label^='step 40:']")
+    assert "score" in last.get_attribute("aria-label")
+    assert "rank" in last.get_attribute("aria-label")
+    assert last.bounding_box()["x"] < 1280
+    page.locator("#search [data-chain]").click()
+    assert page.locator("#search [data-node]").count() == 40
+
+
+def test_a_tapped_token_has_its_panel_in_view_on_a_phone(window: Any) -> None:
+    page = window(page_of(search(40)), width=390)
+    page.locator("#tokens .token").nth(3).click()
+    box = page.locator("#tokens aside").bounding_box()
+    assert 0 <= box["y"] <= 900 - 100
+
+
+def test_charts_and_the_processor_table_fit_their_column(window: Any) -> None:
+    for width in (1280, 390):
+        page = window(page_of(search(40)), width=width)
+        for part in page.locator("#tokens figure, #tokens aside").all():
+            assert part.evaluate("(one) => one.scrollWidth <= one.clientWidth + 1"), part.inner_text()
+        chart = page.locator("#tokens figure svg").first
+        assert chart.evaluate("(one) => one.clientWidth >= 0.9 * one.parentElement.clientWidth")
 
 
 def test_a_long_search_is_shown_in_parts(window: Any) -> None:

@@ -59,7 +59,8 @@
     .replace(/\r\n|\r|\n/g, "↵\n")
     .replace(/[\u0000-\u0008\u000b-\u001f]/g, (letter) => String.fromCharCode(0x2400 + letter.charCodeAt(0)))
     .replace(/[\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, code);
-  const quoted = (id, text) => (text === "" ? `‹id ${id}›` : `“${visible(text).replaceAll("\n", "")}”`);
+  const nameless = (id) => (data.names && data.names[id] !== undefined ? visible(data.names[id]) : `‹id ${id}›`);
+  const quoted = (id, text) => (text === "" ? nameless(id) : `“${visible(text).replaceAll("\n", "")}”`);
   const brief = (text, most) => {
     const letters = [...visible(text).replaceAll("\n", "")];
     return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : letters.join("");
@@ -164,6 +165,15 @@
   const sentence = (token, place) => `token ${place + 1}: ${quoted(token.id, token.text)}, probability ${percent(token.logprob)}`
     + (token.rank ? `, rank ${token.rank}` : "");
 
+  // Each processor has a line for its name and one for its numbers, which fits the panel.
+  function processors(rows) {
+    const heads = ["before", "after", "removed", "moved", "new first"];
+    return el("table", { class: "narrow" }, el("caption", {}, "What each processor did"),
+      el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col", class: "number" }, head)))),
+      rows.map(([name, ...cells]) => el("tbody", {}, el("tr", {}, el("th", { scope: "rowgroup", colspan: heads.length }, name)),
+        el("tr", {}, cells.map((cell) => el("td", { class: "number" }, cell))))));
+  }
+
   function details(token, place) {
     const facts = [["probability", percent(token.logprob)], ["log-probability", `${number(token.logprob)} nats`]];
     if (token.rank) facts.push(["rank", token.rank.toLocaleString("en")]);
@@ -182,8 +192,7 @@
     if (token.trace) {
       const rows = token.trace.map(([name, removed, moved, changed, before, after]) => [name, `${(100 * before).toFixed(2)}%`,
         `${(100 * after).toFixed(2)}%`, removed.toLocaleString("en"), number(moved), changed ? "yes" : "no"]);
-      parts.push(el("div", { class: "wide" }, table("What each processor did", ["processor", "before", "after", "removed", "moved", "new first"], rows,
-        { numbers: [1, 2, 3, 4] })), el("p", { class: "note" }, "Before and after: the probability of this token. Moved: total variation."));
+      parts.push(processors(rows), el("p", { class: "note" }, "Before and after: the probability of this token. Moved: total variation."));
     }
     if (token.note) parts.push(el("p", { class: "note" }, token.note));
     return parts;
@@ -193,7 +202,7 @@
   function strip(path, label, { open = () => {}, parting = -1 } = {}) {
     const places = path.map((token, place) => el("span", {
       class: `token${place === parting ? " parts" : ""}`, role: "button", tabindex: place === 0 ? 0 : -1, "data-place": place,
-    }, token.text === "" ? `‹id ${token.id}›` : visible(token.text), el("sub", { class: "digit", "aria-hidden": "true" })));
+    }, token.text === "" ? nameless(token.id) : visible(token.text), el("sub", { class: "digit", "aria-hidden": "true" })));
     let chosen = 0;
     const show = (place, focus) => {
       if (!places.length) return;
@@ -228,14 +237,20 @@
     return { element, show, colour, places };
   }
 
+  // The width of a chart: that of its column, which has the panel of a token beside it where there is room.
+  const column = (beside) => {
+    const all = document.getElementById("views").clientWidth;
+    return beside && window.innerWidth > 60 * 16 ? all - 23 * 16 - 1.25 * 16 - 1 : all;
+  };
+
   // Lines over the tokens. `series`: [class, label, values]; null leaves a hole.
   function curves(title, path, series, pick) {
-    const wide = Math.max(420, Math.min(path.length * 8, 6000)), high = 150, left = 44, bottom = 22;
+    const wide = Math.max(column(true), Math.min(path.length * 2, 6000)), high = 170, left = 44, bottom = 22, above = 22;
     const values = series.flatMap(([, , list]) => list).filter((value) => value !== null && Number.isFinite(value));
     if (!values.length || path.length < 2) return null;
     const low = Math.min(0, ...values.slice(0, 1), values.reduce((a, b) => Math.min(a, b))), top = values.reduce((a, b) => Math.max(a, b), 0);
     const x = (at) => left + (at / (path.length - 1)) * (wide - left - 10);
-    const y = (value) => 8 + (1 - (value - low) / (top - low || 1)) * (high - bottom - 8);
+    const y = (value) => above + (1 - (value - low) / (top - low || 1)) * (high - bottom - above);
     const line = (list) => {
       let pen = "M", made = "";
       list.forEach((value, at) => {
@@ -245,13 +260,27 @@
       });
       return made;
     };
+    // The tokens that stand out are named where they are, as far as their names do not meet.
+    const names = () => {
+      const list = series[0][2], room = [];
+      const places = path.map((_, at) => at).filter((at) => list[at] !== null && Number.isFinite(list[at])).sort((a, b) => Math.abs(list[b]) - Math.abs(list[a]));
+      return places.slice(0, 12).flatMap((at) => {
+        const words = brief(path[at].text === "" ? nameless(path[at].id) : path[at].text.trim() || "·", 12), half = 4 * words.length + 4;
+        const middle = Math.min(Math.max(x(at), left + half), wide - 10 - half);
+        if (room.length >= 6 || room.some(([from, to]) => middle + half > from && middle - half < to)) return [];
+        room.push([middle - half, middle + half]);
+        const below = list[at] < 0;
+        return [draw("circle", { class: "dot", cx: x(at), cy: y(list[at]), r: 2.5 }),
+          draw("text", { x: middle, y: below ? Math.min(y(list[at]) + 14, high - bottom - 2) : y(list[at]) - 6, "text-anchor": "middle" }, words)];
+      });
+    };
     const marks = [low, (low + top) / 2, top].map((value) => [
       draw("line", { class: "axis", x1: left, x2: wide - 10, y1: y(value), y2: y(value) }),
       draw("text", { class: "soft", x: left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 1)),
     ]);
     const picture = draw("svg", { width: wide, height: high, role: "img", "aria-label": title,
       onclick: (event) => pick(Math.round(((event.offsetX - left) / (wide - left - 10)) * (path.length - 1))) }, marks,
-      series.map(([kind, , list]) => draw("path", { class: kind, d: line(list) })),
+      series.map(([kind, , list]) => draw("path", { class: kind, d: line(list) })), names(),
       [0, path.length - 1].map((at) => draw("text", { class: "soft", x: x(at), y: high - 6, "text-anchor": at ? "end" : "start" }, `token ${at + 1}`)));
     const key = el("span", { class: "key note" }, series.map(([kind, label]) => [el("i", { class: kind === "two" ? "dashed" : null }), label]));
     return el("figure", { class: "wide" }, el("figcaption", {}, `${title} `, key), picture);
@@ -326,7 +355,9 @@
     return parts;
   }
 
-  const WIDE = 92, HIGH = 34; // of a node's place in the search tree
+  const WIDE = 86, HIGH = 48, TALL = 38; // of a node's place in the search tree, and its height
+  const RECENT = 60; // steps of which all dead branches are drawn
+  const LONGEST = 5; // tokens in a row without a fork; more of them are folded
   const STATES = { i: "continued", r: "returned", f: "finished, not returned", d: "died", l: "left when the search ended", v: "live" };
 
   function treeSection() {
@@ -335,54 +366,103 @@
     const canvas = el("div", { class: "wide" }), facts = el("div", { class: "panel", role: "status" });
     const slider = el("input", { type: "range", min: 1, value: 1, "aria-label": "Step", oninput: () => redraw() });
     const said = el("output");
-    let tree = null, dead = false, unfolded = new Set(), chosen = null;
+    let tree = null, dead = false, unfolded = new Set(), chains = new Set(), chosen = null;
     const made = section("search", "Search tree", el("div", { class: "controls" }, el("label", {}, "Step ", slider, " ", said),
-      checkbox("dead branches", (on) => { dead = on; unfolded = new Set(); redraw(); })), canvas, facts);
+      checkbox("dead branches", (on) => { dead = on; unfolded = new Set(); redraw(); })), canvas,
+      el("p", { class: "note" }, "Each token has the score up to it and, after #, its rank among all tokens of its step. ★ is returned, ○ ended and is not."), facts);
     const alive = (node, step) => node.last >= step || node.first <= step;
     const order = (one, other) => one.best - other.best || other.total - one.total || one.number - other.number;
 
     function redraw(focus) {
-      const fitting = Math.max(3, Math.floor((canvas.clientWidth - 10) / WIDE));
-      const step = Number(slider.value), from = Math.max(0, step - fitting);
+      const step = Number(slider.value);
       said.textContent = `${step} of ${slider.max}`;
       const onPath = new Set();
       for (let at = chosen; at; at = at.parent) onPath.add(at);
       const drawn = new Map(), edges = [], shapes = [], folded = [];
-      let rows = 0;
-      const put = (node) => {
-        const children = node.children.filter((child) => child.id !== null && child.depth <= step).sort(order);
-        const kept = children.filter((child) => dead || alive(child, step) || unfolded.has(node.number));
-        const places = kept.map(put);
-        const y = places.length ? places[0] : rows++;
-        if (kept.length < children.length) folded.push([node, y, children.length - kept.length]);
-        drawn.set(node, { x: (node.depth - from - 1) * WIDE + 8, y: y * HIGH + 8 });
+      let rows = 0, right = 0;
+      const shownOf = (node) => node.children.filter((child) => child.id !== null && child.depth <= step).sort(order);
+      const keptOf = (node) => shownOf(node).filter((child) => (dead && child.depth > step - RECENT) || alive(child, step) || unfolded.has(node.number));
+      // The chain that begins with a node: all that follow one another without a fork or an end.
+      const chainOf = (node) => {
+        const chain = [node];
+        for (let last = node; !last.end && keptOf(last).length === 1; chain.push(last)) [last] = keptOf(last);
+        return chain;
+      };
+      const place = (node, x, from) => {
+        drawn.set(node, { x, y: 0, from });
+        right = Math.max(right, x + WIDE);
+      };
+      const follow = (node, x, from) => { // places a chain and what follows it; returns its row
+        const chain = chainOf(node), last = chain[chain.length - 1], parts = [];
+        const fold = chain.length > LONGEST && !chains.has(node.number);
+        if (fold) {
+          const hidden = chain.slice(node.depth === 1 ? 0 : 1, -1);
+          if (node.depth > 1) parts.push(node);
+          parts.push({ hidden, first: node }, last);
+        } else parts.push(...chain);
+        let before = from, at = x;
+        for (const part of parts) {
+          place(part, at, before);
+          at += part.hidden ? 2.4 * WIDE : WIDE;
+          before = part;
+        }
+        const kept = keptOf(last), lines = kept.map((child) => follow(child, at, last));
+        const y = lines.length ? lines[0] : rows++;
+        for (const part of parts) {
+          const out = part.hidden ? 0 : shownOf(part).length - keptOf(part).length;
+          if (out) folded.push([part, out]);
+        }
+        for (const part of parts) drawn.get(part).y = y * HIGH + 8;
         return y;
       };
-      let roots = tree.nodes.filter((node) => node.depth === Math.max(from, 0) && (node.id !== null || node.depth === 0));
-      roots = roots.filter((node) => dead || alive(node, step)).sort(order);
-      for (const root of roots) {
-        if (root.depth === 0 && root.id === null) for (const child of root.children.filter((one) => one.id !== null && (dead || alive(one, step) || unfolded.has(0))).sort(order)) put(child);
-        else for (const child of root.children.filter((one) => one.id !== null && one.depth <= step && (dead || alive(one, step))).sort(order)) put(child);
-      }
-      for (const [node, { x, y }] of drawn) {
-        const gone = node.state === "d" || !alive(node, step);
+      const starts = keptOf(tree.nodes[0]);
+      const root = { root: true };
+      place(root, 8, null);
+      const lines = starts.map((child) => follow(child, 8 + WIDE, root));
+      drawn.get(root).y = (lines.length ? lines[0] : 0) * HIGH + 8;
+      if (!lines.length) rows = 1;
+      if (shownOf(tree.nodes[0]).length > starts.length) folded.push([root, shownOf(tree.nodes[0]).length - starts.length]);
+      for (const [part, { x, y, from }] of drawn) {
+        const node = part.hidden ? part.hidden[0] : part.root ? tree.nodes[0] : part;
+        const gone = !part.root && (node.state === "d" || !alive(node, step));
         const kinds = `${onPath.has(node) ? " on-path" : ""}${gone ? " dead" : ""}`;
-        const before = drawn.get(node.parent);
-        if (before) edges.push(draw("path", { class: `edge${kinds}`, d: `M${before.x + WIDE - 14} ${before.y + 11}C${x - 4} ${before.y + 11} ${x - 10} ${y + 11} ${x} ${y + 11}` }));
-        const mark = node.end ? (node.end.place ? "★ " : "○ ") : "";
-        shapes.push(draw("g", { class: `node${kinds}${node === chosen ? " is-open" : ""}`, role: "button", tabindex: node === chosen || (!chosen && !shapes.length) ? 0 : -1,
-          "data-node": node.number, "aria-label": `step ${node.depth}: ${quoted(node.id, node.text)}, total ${number(node.total)}, ${STATES[node.state] || ""}` },
-          draw("rect", { class: `h${Math.min(5, MEASURES.probability(node))}`, x, y, width: WIDE - 14, height: 22 }),
-          draw("text", { x: x + 5, y: y + 15 }, mark + brief(node.text === "" ? `‹id ${node.id}›` : node.text.replace(/^ /, "·"), mark ? 8 : 10))));
+        const before = from && drawn.get(from);
+        if (before) {
+          const start = before.x + (from.hidden ? 2.4 * WIDE : WIDE) - 14;
+          edges.push(draw("path", { class: `edge${kinds}`, d: `M${start} ${before.y + TALL / 2}C${x - 4} ${before.y + TALL / 2} ${x - 10} ${y + TALL / 2} ${x} ${y + TALL / 2}` }));
+        }
+        if (part.root) {
+          shapes.push(draw("g", { class: "root" }, draw("text", { x: x + 5, y: y + 23 }, "prompt ▸")));
+          continue;
+        }
+        if (part.hidden) {
+          const died = part.hidden.reduce((sum, one) => sum + shownOf(one).length - 1, 0);
+          const words = `${counted(part.hidden.length, "token")}${part.first.depth === 1 ? " that all share" : ""}`;
+          right = Math.max(right, x + 2.4 * WIDE);
+          shapes.push(draw("g", { class: `node folded${kinds}`, role: "button", tabindex: -1, "data-chain": part.first.number, "aria-label": `show ${words}` },
+            draw("rect", { class: "h0", x, y, width: 2.4 * WIDE - 14, height: TALL }),
+            draw("text", { x: x + 6, y: y + 16 }, words),
+            draw("text", { class: "soft", x: x + 6, y: y + 31 }, `${died ? `(+${died}) ` : ""}${brief(part.hidden.map((one) => one.text).join("").trim(), died ? 18 : 24)}`)));
+          continue;
+        }
+        const mark = node.end ? (node.end.place ? `★${node.end.place} ` : "○ ") : "";
+        const penalty = tree.lane.length_penalty === undefined ? 1 : tree.lane.length_penalty;
+        const score = node.end && typeof node.end.score === "number" ? nats(node.end.score) : node.total / Math.max(node.depth, 1) ** penalty;
+        const figures = `${number(score, 2)}${node.rank ? ` #${node.rank}` : ""}`;
+        shapes.push(draw("g", { class: `node${kinds}${node === chosen ? " is-open" : ""}`, role: "button", tabindex: node === chosen || (!chosen && !shapes.some((shape) => shape.dataset.node)) ? 0 : -1,
+          "data-node": node.number, "aria-label": `step ${node.depth}: ${quoted(node.id, node.text)}, total ${number(node.total)}, score ${number(score)}${node.rank ? `, rank ${node.rank}` : ""}, ${STATES[node.state] || ""}` },
+          draw("rect", { class: `h${Math.min(5, MEASURES.probability(node))}`, x, y, width: WIDE - 14, height: TALL }),
+          draw("text", { x: x + 5, y: y + 16 }, mark + brief(node.text === "" ? nameless(node.id) : node.text.replace(/^ /, "·"), mark ? 7 : 10)),
+          draw("text", { class: "figures", x: x + 5, y: y + 31 }, brief(figures, 11))));
       }
-      for (const [node, y, many] of folded) {
+      for (const [node, many] of folded) {
         const at = drawn.get(node);
-        shapes.push(draw("g", { class: "node dead", role: "button", tabindex: -1, "data-unfold": node.number, "aria-label": `show ${counted(many, "dead branch", "dead branches")}` },
-          draw("text", { x: at.x + WIDE - 30, y: at.y + 32 }, `+${many}`)));
+        shapes.push(draw("g", { class: "node dead", role: "button", tabindex: -1, "data-unfold": node.root ? 0 : node.number, "aria-label": `show ${counted(many, "dead branch", "dead branches")}` },
+          draw("text", { x: at.x + WIDE - 12, y: at.y + TALL + 8, "text-anchor": "end" }, `+${many}`)));
       }
-      const picture = draw("svg", { width: fitting * WIDE + 10, height: Math.max(rows, 1) * HIGH + 24, role: "group",
+      const picture = draw("svg", { width: right + 10, height: Math.max(rows, 1) * HIGH + 24, role: "group",
         "aria-label": "Search tree; arrow keys move between tokens" }, edges, shapes);
-      canvas.replaceChildren(from > 0 ? el("p", { class: "note" }, `Steps ${from + 1} to ${step}; earlier ones with the slider.`) : "", picture);
+      canvas.replaceChildren(picture);
       const target = focus && picture.querySelector(`[data-node="${focus.number}"]`);
       if (target) target.focus();
       describe();
@@ -398,13 +478,14 @@
 
     const select = (node, focus) => { chosen = node; redraw(focus ? node : null); };
     canvas.addEventListener("click", (event) => {
-      const shape = event.target.closest("[data-node], [data-unfold]");
+      const shape = event.target.closest("[data-node], [data-unfold], [data-chain]");
       if (!shape) return;
       if (shape.dataset.unfold !== undefined) { unfolded.add(Number(shape.dataset.unfold)); redraw(); }
+      else if (shape.dataset.chain !== undefined) { chains.add(Number(shape.dataset.chain)); redraw(); }
       else select(tree.nodes[Number(shape.dataset.node)], true);
     });
     canvas.addEventListener("keydown", (event) => {
-      const shape = event.target.closest("[data-node], [data-unfold]");
+      const shape = event.target.closest("[data-node], [data-unfold], [data-chain]");
       if (!shape) return;
       if (event.key === "Enter" || event.key === " ") { event.preventDefault(); shape.dispatchEvent(new MouseEvent("click", { bubbles: true })); return; }
       if (shape.dataset.node === undefined) return;
@@ -428,6 +509,7 @@
       slider.max = most;
       slider.value = most;
       unfolded = new Set();
+      chains = new Set();
       chosen = tree.ends.length ? tree.ends[0].at : null;
       if (chosen && chosen.id === null) chosen = chosen.parent;
       redraw();
@@ -446,7 +528,7 @@
     const body = el("tbody"), status = el("p", { class: "note", role: "status" });
     const more = el("button", { type: "button", onclick: () => { shown += 1000; refresh(); } }, "Show more");
     const columns = heads.map(([key, label]) => el("th", { scope: "col", "data-key": key, class: key === "tokens" || key === "mean" ? "number" : null },
-      el("button", { type: "button", onclick: () => { sorted = [key, sorted[0] === key ? -sorted[1] : 1]; refresh(); } }, label)));
+      el("button", { type: "button", onclick: () => { sorted = [key, sorted[0] === key ? -sorted[1] : 1]; refresh(); } }, label, el("span", { class: "arrow", "aria-hidden": "true" }, " ↕"))));
     function refresh() {
       const [key, way] = sorted;
       const found = rows.filter((row) => `${row.name} ${row.prompt} ${row.text} ${row.end}`.toLowerCase().includes(wanted));
@@ -456,7 +538,11 @@
         el("th", { scope: "row" }, el("button", { type: "button", onclick: () => showLane(row.place) }, row.name)), el("td", {}, brief(row.prompt, 60)),
         el("td", { class: row.end === "failed" ? "failed" : null }, brief(row.text, 90)), el("td", { class: "number" }, row.tokens === null ? "–" : String(row.tokens)),
         el("td", { class: "number" }, number(row.mean)), el("td", {}, row.end))));
-      for (const column of columns) column.setAttribute("aria-sort", column.dataset.key === key ? (way > 0 ? "ascending" : "descending") : "none");
+      for (const column of columns) {
+        const ours = column.dataset.key === key;
+        column.setAttribute("aria-sort", ours ? (way > 0 ? "ascending" : "descending") : "none");
+        column.querySelector(".arrow").textContent = ours ? (way > 0 ? " ▲" : " ▼") : " ↕";
+      }
       status.textContent = `${counted(found.length, "prompt")}${found.length > shown ? `, the first ${shown} shown` : ""}`;
       more.hidden = found.length <= shown;
     }
@@ -476,16 +562,16 @@
     const bins = Math.min(24, Math.max(1, digits ? 24 : high - low + 1)), width = (high - low) / bins || 1;
     const many = new Array(bins).fill(0);
     for (const value of known) many[Math.min(bins - 1, Math.floor((value - low) / width))] += 1;
-    const most = Math.max(...many), size = 420 / bins;
+    const wide = Math.min(420, column(false) - 10), most = Math.max(...many), size = wide / bins;
     const sorted = [...known].sort((a, b) => a - b), half = sorted.length / 2;
     const middle = (sorted[Math.ceil(half) - 1] + sorted[Math.floor(half)]) / 2;
     const median = number(middle, Number.isInteger(middle) ? digits : Math.max(digits, 1));
     return el("figure", {}, el("figcaption", {}, title, el("span", { class: "note" }, ` ${number(low, digits)} to ${number(high, digits)}, median ${median}`)),
-      draw("svg", { width: 430, height: 130, role: "img", "aria-label": `${title}: ${number(low, digits)} to ${number(high, digits)}, median ${median}` },
+      draw("svg", { width: wide + 10, height: 130, role: "img", "aria-label": `${title}: ${number(low, digits)} to ${number(high, digits)}, median ${median}` },
         many.map((count, at) => draw("rect", { class: "bar", x: at * size + 1, width: Math.max(size - 2, 1), y: 105 - (100 * count) / most, height: (100 * count) / most },
           draw("title", {}, `${number(low + at * width, digits)} to ${number(low + (at + 1) * width, digits)}: ${count}`))),
-        draw("line", { class: "axis", x1: 0, x2: 425, y1: 105.5, y2: 105.5 }),
-        draw("text", { class: "soft", x: 0, y: 122 }, number(low, digits)), draw("text", { class: "soft", x: 424, y: 122, "text-anchor": "end" }, number(high, digits))));
+        draw("line", { class: "axis", x1: 0, x2: wide + 5, y1: 105.5, y2: 105.5 }),
+        draw("text", { class: "soft", x: 0, y: 122 }, number(low, digits)), draw("text", { class: "soft", x: wide + 4, y: 122, "text-anchor": "end" }, number(high, digits))));
   }
 
   function comparisonSection() {
@@ -536,8 +622,9 @@
   }
 
   function metrics(shown) {
-    const wide = 420, left = 130, high = 22;
-    const figures = shown.metrics.map((metric) => {
+    const wide = Math.min(420, column(false)), left = Math.min(130, wide / 3), high = 22;
+    const several = shown.metrics.some((metric) => Object.values(metric.runs).some((one) => one[3] > 1));
+    const figures = (several ? shown.metrics : []).map((metric) => {
       const entries = shown.runs.filter((run) => metric.runs[run]).map((run) => [run, ...metric.runs[run]]);
       const low = Math.min(...entries.map(([, , one]) => one)), top = Math.max(...entries.map(([, , , one]) => one));
       const x = (value) => left + 10 + ((value - low) / (top - low || 1)) * (wide - left - 30);
