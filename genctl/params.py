@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from genctl.threads import MOST
+
 DEFAULT_NEW_TOKENS = 256  # where nothing limits the length
 GRAMMARS = ("json_schema", "regex", "grammar")  # knobs that say what the whole text must be
 
@@ -33,6 +35,7 @@ STRUCTURE = "Structure"
 
 Fraction: TypeAlias = Annotated[float, Ge(0.0), Lt(1.0)]
 Rows: TypeAlias = Annotated[int, Ge(1), Le(1 << 16)]  # in memory all at once; a larger number is a typing error
+ThreadCount: TypeAlias = Annotated[int, Ge(1), Le(MOST)]
 Bias: TypeAlias = tuple[Ids, float]  # a sequence of ids, and the number added to the score of its last id
 
 
@@ -388,6 +391,9 @@ class Runtime:
         "auto",
         "genctl's own forward pass (native), transformers' classes, or auto: native where it supports the model",
         MODEL,
+    )
+    threads: ThreadCount | None = knob(
+        None, "number of threads on the CPU (default: OMP_NUM_THREADS, else by the work and the free cores)", MODEL
     )
     seed: Annotated[int, Ge(0), Lt(2**64)] | None = knob(
         None, "seed of the first prompt (default: random, always recorded)", RUN

@@ -11,6 +11,7 @@ from genctl.batch.resumable import Resumable
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.same_job import check_same
 from genctl.batch.tally import RowTally
+from genctl.threads import MOST
 
 Record = writers.Record
 
@@ -35,6 +36,11 @@ class RecordOutput:
     ) -> None:
         self._sink, self._tally = sink, tally or RowTally()
         self._ordered = writers.Ordered(writer, unordered=unordered, written=self._tally.written)
+
+    @property
+    def threads(self) -> int | None:
+        """The number of threads with which the output was begun; None for a new one."""
+        return None
 
     def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
         """Begin or continue, now that the checkpoint is loaded. Returns the seed that holds."""
@@ -81,6 +87,11 @@ class ResumedOutput(RecordOutput):
         tally.go_on(mark.rows, mark.tally)
         self._digest = hashlib.blake2b(digest_size=16)
         self._echo: writers.Ordered | None = None
+
+    @property
+    def threads(self) -> int | None:
+        number = (self.file.header or {}).get("threads")
+        return number if isinstance(number, int) and 0 < number <= MOST else None
 
     def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
         before = self.file.header

@@ -147,6 +147,8 @@ class CompareJob(Job[CompareOptions]):
             before = engine.passes
             usual = max(LANES // (len(members) * self.seeds), 1)
             step = 1 if self.live else min(engine.width(self.resolved[place], usual) for place in members)
+            engine.use_threads([self.resolved[place] for place in members], step * self.seeds)
+            self.detail(*engine.notes)
             self.interrupt.gentle = True
             for start in range(0, len(self.prompts), step):
                 chunk = self.prompts[start : start + step]
@@ -168,7 +170,6 @@ class CompareJob(Job[CompareOptions]):
         """The checkpoint (or the servers) of these runs, each of which is checked on it."""
         runs = [self.runs[place] for place in members]
         engine = self._opened(members, runs[0])
-        self.detail(*engine.notes)
         engine.watched(self.options.watch)  # what is no token of this checkpoint is refused before decoding
         settled = each(runs, lambda run: self.settle(engine, run.layers))
         for place, resolved in zip(members, settled, strict=True):
@@ -188,6 +189,7 @@ class CompareJob(Job[CompareOptions]):
             dataclasses.replace(resolved.runtime, offline=offline),
             first.layers,
             on_event=self.view.feed,
+            live=self.options.on_screen,
             need_tokenizer=not any(isinstance(row, InputRow) and row.prompt_ids is not None for row in self.rows),
         )
         if options.save is not None or options.expect is not None:

@@ -65,6 +65,7 @@ class InspectJob(Job[InspectOptions]):
         from genctl.render.cache_view import CacheView
 
         options, live = self.options, self.options.on_screen
+        self.live = live
         self.open_consoles()
         self.saved: writers.Sink | None = None
         self.results: writers.Sink | None = None
@@ -80,13 +81,14 @@ class InspectJob(Job[InspectOptions]):
         from genctl.engines.local.session import Session
         from genctl.inspecting.weights import weights_bytes
 
-        session = self.load_engine(self.early.runtime, self.layers, on_event=self.view.feed)
+        session = self.load_engine(self.early.runtime, self.layers, on_event=self.view.feed, live=self.live)
         assert isinstance(session, Session)  # measurements look into the model
         self.session = session
         self.base = self.settle(session, self.layers, self.options.strategy)
         self._check_cache()
         self.describe(session, self.base)
-        self.detail(*session.loaded.verbose_notes)
+        session.use_threads([self.base], 1)
+        self.detail(*session.notes)
         self.weights = self.view.weights = weights_bytes(session.loaded.model)
 
     def deliver(self, stack: ExitStack) -> None:

@@ -56,6 +56,7 @@ class Job(ABC, Generic[SomeOptions]):
         self.loaded: Engine | None = None  # the newest engine, which is to be closed
         self.listeners: list[Listener] = []  # each gets every event, in this order
         self.output: RecordOutput | None = None  # of records, one or more for each row
+        self.live = False  # results are shown while they are made, and not written
         self.shown = False  # the view shows results in place of `output`
         self.view: Any = None  # draws what is live; `hide` takes it away
         self.failed = 0  # rows

@@ -14,7 +14,7 @@ from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
 from genctl.identity import versions
 
-APART = ("seed", "offline")  # settings that are kept elsewhere, or change no result
+APART = ("seed", "offline", "threads")  # settings that are kept elsewhere, or change no result
 IN_FILES = ("json_schema", "grammar", "prompt_cache")  # settings that may name a file
 
 
@@ -28,6 +28,7 @@ def identity(
     input: Mapping[str, Any] | None,
     top: int,
     watch: Sequence[int] = (),
+    threads: int | None = None,
 ) -> dict[str, Any]:
     """Everything that decides the bytes of an output, as plain JSON, for its journal.
 
@@ -55,6 +56,7 @@ def identity(
         "records": records,
         "batch": batch,
         "input": input,
+        "threads": threads,  # the next run computes with as many, unless it is given a number
         "versions": {**versions("torch", "transformers", "tokenizers"), "schema": SCHEMA},
     }
     plain: dict[str, Any] = json.loads(json.dumps(header))

@@ -60,6 +60,7 @@ class RunJob(job.Job[RunOptions]):
         self.stopper: Sequence[Mapping[str, Any]] = ()  # and its record
         self.taken = 0  # rows of the input
         self.checks = RunChecks(options, self.say)
+        self.threads: int | None = None  # that compute a step
         self.bar: RowsBar | None = None
         self.err_console: Console | None = None
 
@@ -112,9 +113,10 @@ class RunJob(job.Job[RunOptions]):
             engine.check_tokens("--scores" if options.scores else "--top-logprobs", self.base)
         self.texts, self.encoder_decoder = engine.has_texts, engine.is_encoder_decoder
         self.watched = engine.watched(options.watch)
+        self.width = engine.width(self.base, 1 if self.live else job.WIDTH)
+        self.threads = engine.use_threads([self.base], self.width, self.output.threads)
         self.detail(*engine.notes)
         self.describe(engine, self.base)
-        self.width = engine.width(self.base, 1 if self.live else job.WIDTH)
         self.span = job.SPAN * self.width if self.width > 1 and self.choice.batches else 1
         self._begin()
 
@@ -179,6 +181,12 @@ class RunJob(job.Job[RunOptions]):
             watcher.settled(to_toml(self.base, defaults=False), seed=self.seed)
         if not self.options.resume:
             return
+        if None not in (self.threads, self.output.threads) and self.threads != self.output.threads:
+            before = count(self.output.threads or 0, "thread")
+            self.remark(
+                f"{self.options.output} was begun with {before}, and goes on with {self.threads}: the last digits of "
+                "log-probabilities may differ from those of an uninterrupted run"
+            )
         identity = resume.identity(
             self.options,
             self.base,
@@ -188,6 +196,7 @@ class RunJob(job.Job[RunOptions]):
             input=None if looked is None else {**looked.identity(), "format": self.options.input_kind},
             top=self._report().top,
             watch=self.watched,
+            threads=self.threads,
         )
         self.seed = self.output.begin(
             identity, self.span, self.base.origins, seed_given=self.base.runtime.seed is not None
@@ -226,7 +235,8 @@ class RunJob(job.Job[RunOptions]):
         flow = Flow(
             self.width,
             self.span,
-            self.ahead,
+            threads=self.threads,
+            ahead=self.ahead,
             ordered=not options.unordered or options.strict,
             interrupted=self.interrupt,
             enough=lambda last: self.stop_at is not None and last >= self.stop_at,

@@ -41,7 +41,7 @@ class ScoreJob(Job[ScoreOptions]):
     def __init__(self, options: ScoreOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
         super().__init__(options, interrupt, choice)
         self.open_consoles()
-        self.shown = options.on_screen
+        self.shown = self.live = options.on_screen
         self.details = options.scores or options.top_logprobs is not None
         self.top = shown_top(options)
         self.texts = self.tokens = self.bytes = 0
@@ -73,13 +73,14 @@ class ScoreJob(Job[ScoreOptions]):
                 on_event=None if self.options.quiet else bar.show,
                 need_tokenizer=False,
                 named=self.early.origins.get("model", "default") != "default",
+                live=self.shown,
             )
         if self.early.runtime.backend is not None:
             self.settle(engine, self.layers)
-        self.detail(*engine.checkpoint_notes)
         self.name = engine.name
-        width = engine.width(self.early, 1 if self.shown else WIDTH)
+        width = engine.width(self.early, 1 if self.shown or self.lone else WIDTH)
         self.outcomes = engine.score(self._wanted(), self.scoring(width), interrupted=self.interrupt)
+        self.detail(*engine.checkpoint_notes)
 
     def used_runtime(self) -> Runtime:
         """The settings of the checkpoint without those that are of no use here; a note says which."""

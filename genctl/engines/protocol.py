@@ -68,6 +68,7 @@ class Flow:
 
     width: int = 1  # requests decoded at once
     span: int | None = None  # rows of a group, which is decoded to its end before the next begins; None: one group
+    threads: int | None = None  # that compute a step; None: as they are
     ahead: int = 0  # requests read beyond those that have begun: of them the longest begins first
     ordered: bool = True  # engines whose events come late give them in input order
     watch: bool = False  # CacheRead events are wanted
@@ -163,6 +164,12 @@ class Engine(Protocol):
 
     def most_lanes(self, resolved: Resolved, lanes: int) -> int:
         """How many of `lanes` lanes that belong together are decoded at once."""
+
+    def use_threads(self, jobs: Sequence[Resolved], lanes: int, recorded: int | None = None) -> int | None:
+        """Choose the number of threads for steps in which each of these jobs has so many lanes.
+
+        `recorded`: the number with which an output was begun. Returns None where nothing is chosen.
+        """
 
     # -- work ----------------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from genctl.models.read_ahead import read_ahead
 from genctl.models.resolve import CheckpointFolder, resolve
 from genctl.models.weights import few
 from genctl.params import Runtime
+from genctl.threads import Threads
 
 if TYPE_CHECKING:
     import torch
@@ -103,12 +104,13 @@ def load(
     need_tokenizer: bool = False,
     on_event: OnEvent | None = None,
     before_weights: Callable[[GenerationSettings], object] | None = None,
+    threads: Threads | None = None,
 ) -> LoadedModel:
     """Resolve, check and load `runtime.model`. `before_weights` receives its generation settings and may raise.
 
     Without a tokenizer a checkpoint takes token ids alone; `need_tokenizer` refuses it before it is read. Raises
     ModelError for a checkpoint that is missing, damaged or unsupported, UsageError for conflicting options or an
-    unavailable device. `on_event` receives bytes downloaded and tensors read.
+    unavailable device. `on_event` receives bytes downloaded and tensors read. `threads` is set before weights are read.
     """
     prepare.check_options(runtime)
     placement = _placement(runtime)
@@ -122,6 +124,8 @@ def load(
         native, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         device = device_of(runtime.device) if runtime.device_map is None else None
         collection.resume()  # torch is imported: collect again
+        if threads is not None:
+            threads.apply(checkpoint.weights.bytes, device="cpu" if device is None else device.type)
         prepare.check_device(runtime, device)
         if native is not None and device is not None:
             reason = runtime_choice.device_reason(native.spec, runtime, device)
@@ -162,7 +166,7 @@ def _native(
     device: torch.device,
     on_event: OnEvent | None,
 ) -> LoadedModel:
-    size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
+    size = checkpoint.weights.bytes
 
     def read() -> tuple[NativeModel, list[str]]:
         return runtime_choice.load(plan, runtime, checkpoint, device, prepare.finite_check(size), on_event)

@@ -207,7 +207,7 @@ def load(
         forms = ", ".join(f"{count} {form}" for form, count in sorted(held.items()))
         notes.append(f"{held.total()} linear layers with weights in {runtime.quantize} ({forms})")
     if runtime.quantize is not None:
-        size = sum(tensor.end - tensor.begin for tensor in checkpoint.weights.tensors.values())
+        size = checkpoint.weights.bytes
         notes[-1] += f"; all weights {model.bytes() / 1e6:,.1f} MB, {size / 1e6:,.1f} MB as read"
     if made.unused:
         notes.append(f"{len(made.unused)} tensors in the weight files are not used: {few(made.unused)}")

@@ -61,6 +61,13 @@ class WeightFiles:
     pickled: bool = False
     dtype: str = ""
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors; of the files, where nothing lists the tensors."""
+        if self.tensors:
+            return sum(tensor.end - tensor.begin for tensor in self.tensors.values())
+        return sum(file.stat().st_size for file in self.files if file.is_file())
+
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """A JSON object from a file. Raises ModelError, naming `what`, for anything else."""

@@ -19,6 +19,7 @@ from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, never
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.params import Generation, Runtime
 from genctl.requests import Report, Request, grouped
+from genctl.threads import TEXT, Threads
 
 if TYPE_CHECKING:
     from genctl.decode.saved_prompt import PromptIdentity
@@ -49,6 +50,7 @@ class Session:
         from genctl.native.runtime_factory import runtime_of
 
         self.loaded = loaded
+        self.threads: Threads | None = None
         self.forward = runtime_of(loaded.model, compile=runtime.compile)
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
         self.clock: Callable[[], float] = time.perf_counter
@@ -68,10 +70,12 @@ class Session:
         on_event: Callable[[events.Loading], None] | None = None,
         layers: Sequence[Layer] = (),
         need_tokenizer: bool = False,
+        threads: Threads | None = None,
     ) -> SomeSession:
         """Load a checkpoint. `layers` are checked against its generation_config before its weights are read.
 
-        `need_tokenizer`: prompts are texts, so a checkpoint without a tokenizer is refused before that, too.
+        `need_tokenizer`: prompts are texts, so a checkpoint without a tokenizer is refused before that, too. `threads`
+        chooses how many threads torch has, for one row; without it, only `runtime.threads` changes their number.
 
         Raises ModelError, UsageError or PresetError.
         """
@@ -92,6 +96,8 @@ class Session:
             settled.append((merged, resolve(merged)))
             check_settings(settled[0][1].generation)
 
+        if threads is None and runtime.threads is not None:
+            threads = Threads(runtime.threads)
         loaded = hub.load(
             runtime,
             allow_pickle=allow_pickle,
@@ -99,9 +105,11 @@ class Session:
             need_tokenizer=need_tokenizer,
             on_event=on_event,
             before_weights=before_weights,
+            threads=threads,
         )
         session = cls(loaded, runtime, allow_plugins=allow_plugins, flags={**flags, "on_event": on_event})
         session.settled = settled[0] if settled else None
+        session.threads = threads
         return session
 
     @property
@@ -124,13 +132,17 @@ class Session:
 
     @property
     def checkpoint_notes(self) -> tuple[str, ...]:
-        """Notes for --verbose on the checkpoint."""
-        return self.loaded.notes
+        """Notes for --verbose on the checkpoint, and on the number of threads."""
+        return (*self.loaded.notes, *self._threads_note)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """The same, and how it runs."""
-        return self.loaded.verbose_notes
+        return (*self.loaded.verbose_notes, *self._threads_note)
+
+    @property
+    def _threads_note(self) -> tuple[str, ...]:
+        return () if self.threads is None else (self.threads.note,)
 
     def remarks(self, resolved: Resolved) -> list[str]:
         """What everybody should know of the cache of a job."""
@@ -247,6 +259,21 @@ class Session:
         """All of them, so that each prompt is read once."""
         return lanes
 
+    def use_threads(self, jobs: Sequence[Resolved], lanes: int, recorded: int | None = None) -> int | None:
+        """Choose the number of threads for steps in which each of these jobs has so many lanes (`Engine.use_threads`)."""
+        return self._use_threads(
+            lanes * sum(max(int(self._trial(job).lane.strategy.rows), 1) for job in jobs), recorded
+        )
+
+    def _use_threads(self, rows: int, recorded: int | None = None) -> int | None:
+        from genctl.inspecting.weights import weights_bytes
+
+        if self.threads is None:
+            return None
+        weights, device = weights_bytes(self.loaded.model), self.forward.device.type
+        self.threads.apply(weights, rows, device=device, recorded=recorded)
+        return self.threads.number
+
     def reads_hidden(self, resolved: Resolved) -> bool:
         """Whether a job reads hidden states: its prefill then serves other jobs too, but not the other way round.
 
@@ -333,7 +360,9 @@ class Session:
         interrupted: Callable[[], str] = never,
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or ModelError at once for what it cannot do."""
-        return self._scorer(options).score(texts, interrupted)
+        scorer = self._scorer(options)
+        self._use_threads(TEXT * options.batch_size)
+        return scorer.score(texts, interrupted)
 
     def check_scoring(self, options: Options) -> None:
         """Raises UsageError or ModelError for what it cannot do."""
@@ -357,6 +386,7 @@ def load_local(setup: EngineSetup) -> Session:
 
 def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
     """The checkpoint as a session of this kind. Notes what bounds it, and later what is compiled."""
+    threads = Threads(setup.runtime.threads, steady=not setup.live)  # made before torch is imported
     session = kind.load(
         setup.runtime,
         **setup.trust,
@@ -364,6 +394,7 @@ def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
         on_event=setup.on_event,
         layers=setup.layers,
         need_tokenizer=setup.need_tokenizer,
+        threads=threads,
     )
     if session.loaded.bound:
         setup.note(session.loaded.bound)

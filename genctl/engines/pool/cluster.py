@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from genctl.engines.pool.address import nothing_there, probe
 from genctl.errors import UsageError
 from genctl.plural import count
+from genctl.threads import cores, from_environment
 
 if TYPE_CHECKING:
     from genctl.engines.pool.processes import RayProcesses
@@ -184,12 +185,7 @@ def _hushed() -> Iterator[None]:
         os.close(null)
 
 
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def threads_for(cores: int, workers: int) -> int:
-    """Threads of each worker: OMP_NUM_THREADS where it is set, else an equal share of the cores."""
-    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(given) if given.isdecimal() and int(given) else max(cores // workers, 1)
+    """Threads of each worker: OMP_NUM_THREADS where it is set, else an equal share of the cores at most."""
+    given = from_environment()
+    return max(cores // workers, 1) if given is None else given[0]

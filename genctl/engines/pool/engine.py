@@ -19,6 +19,7 @@ from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, StreamP
 from genctl.errors import ModelError
 from genctl.plural import count
 from genctl.requests import Report, Request, Skipped
+from genctl.threads import from_environment
 
 if TYPE_CHECKING:
     from genctl.engines.pool.processes import RayProcesses
@@ -51,15 +52,17 @@ class PoolEngine:
             return WorkerSetup(
                 runtime,
                 setup.layers,
-                cluster.threads,
+                runtime.threads or cluster.threads,
                 str(Path.cwd()),
                 setup.need_tokenizer,
                 **setup.trust,
                 allow_plugins=setup.allow_plugins,
+                exact=runtime.threads is not None or from_environment() is not None,
                 local=str(folder.resolve()) if folder.is_dir() else "",
                 alone=cluster.alone,
             )
 
+        self._given = runtime.threads
         if address is None and not is_running():
             from genctl.engines.pool.processes import RayProcesses
 
@@ -105,7 +108,7 @@ class PoolEngine:
     def _about(self) -> str:
         cluster = self._workers.cluster
         each = "each " if cluster.workers > 1 else ""
-        share = f"{count(cluster.threads, 'thread')}{' and a GPU' if cluster.gpus else ''}"
+        share = f"{count(self._given or cluster.threads, 'thread')}{' and a GPU' if cluster.gpus else ''}"
         return f"{count(cluster.workers, 'worker')} {cluster.about}, {each}with {share}"
 
     @property
@@ -165,6 +168,11 @@ class PoolEngine:
         """All of them."""
         return lanes
 
+    def use_threads(self, jobs: Sequence[Resolved], lanes: int, recorded: int | None = None) -> int | None:
+        """The number that each worker uses: the recorded one would not be its share of the cores."""
+        number: int | None = self._workers.ask("use_threads", jobs, lanes)
+        return number
+
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def stream(
@@ -174,7 +182,9 @@ class PoolEngine:
         pool, width = self._workers, flow.width
         pool.on_progress = lambda: flow.on_progress(StreamProgress(pool.rows_ahead, pool.tokens, tuple(pool.speeds())))
         works = _groups(
-            requests, flow.span or width, lambda group: DecodeWork(group, report or Report(), width, flow.ahead)
+            requests,
+            flow.span or width,
+            lambda group: DecodeWork(group, report or Report(), width, flow.ahead, flow.threads),
         )
         for result in pool.results(works, flow.interrupted, ordered=flow.ordered):
             for event in self._events(result, flow.on_shortage):

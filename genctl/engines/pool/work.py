@@ -11,6 +11,7 @@ from genctl import events
 from genctl.engines.protocol import Flow
 from genctl.errors import GenctlError
 from genctl.requests import Report, Request
+from genctl.threads import set_threads
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session
@@ -34,10 +35,13 @@ class DecodeWork:
     report: Report
     width: int
     ahead: int = 0  # requests read ahead, so that the longest begins first
+    threads: int | None = None  # that compute a step; None: as they are
 
     def perform(self, session: Session, progress: WorkerProgress) -> DecodedGroup:
         """Decode the group to its end. Steps that nobody reads are left out."""
         shortages: list[tuple[int, int]] = []
+        if self.threads is not None:
+            set_threads(self.threads)
         flow = Flow(self.width, ahead=self.ahead, on_shortage=lambda width, fewer: shortages.append((width, fewer)))
         counted = _counted(session.stream(self.requests, self.report, flow), progress)
         return DecodedGroup(

@@ -27,13 +27,14 @@ class WorkerSetup:
 
     runtime: Runtime
     layers: tuple[Layer, ...]  # of a job that is checked, before the weights are read and on the checkpoint
-    threads: int
+    threads: int  # at most; less where a step has no work for them
     folder: str  # the driver's working folder: names of files are relative to it
     need_tokenizer: bool = False
     allow_pickle: bool = False
     trust_remote_code: bool = False
     allow_plugins: bool = False
     local: str = ""  # the checkpoint's folder on the driver; "" for one that has another kind of name
+    exact: bool = False  # as many threads, whatever the work
     alone: bool = True  # all workers are on the driver's machine
 
 
@@ -122,11 +123,10 @@ class Worker:
         setup = self.setup
         if setup.local and not Path(setup.local).is_dir():
             raise ModelError(f"{setup.runtime.model} is a local folder, and there is no {setup.local}")
-        import torch
-
         from genctl.engines.local.session import Session
+        from genctl.threads import Threads
 
-        torch.set_num_threads(setup.threads)
+        threads = Threads(setup.threads if setup.exact else None, share=setup.threads)
         session = Session.load(
             setup.runtime,
             allow_pickle=setup.allow_pickle,
@@ -134,6 +134,7 @@ class Worker:
             allow_plugins=setup.allow_plugins,
             layers=setup.layers,
             need_tokenizer=setup.need_tokenizer,
+            threads=threads,
         )
         if setup.layers:
             session.check(session.resolve(setup.layers))

@@ -154,6 +154,9 @@ class RemoteSession:
         """The bound on requests in flight."""
         return self.width(resolved, lanes)
 
+    def use_threads(self, jobs: Sequence[Resolved], lanes: int, recorded: int | None = None) -> int | None:
+        """None: servers choose for themselves."""
+
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
         """Close all connections."""
         for server in self.servers:
