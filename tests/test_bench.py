@@ -255,6 +255,13 @@ def test_commands_write_the_same_tokens_and_say_when_the_first_came(stock: Path)
         commands.Command(sides.LLAMA, folder)
 
 
+def test_a_competing_process_runs_until_the_command_has_ended() -> None:
+    assert case("busy").beside == 1
+    with commands.competing(2) as processes:
+        assert [process.poll() for process in processes] == [None, None]
+    assert all(process.poll() for process in processes)
+
+
 def test_a_command_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"ended with [1-9]"):
         commands.Command(sides.GENCTL, tmp_path / "nothing").run(case("run").work)

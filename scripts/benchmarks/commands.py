@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from .sides import GENCTL, GENERATE
@@ -30,15 +32,16 @@ _STORY = "Once upon a time"
 class Command:
     """A process for each work: one prompt, greedy. Its prompt is text, which both read with the checkpoint's tokenizer.
 
-    `folder` None is the checkpoint that genctl brings.
+    `folder` None is the checkpoint that genctl brings. `beside`: other processes that keep a core busy meanwhile, in
+    which case each side chooses its number of threads itself.
     """
 
-    def __init__(self, name: str, folder: Path | None, device: str = "cpu") -> None:
+    def __init__(self, name: str, folder: Path | None, device: str = "cpu", *, beside: int = 0) -> None:
         if name not in (GENCTL, GENERATE):
             raise Unavailable("it has no such command")
         if name == GENERATE and device != "cpu":
             raise Unavailable("the plain script runs on the CPU")
-        self.ours, self.folder, self.device = name == GENCTL, folder, device
+        self.ours, self.folder, self.device, self.beside = name == GENCTL, folder, device, beside
 
     def run(self, work: Work) -> Ran:
         """Run it; the clock starts with the process. Raises RuntimeError if it fails."""
@@ -50,7 +53,8 @@ class Command:
             command = [sys.executable, "-m", "genctl", "run", *options, text]
         else:
             command = [sys.executable, "-c", PLAIN, str(self.folder or builtin()), str(ask.new), text]
-        output, ran = _timed(command)
+        with competing(self.beside):
+            output, ran = _timed(command, free=self.beside > 0)
         if self.folder is None:  # words of a story, whose tokens nobody counts
             return ran
         tokens = tuple(int(word[1:]) for word in output.split())
@@ -64,12 +68,28 @@ def builtin() -> Path:
     return Path(genctl.__file__).parent / "models" / "builtin" / BUILTIN.partition(":")[2]
 
 
-def _timed(command: Sequence[str]) -> tuple[str, Ran]:
-    """What a command prints, and the seconds until its first byte and until its end."""
+@contextmanager
+def competing(number: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that keep a core busy each, on the CPUs of this one."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _timed(command: Sequence[str], *, free: bool = False) -> tuple[str, Ran]:
+    """What a command prints, and the seconds until its first byte and until its end. `free`: no variable of `host`
+    says how many threads it has.
+    """
+    fixed = ("OMP_", "MKL_") if free else ()
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(fixed)}
     began = time.perf_counter()
     with (
         tempfile.TemporaryFile() as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=variables) as process,
     ):
         assert process.stdout is not None
         first = process.stdout.read(1)

@@ -48,7 +48,7 @@ class Stock:
         if case.manner == "command":
             ours = case.size.name == commands.BUILTIN
             folder = None if ours else self.form(case.size, "transformers")
-            return commands.Command(name, folder, self.device)
+            return commands.Command(name, folder, self.device, beside=case.beside)
         dtype = case.dtype_of(name)
         forms = [sides.gguf_form(dtype)] if name == sides.LLAMA else sides.SIDES[name][1]
         if name == sides.LLAMA and case.size.encoder_decoder:

@@ -33,6 +33,7 @@ class Case:
     equal: bool | None = (
         True  # whether genctl must write the tokens of generate(); None: other weights, so not compared
     )
+    beside: int = 0  # of a command: other processes that keep a core busy meanwhile
     limited: bool = False  # whether reading weights and cache bounds it: one step after another
     other_dtypes: Mapping[str, str] = field(default_factory=dict)  # sides that take another type, said in the table
     targets: Mapping[str, float] = field(default_factory=dict)  # side -> least ratio
@@ -189,6 +190,10 @@ def processes(plan: Plan) -> Iterator[Case]:
     yield Case(
         "run", f"{lengths.new} tokens from the shell, start to end, GPT-2 small size", plan.causal,
         plan.rows(1, lengths.short, lengths.new), manner="command", sides=pair, figure="s",
+    )  # fmt: skip
+    yield Case(
+        "busy", f"{lengths.new} tokens from the shell beside a busy process, start to end, {BUILTIN}", builtin,
+        plan.rows(1, lengths.short, lengths.new), manner="command", sides=pair, figure="s", equal=None, beside=1,
     )  # fmt: skip
     for prefix, name, size, new in (
         ("", "GPT-2 small", plan.causal, lengths.new),
