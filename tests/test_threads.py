@@ -74,6 +74,7 @@ def test_a_number_that_is_given_wins_over_the_environment_and_both_over_the_work
     made = Threads(8)
     assert chosen(made, SMALL) == 8
     assert made.note == "threads: 8 (as set; there are only 4 cores)"
+    monkeypatch.delenv("MKL_NUM_THREADS")
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     assert chosen(Threads(), SMALL) == 1
 
