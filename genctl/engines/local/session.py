@@ -260,7 +260,7 @@ class Session:
         return lanes
 
     def use_threads(self, jobs: Sequence[Resolved], lanes: int, recorded: int | None = None) -> int | None:
-        """Choose the number of threads for steps in which each of these jobs has so many lanes (`Engine.use_threads`)."""
+        """Choose the number of threads for so many lanes of each of these jobs (`Engine.use_threads`)."""
         return self._use_threads(
             lanes * sum(max(int(self._trial(job).lane.strategy.rows), 1) for job in jobs), recorded
         )
