@@ -15,6 +15,7 @@ from genctl.plural import count
 MOST = 1024  # a larger number is a typing error
 TEXT = 32  # tokens, about: a text that is read as a whole has as many rows
 SHARE = 20 << 20  # bytes of weights that a thread reads in about a millisecond, against a loss of some µs per product
+LEAST = 5 * SHARE  # work that is worth a second thread at all: two that wait for each other may cost much
 _ROWS = 5  # as many rows take a second as long to multiply as the weights take to read
 _BRIEF_S = 0.2  # the kernel counts in hundredths of a second: a shorter span says little
 _BUSY = (0, 1, 2, 5, 6, 7)  # columns of /proc/stat: user, nice, system, irq, softirq, steal
@@ -38,7 +39,8 @@ def from_environment() -> tuple[int, str] | None:
 
 def for_step(weights: int, rows: int) -> int:
     """As many threads as a forward pass of `rows` rows through `weights` bytes has work for."""
-    return max(int(weights * (1 + rows / _ROWS)) // SHARE, 1)
+    work = int(weights * (1 + rows / _ROWS))
+    return work // SHARE if work >= LEAST else 1
 
 
 def set_threads(number: int) -> None:

@@ -11,7 +11,6 @@ from genctl.batch.resumable import Resumable
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.same_job import check_same
 from genctl.batch.tally import RowTally
-from genctl.threads import MOST
 
 Record = writers.Record
 
@@ -91,7 +90,7 @@ class ResumedOutput(RecordOutput):
     @property
     def threads(self) -> int | None:
         number = (self.file.header or {}).get("threads")
-        return number if isinstance(number, int) and 0 < number <= MOST else None
+        return number if isinstance(number, int) and 0 < number <= 1024 else None
 
     def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
         before = self.file.header

@@ -114,7 +114,7 @@ class RunJob(job.Job[RunOptions]):
         self.texts, self.encoder_decoder = engine.has_texts, engine.is_encoder_decoder
         self.watched = engine.watched(options.watch)
         self.width = engine.width(self.base, 1 if self.live else job.WIDTH)
-        self.threads = engine.use_threads([self.base], self.width, self.output.threads)
+        self.threads = engine.use_threads([self.base], 1 if self.lone else self.width, self.output.threads)
         self.detail(*engine.notes)
         self.describe(engine, self.base)
         self.span = job.SPAN * self.width if self.width > 1 and self.choice.batches else 1
