@@ -46,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "engines": {"config", "events", "params", "requests", "scoring.scored_text"},
     "engines.local": {
+        "threads",
         "engines.protocol",
         "config",
         "decode",
@@ -69,6 +70,7 @@ ALLOWED: dict[str, set[str]] = {
         "scoring.scored_text",
     },
     "engines.pool": {
+        "threads",
         "engines.local",
         "engines.protocol",
         "collection",
@@ -105,6 +107,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"params", "plugins", "listed_knobs", "fit"},
     "strategies": {"config.search_conflicts", "decode", "params", "sequences"},
     "models": {
+        "threads",
         "byte_level",
         "strict_json",
         "compat",
@@ -144,7 +147,8 @@ ALLOWED: dict[str, set[str]] = {
     "plugins": set(),
     "strict_json": set(),
     "closed_schema": set(),
-    "params": set(),
+    "params": {"threads"},
+    "threads": set(),
     "listed_knobs": set(),
     "fit": set(),
     "events": set(),
@@ -154,6 +158,7 @@ ALLOWED: dict[str, set[str]] = {
 HEAVY = {
     "torch": {
         "compat",
+        "threads",
         "models",
         "native",
         "decode",

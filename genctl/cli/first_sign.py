@@ -1,21 +1,68 @@
-"""A sign of life on a terminal, before anything slow is imported: a line on standard error that is taken away again."""
+"""A sign of life on a terminal, before anything slow is imported: a line on standard error that is taken away again.
+
+It says what is done and counts the seconds, so that something moves while torch is imported and a long prompt is read.
+A single prompt is shown in it, dimmed, until its text begins.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 
 TYPE_CHECKING = False  # `typing` takes as long as all of this
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from threading import RLock
 
 LOADERS = ("run", "beam", "compare", "score", "inspect-cache")
 SILENT = {"-h", "--help", "--help-all", "-q", "--quiet", "--dry", "--plan", "--version", "-V"}
-_shown = False
+TICK_S = 0.25
+_PROMPT = 24  # columns that a prompt has at least; the words beside it are cut before
+
+
+class _Sign:
+    """The line. `lock` is there once a thread redraws it."""
+
+    def __init__(self, words: str, *, plain: bool) -> None:
+        self.words, self.plain = words, plain
+        self.prompt: Callable[[int], str] | None = None
+        self.began = time.monotonic()
+        self.drawn = ""  # what stands there; "" while it is hidden
+        self.visible = True
+        self.lock: RLock | None = None
+
+    def line(self) -> str:
+        """What is shown now, in a line that does not wrap."""
+        width = max((os.get_terminal_size(2).columns or 80) - 2, 7)
+        seconds = int(time.monotonic() - self.began)
+        words = f"{self.words[: width - (4 if seconds else 0)]}…" + (f" {seconds} s" if seconds else "")
+        if self.prompt is None or width < 2 * _PROMPT:
+            return words[:width]
+        words = words[: width - _PROMPT - 3]
+        return f"{self.prompt(width - len(words) - 3)} · {words}"
+
+    def draw(self) -> None:
+        """Draw what has changed."""
+        line = self.line()
+        if line != self.drawn:
+            start = "\r\x1b[K" if self.drawn else ""
+            os.write(2, (start + (line if self.plain else f"\x1b[2m{line}\x1b[0m")).encode())
+            self.drawn = line
+
+    def hide(self) -> None:
+        """Take the line away."""
+        self.visible = False
+        if self.drawn:
+            self.drawn = ""
+            os.write(2, b"\r\x1b[K")
+
+
+_sign: _Sign | None = None
 
 
 def show(arguments: Sequence[str]) -> None:
     """Say that a command that loads a checkpoint has begun, if standard error is a terminal that can erase it."""
-    global _shown
+    global _sign
     command = next((word for word in arguments if not word.startswith("-")), "")
     if (
         command not in LOADERS
@@ -23,27 +70,74 @@ def show(arguments: Sequence[str]) -> None:
         or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
     ):
         return
+    plain = os.environ.get("NO_COLOR") or "never" in arguments or "--color=never" in arguments
+    sign = _Sign(f"loading {_model(arguments)}".rstrip(), plain=bool(plain))
     try:
         if not os.isatty(2):
             return
-        width = os.get_terminal_size(2).columns or 80
-        words = f"loading {_model(arguments)}".rstrip()[: max(width - 2, 7)] + "…"
-        plain = os.environ.get("NO_COLOR") or "never" in arguments or "--color=never" in arguments
-        os.write(2, (words if plain else f"\x1b[2m{words}\x1b[0m").encode())
+        sign.draw()
     except (OSError, ValueError):
         return
-    _shown = True
+    import threading  # after the first frame
+
+    sign.lock, _sign = threading.RLock(), sign
+    threading.Thread(target=_tick, args=(sign,), name="first-sign", daemon=True).start()
+
+
+def show_prompt(fitted: Callable[[int], str]) -> None:
+    """Show the prompt in the line: `fitted` makes one line of at most so many columns of it."""
+    if _sign is not None:
+        _sign.prompt = fitted
+        if _sign.visible:
+            _update(_sign)
+
+
+def status(words: str, *, restart: bool = True) -> bool:
+    """Say what is done now, and count its seconds from zero. Returns whether there is such a line."""
+    if _sign is None:
+        return False
+    _sign.words, _sign.visible = words, True
+    if restart:
+        _sign.began = time.monotonic()
+    _update(_sign)
+    return _sign is not None
 
 
 def clear() -> None:
-    """Take the line away, if it is there."""
-    global _shown
-    if _shown:
-        _shown = False
+    """Take the line away, if it is there. `status` brings it back."""
+    if _sign is not None and _sign.visible:
+        _update(_sign, hide=True)
+
+
+def end() -> None:
+    """Take the line away for good: the results begin."""
+    global _sign
+    clear()
+    _sign = None
+
+
+def _update(sign: _Sign, *, hide: bool = False) -> None:
+    """Draw or hide the line, not at once with the thread. A terminal that is gone has none."""
+    global _sign
+    assert sign.lock is not None
+    with sign.lock:
         try:
-            os.write(2, b"\r\x1b[K")
-        except OSError:
-            return
+            if hide:
+                sign.hide()
+            else:
+                sign.draw()
+        except (OSError, ValueError):
+            _sign = None
+
+
+def _tick(sign: _Sign) -> None:
+    """In a thread: count the seconds until `end`."""
+    assert sign.lock is not None
+    while _sign is sign:
+        time.sleep(TICK_S)
+        with sign.lock:
+            if _sign is sign and sign.visible:
+                _update(sign)
 
 
 def _model(arguments: Sequence[str]) -> str:

@@ -261,6 +261,7 @@ class Job(ABC, Generic[SomeOptions]):
             live=live,
             waits=waits,
             on_event=on_event,
+            on_plan=self.planned_prompt,
             note=self._note_of_engine,
             remark=self.remark,
             interrupted=self.interrupt,
@@ -273,6 +274,9 @@ class Job(ABC, Generic[SomeOptions]):
         self.hide()
         self.reuse = Reuse(engine.prompt_cache)
         return engine
+
+    def planned_prompt(self, tokens: int) -> None:
+        """A prompt of so many tokens is read next."""
 
     def _note_of_engine(self, line: str) -> None:
         first_sign.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from genctl.batch.records import error_record
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.tally import RowTally
 from genctl.batch.writers import FORMATS
-from genctl.cli import job, resume
+from genctl.cli import first_sign, job, resume
 from genctl.cli.beam_output import Search
 from genctl.cli.engine_choice import LOCAL, EngineChoice
 from genctl.cli.interrupt import Interrupt
@@ -95,6 +96,7 @@ class RunJob(job.Job[RunOptions]):
         for watcher in self.watchers:
             watcher.draw(self._drawn)
         self.looked = self._look()
+        self._show_prompt()
 
     def load(self) -> None:
         """Load the checkpoint; begin or continue the output."""
@@ -119,6 +121,13 @@ class RunJob(job.Job[RunOptions]):
         self.describe(engine, self.base)
         self.span = job.SPAN * self.width if self.width > 1 and self.choice.batches else 1
         self._begin()
+        if self.live and self.lone:
+            first_sign.status("reading the prompt")
+
+    def planned_prompt(self, tokens: int) -> None:
+        """Say how long the prompt is that is read next."""
+        if self.live and self.lone:
+            first_sign.status(f"reading {count(tokens, 'token')}", restart=False)
 
     def deliver(self, stack: ExitStack) -> None:
         """Decode the rows that are not done."""
@@ -167,7 +176,24 @@ class RunJob(job.Job[RunOptions]):
         assert options.input is not None
         return scan(options.input, options.input_kind)
 
+    def _show_prompt(self) -> None:
+        """Show a single prompt at once, in the line that says that the checkpoint is loaded."""
+        if not (self.live and self.lone) or self.options.echo is False:
+            return
+        row = next(self.input, None)
+        if row is None:
+            return
+        self.input = itertools.chain([row], self.input)
+        if isinstance(row, InputRow) and row.prompt:
+            from genctl.render.text_width import middle_cells
+
+            prompt = row.prompt.rstrip()
+            first_sign.show_prompt(lambda width: middle_cells(prompt, width))
+
     def _loading(self, event: events.Loading) -> None:
+        words = f"reading {event.done}/{event.total} {event.unit}"
+        if event.unit != "B" and self.live and self.lone and first_sign.status(words, restart=False):
+            return
         with self.interrupt.busy():
             if self.bar is not None:
                 self.bar.hide()  # an auxiliary model is loaded: its bar takes the place of ours
@@ -306,6 +332,7 @@ class RunJob(job.Job[RunOptions]):
         return Report(top, options.scores or top > 0, options.explain, self.watched, steps, options.format in PARENTS)
 
     def _show(self, event: events.Event) -> None:
+        first_sign.end()
         if self.live or not isinstance(event, events.Failed):
             self.view.feed(event)
 

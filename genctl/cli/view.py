@@ -58,4 +58,8 @@ def wants_bar(options: RunOptions, err: Console | None, *, live: bool) -> bool:
     """Whether to show a progress bar: only where nothing else is written to its terminal."""
     alone = options.to_file or not is_terminal(sys.stdout)
     details = options.format == "text" and _has_details(options)
-    return err is not None and err.is_interactive and alone and not (live or options.quiet or details)
+    if err is None or not alone or live or options.quiet or details:
+        return False
+    from genctl.render.console import takes_lines
+
+    return err.is_interactive or takes_lines(err)

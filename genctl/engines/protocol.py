@@ -43,6 +43,7 @@ class EngineSetup:
     live: bool = False  # somebody watches: texts of servers come piece by piece
     waits: bool = False  # rows come from a pipe or a person, so the next one may take long
     on_event: Callable[[events.Loading], None] | None = None
+    on_plan: Callable[[int], object] = lambda tokens: None  # hears how many tokens a prompt has, before it is read
     note: Callable[[str], object] = lambda line: None  # unless --quiet
     remark: Callable[[str], object] = lambda line: None
     interrupted: Callable[[], object] = never

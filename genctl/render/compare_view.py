@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from genctl.events import Began, Event, Failed, Finished, Loading, Prefilled, Stepped
@@ -17,8 +16,9 @@ from genctl.history import LaneHistory
 from genctl.render import theme, widgets
 from genctl.render.compare_report import column_title, join_columns, side_by_side
 from genctl.render.live_layout import Look, Section, sections_of, text_lines
-from genctl.render.live_region import FRAME_S, LiveRegion, transient_progress
+from genctl.render.live_region import LiveRegion
 from genctl.render.loading_bar import LoadingBar
+from genctl.render.rows_bar import RowsBar
 from genctl.render.run_history import RunHistory, fold
 
 _LOOK = Look()
@@ -55,7 +55,8 @@ class CompareView:
         self._quiet = quiet
         self._clock = clock
         self._bar = LoadingBar(err, clock)
-        self._texts = _Texts(err, total, clock) if not (live or quiet) and err.is_interactive and total > 1 else None
+        self._err, self._total = err, 0 if live or quiet else total
+        self._texts: RowsBar | None = None  # made with the first event, so that loading does not count
         self._story = RunHistory()
         self._heading: Text | None = None
         self._columns: tuple[Column, ...] = ()
@@ -72,8 +73,12 @@ class CompareView:
                 self._bar.show(event)
             return
         self._bar.close()
-        if self._texts is not None and isinstance(event, (Finished, Failed)):
-            self._texts.advance()
+        if self._texts is None and self._total > 1:
+            self._texts = RowsBar(self._err, self._total, what="texts", clock=self._clock)
+        if self._texts is not None:
+            self._texts.feed(event)
+            if isinstance(event, (Finished, Failed)):
+                self._texts.row(failed=isinstance(event, Failed))
         if not self._live:
             return
         self._story = fold(self._story, event)
@@ -194,39 +199,3 @@ def _over(lane: LaneHistory) -> bool:
 
 def _failed(lane: LaneHistory) -> str:
     return lane.failed.message if lane.failed else ""
-
-
-class _Texts:
-    """A bar that counts finished texts."""
-
-    def __init__(self, console: Console, total: int, clock: Callable[[], float]) -> None:
-        self._console, self._clock = console, clock
-        self._total, self._done = total, 0
-        self._drawn = float("-inf")
-        self._progress: Progress | None = None
-
-    def advance(self) -> None:
-        """Count one more text."""
-        self._done += 1
-        if self._progress is None:
-            self._progress = transient_progress(
-                self._console,
-                TextColumn("comparing", markup=False),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("texts"),
-                TimeRemainingColumn(),
-            )
-            self._progress.start()
-            self._task = self._progress.add_task("", total=self._total)
-        if self._clock() - self._drawn >= FRAME_S or self._done == self._total:
-            self._progress.update(self._task, completed=self._done)
-            self._progress.refresh()
-            self._drawn = self._clock()
-
-    def hide(self) -> None:
-        """Erase the bar; the next text draws it again."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-            self._drawn = float("-inf")

@@ -75,6 +75,11 @@ class _Nowhere(io.StringIO):
         return len(text)
 
 
+def takes_lines(console: Console) -> bool:
+    """Whether it is a terminal that cannot redraw (TERM=dumb): it gets a line now and then instead of a bar."""
+    return not console.is_interactive and _is_terminal(console.file)
+
+
 def discard() -> Console:
     """A console that shows nothing, for runs whose results are written as records."""
     return Console(file=_Nowhere(), quiet=True, color_system=None, markup=False, highlight=False, emoji=False)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from genctl.events import Loading
@@ -34,7 +35,7 @@ class LoadingBar:
     def _show(self, event: Loading) -> None:
         if self._progress is None:
             self._progress = transient_progress(
-                self._console, TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), _Amount()
+                self._console, TextColumn("{task.description}", markup=False), _KnownBar(bar_width=24), _Amount()
             )
             self._progress.start()
         part = (event.what, event.unit)
@@ -56,6 +57,15 @@ class LoadingBar:
             self._progress = None
             self._tasks = {}
             self._drawn = float("-inf")
+
+
+class _KnownBar(BarColumn):
+    """A bar; nothing while the total is not known, where Rich draws a full one."""
+
+    def render(self, task: Task) -> ProgressBar:
+        bar = super().render(task)
+        bar.width = 0 if task.total is None else self.bar_width
+        return bar
 
 
 class _Amount(ProgressColumn):

@@ -1,4 +1,7 @@
-"""The progress bar of a batch: rows, tokens per second, time left. Only on a terminal."""
+"""The progress of a batch: rows, tokens per second, time left. Only on a terminal.
+
+Without a total there is no bar, only the words. A dumb terminal gets them as a line, more and more rarely.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,36 @@ from rich.text import Text
 
 from genctl.events import Event, Stepped
 from genctl.render import theme
+from genctl.render.console import takes_lines
 from genctl.render.live_region import transient_progress
 from genctl.render.reflow import DrawnLines
 
 FRAME_S = 0.1
+LINE_S = 10.0  # until the first line on a dumb terminal; each pause is twice the one before
 BAR = 20  # columns
 SPEED_S = 20.0  # the speed shown is that of the last so many seconds
 
 
 class RowsBar:
-    """Draws how many of `total` rows are done (None: unknown).
+    """Draws how many of `total` rows are done (None: unknown); `what` they are called.
 
-    `done` rows were finished before this run. Nothing is drawn if the console is not interactive. Redrawn on events, at
-    most ten times a second; there is no thread.
+    `done` rows were finished before this run. Nothing is drawn in a pipe. Redrawn on events, at most ten times a
+    second; there is no thread.
     """
 
     def __init__(
-        self, console: Console, total: int | None, *, done: int = 0, clock: Callable[[], float] = time.monotonic
+        self,
+        console: Console,
+        total: int | None,
+        *,
+        done: int = 0,
+        what: str = "rows",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
-        self._total = total
+        self._total, self._what = total, what
+        self._lines = takes_lines(console)
+        self._pause = LINE_S
         self._done = self._before = done
         self._failed = 0
         self._ahead = 0  # rows that are finished and not written yet
@@ -45,10 +58,10 @@ class RowsBar:
         self._closed = False
 
     def feed(self, event: Event) -> None:
-        """Count the tokens of a step."""
+        """Count the tokens of a step. Other events only draw it."""
         if isinstance(event, Stepped):
             self._tokens += event.new_tokens
-            self._draw()
+        self._draw()
 
     def work(self, rows: int, tokens: int, speeds: Sequence[float] = ()) -> None:
         """What workers have done: rows that are finished and not written yet, all tokens; tokens a second of each."""
@@ -79,7 +92,7 @@ class RowsBar:
         """The words beside the bar."""
         total = f"/{self._total:,}" if self._total is not None else ""
         finished = self._done + self._ahead
-        words = [f"{finished:,}{total} rows"]
+        words = [f"{finished:,}{total} {self._what}"]
         if self._failed:
             words.append(f"{self._failed:,} failed")
         since, tokens = self._window[0]
@@ -97,6 +110,8 @@ class RowsBar:
 
     def _draw(self) -> None:
         now = self._clock()
+        if self._lines and not self._closed:
+            self._print(now)
         if self._closed or not self._console.is_interactive or now - self._drawn < FRAME_S:
             return
         self._window.append((now, self._tokens))
@@ -105,13 +120,20 @@ class RowsBar:
         if self._row.outdated:
             self.hide()
         if self._progress is None:
-            self._progress = transient_progress(self._console, BarColumn(bar_width=BAR), _Line(self.line))
+            bar = [] if self._total is None else [BarColumn(bar_width=BAR)]
+            self._progress = transient_progress(self._console, *bar, _Line(self.line))
             self._progress.add_task("", total=self._total)
             self._progress.start()
         self._progress.update(self._progress.task_ids[0], completed=self._done + self._ahead)
         self._progress.refresh()
-        self._row.note([min(BAR + 1 + len(self.line()), self._console.width)])
+        room = 0 if self._total is None else BAR + 1
+        self._row.note([min(room + len(self.line()), self._console.width)])
         self._drawn = self._clock()
+
+    def _print(self, now: float) -> None:
+        if now - self._began >= self._pause:
+            self._pause = 2 * (now - self._began)
+            self._console.print(Text(self.line()))
 
 
 class _Line(ProgressColumn):

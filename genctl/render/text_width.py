@@ -69,6 +69,15 @@ def last_cells(text: str, width: int) -> str:
     return "…" + "".join(reversed(characters)) if width > 0 else ""
 
 
+def middle_cells(text: str, width: int) -> str:
+    """The text on one line of at most `width` cells, with … in the middle if it is cut."""
+    flat = one_line(text[: 4 * max(width, 1)])
+    if cell_len(flat) <= width and len(text) <= 4 * max(width, 1):
+        return flat
+    beginning = first_cells(text, (width + 1) // 2)
+    return beginning + last_cells(text, width - cell_len(beginning) + 1)[1:]
+
+
 def first_cells(text: str, width: int) -> str:
     """The beginning of a text on one line of at most `width` cells, with … if it is cut."""
     flat = one_line(text[: 4 * max(width, 1)])

@@ -78,3 +78,63 @@ def test_a_name_that_cannot_be_printed_is_left_out() -> None:
     assert first_sign._model(["run", "-m", "a\x1b[2J"]) == ""
     assert first_sign._model(["run", "--model=gpt2", "x"]) == "gpt2"
     assert first_sign._model(["run", "x"]) == ""
+
+
+def frames(child: pexpect.spawn, width: int) -> list[str]:
+    """The first line of the screen after each piece of output, each once."""
+    screen, seen = pyte.Screen(width, 24), [""]
+    stream = pyte.ByteStream(screen)
+    for piece in child.read().split(b"\r"):
+        stream.feed(piece)
+        if screen.display[0].rstrip() != seen[-1]:
+            seen.append(screen.display[0].rstrip())
+        stream.feed(b"\r")
+    return seen
+
+
+SLOW = (  # holds the run up after the prompt was shown, and before it is read
+    "import time; from genctl.engines.local.session import Session; load, stream = Session.load, Session.stream\n"
+    "def slow_load(*rest, **named):\n    time.sleep(1.6); return load(*rest, **named)\n"
+    "Session.load = slow_load\n"
+    "from genctl.__main__ import main; main()\n"
+)
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_the_prompt_is_there_while_the_checkpoint_is_loaded_and_the_seconds_count(
+    width: int, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    child = pexpect.spawn(
+        sys.executable, ["-c", SLOW, "run", "One day a fox", "-n", "3"],
+        env=environment, cwd=str(tmp_path), dimensions=(24, width), timeout=90,
+    )  # fmt: skip
+    seen = frames(child, width)
+    assert "One day a fox · loading…" in seen or "One day a fox · loading… 1 s" in seen
+    assert any(re.fullmatch(r"One day a fox · loading… [1-9]\d* s", line) for line in seen)
+    assert any(re.fullmatch(r"One day a fox · reading \d tokens…( \d+ s)?", line) for line in seen)
+    assert seen[-1].startswith("One day a fox")
+    assert "·" not in seen[-1]
+
+
+def test_a_long_prompt_is_shortened_in_the_middle(tmp_path: Path, environment: dict[str, str]) -> None:
+    program, *rest = python()
+    prompt = "One day " + "and then " * 40 + "the end"
+    child = pexpect.spawn(
+        program, [*rest, "-m", "genctl", "run", prompt, "-n", "1"],
+        env=environment, cwd=str(tmp_path), dimensions=(24, 60), timeout=90,
+    )  # fmt: skip
+    line = next(line for line in frames(child, 60) if "reading" in line and "tokens" in line)
+    assert re.fullmatch(r"One day and.*….*the end · reading \d+ tokens…( \d+ s)?", line)
+    assert len(line) < 60
+
+
+@pytest.mark.parametrize("more", [("--no-echo",), ("--format", "json")])
+def test_a_prompt_that_is_not_shown_later_is_not_shown_before(
+    more: tuple[str, ...], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    program, *rest = python()
+    child = pexpect.spawn(
+        program, [*rest, "-m", "genctl", "run", "One day", "-n", "1", *more],
+        env=environment, cwd=str(tmp_path), dimensions=(24, 80), timeout=90,
+    )  # fmt: skip
+    assert not any(line.startswith("One day ·") for line in frames(child, 80))

@@ -11,7 +11,9 @@ from rich.console import Console
 
 from genctl.cli.run_options import RunOptions
 from genctl.cli.view import wants_bar
-from genctl.events import Hypothesis, Row, Stepped, Token
+from genctl.events import Hypothesis, Loading, Row, Stepped, Token
+from genctl.render.console import takes_lines
+from genctl.render.loading_bar import LoadingBar
 from genctl.render.reflow import DrawnLines, wraps
 from genctl.render.rows_bar import RowsBar
 from tests.cli.tool import _Stream
@@ -58,6 +60,37 @@ def test_without_a_total_there_is_no_time_left() -> None:
     made.feed(step(0))
     made.row()
     assert made.line() == "1 rows · 0.5 tok/s"
+
+
+def test_without_a_total_there_is_no_bar() -> None:
+    terminal = Terminal()
+    made, clock = bar(None, terminal.console)
+    clock.now += 2
+    made.feed(step(0))
+    (line,) = [line for line in terminal.visible() if line]
+    assert line == "0 rows · 0.5 tok/s"
+
+
+def test_a_checkpoint_of_unknown_size_has_no_full_bar() -> None:
+    for total, drawn in ((0, False), (8_000_000, True)):
+        terminal = Terminal()
+        LoadingBar(terminal.console, Clock()).show(Loading("model.safetensors", 4_000_000, total))
+        (line,) = [line for line in terminal.visible() if line]
+        assert line.startswith("downloading model.safetensors")
+        assert ("━" in line) is drawn
+
+
+def test_a_dumb_terminal_gets_a_line_now_and_then_and_fewer_with_time() -> None:
+    to = Console(file=_Stream(terminal=True), width=80, force_terminal=True, force_interactive=False, color_system=None)
+    made, clock = bar(1000, to)
+    assert takes_lines(to)
+    for _ in range(1000):
+        clock.now += 1
+        made.row()
+    made.close()
+    lines = to.file.bytes.getvalue().decode().splitlines()  # type: ignore[attr-defined]
+    assert [line.partition("/")[0] for line in lines] == ["10", "20", "40", "80", "160", "320", "640"]
+    assert lines[0] == "10/1,000 rows · 16 min 30 s left"
 
 
 def test_rows_that_compete_write_one_text() -> None:

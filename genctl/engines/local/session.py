@@ -53,6 +53,7 @@ class Session:
         self.threads: Threads | None = None
         self.forward = runtime_of(loaded.model, compile=runtime.compile)
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
+        self.on_plan: Callable[[int], object] = lambda tokens: None  # hears how long each prompt is that is planned
         self.clock: Callable[[], float] = time.perf_counter
         self.saved = self._saved(runtime.prompt_cache)
         self.settled: tuple[list[Layer], Resolved] | None = None  # layers resolved before the weights were read
@@ -266,11 +267,13 @@ class Session:
         )
 
     def _use_threads(self, rows: int, recorded: int | None = None) -> int | None:
-        from genctl.inspecting.weights import weights_bytes
+        from genctl.models.packed_layers import weights_bytes
+        from genctl.native.model import NativeModel
 
         if self.threads is None:
             return None
-        weights, device = weights_bytes(self.loaded.model), self.forward.device.type
+        model, device = self.loaded.model, self.forward.device.type
+        weights = model.bytes() if isinstance(model, NativeModel) else weights_bytes(model)
         self.threads.apply(weights, rows, device=device, recorded=recorded)
         return self.threads.number
 
@@ -324,6 +327,7 @@ class Session:
                     refused.append(events.Began(request.id, prompt, "", self.name, None, {}, request.place))
                     refused.append(events.Failed(request.id, error.code, error.message))
                     continue
+                self.on_plan(len(planned.lane.source or planned.lane.tokens))
                 begins[request.id] = planned.began(request, self.name, encoder_decoder=self.is_encoder_decoder)
                 texts[request.id] = planned.text(words)
                 yield planned.lane
@@ -396,6 +400,7 @@ def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
         need_tokenizer=setup.need_tokenizer,
         threads=threads,
     )
+    session.on_plan = setup.on_plan
     if session.loaded.bound:
         setup.note(session.loaded.bound)
     if session.forward.compiled is not None:
