@@ -267,13 +267,17 @@ class Session:
         )
 
     def _use_threads(self, rows: int, recorded: int | None = None) -> int | None:
-        from genctl.models.packed_layers import weights_bytes
         from genctl.native.model import NativeModel
 
         if self.threads is None:
             return None
         model, device = self.loaded.model, self.forward.device.type
-        weights = model.bytes() if isinstance(model, NativeModel) else weights_bytes(model)
+        if isinstance(model, NativeModel):
+            weights = model.bytes()
+        else:
+            from genctl.models.packed_layers import weights_bytes
+
+            weights = weights_bytes(model)
         self.threads.apply(weights, rows, device=device, recorded=recorded)
         return self.threads.number
 
