@@ -148,8 +148,10 @@ def test_it_is_redrawn_when_50_ms_have_passed_and_at_every_end() -> None:
 
 def test_many_prompts_have_a_bar_on_a_terminal_and_nothing_else() -> None:
     err, out = Terminal(80, 10), console(80)
-    with CompareView(out, err.console, live=False, total=3, clock=Clock()) as view:
+    clock = Clock()
+    with CompareView(out, err.console, live=False, total=3, clock=clock) as view:
         for event in lane("greedy/0/7", [STORY[:3]]):
+            clock.now += 1
             view.feed(event)
         assert "1/3 texts" in "\n".join(err.visible())
     assert written(out) == ""
