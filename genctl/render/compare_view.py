@@ -76,9 +76,10 @@ class CompareView:
         if self._texts is None and self._total > 1:
             self._texts = RowsBar(self._err, self._total, what="texts", clock=self._clock)
         if self._texts is not None:
-            self._texts.feed(event)
             if isinstance(event, (Finished, Failed)):
                 self._texts.row(failed=isinstance(event, Failed))
+            else:
+                self._texts.feed(event)
         if not self._live:
             return
         self._story = fold(self._story, event)
