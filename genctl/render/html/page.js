@@ -59,7 +59,7 @@
     .replace(/\r\n|\r|\n/g, "↵\n")
     .replace(/[\u0000-\u0008\u000b-\u001f]/g, (letter) => String.fromCharCode(0x2400 + letter.charCodeAt(0)))
     .replace(/[\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, code);
-  const nameless = (id) => (data.names && data.names[id] !== undefined ? visible(data.names[id]) : `‹id ${id}›`);
+  const nameless = (id) => `‹id ${id}›`;
   const quoted = (id, text) => (text === "" ? nameless(id) : `“${visible(text).replaceAll("\n", "")}”`);
   const brief = (text, most) => {
     const letters = [...visible(text).replaceAll("\n", "")];
