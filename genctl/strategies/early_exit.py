@@ -48,6 +48,8 @@ class EarlyExitDrafter:
             cut = None if cache is None else cache.with_layers(cache.layers[:layer])
             try:
                 part(torch.zeros(1, 1, dtype=torch.long, device=part.device), cut, first=True)
+            except ValueError:
+                pass  # no layer with attention among them: a cache with states is refused where drafts are taken back
             except ModelError as error:
                 problem = f"{forward.name} cannot run with its first layers alone"
                 raise ModelError(f"assistant_early_exit = {layer}: {problem}") from error

@@ -15,13 +15,13 @@ from tests.warm import python
 ROOT = Path(__file__).parents[2]
 # a library that speaks up as the model is loaded, in each way in which one can
 LOUD = (
-    "import logging, warnings; from genctl.cli import job; load = job.Job.load_session\n"
+    "import logging, warnings; from genctl.cli import job; load = job.Job.load_engine\n"
     "def loud(*given, **named):\n"
     "    logging.getLogger('transformers.models.any').warning('a fast path is missing')\n"
     "    logging.getLogger('another.library').error('a kernel is missing')\n"
     "    warnings.warn('something will change')\n"
     "    return load(*given, **named)\n"
-    "job.Job.load_session = loud\n"
+    "job.Job.load_engine = loud\n"
     "from genctl.__main__ import main; main()\n"
 )
 SAID = (b"a fast path is missing", b"a kernel is missing", b"something will change")

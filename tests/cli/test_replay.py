@@ -76,7 +76,7 @@ def test_the_tree_can_be_had_of_any_recording(tmp_path: Path) -> None:
     assert json.loads(genctl("replay", trace, "--tree-format", "json").out)[0]["id"] == "0"
     assert "★ 1 · score -0.329" in genctl("replay", trace, "--tree", "--color", "never", terminal=True).out
     run = recorded(tmp_path / "r.jsonl", lane("0", [["a", "b"]]))
-    assert "─ ab  ★ 1" in genctl("replay", run, "--tree").err
+    assert "▸ ab  ★ 1" in genctl("replay", run, "--tree").err
 
 
 def test_scores_and_prompts_can_be_shown_again(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from string import Formatter
 from typing import Literal
@@ -96,7 +96,8 @@ def test_sentences_name_options_of_their_table(name: str) -> None:
         for _, field, _, _ in Formatter().parse(sentence):
             assert field is None or hasattr(command.options, field), sentence
         when(command.options())
-    check(command.options(), command.conflicts)
+    needed = {item.name: "x" for item in fields(command.options) if item.metadata.get("required")}
+    check(command.options(**needed), command.conflicts)
     shown = [option for names in command.brief.values() for option in names]
     assert len(shown) == len(set(shown))
 

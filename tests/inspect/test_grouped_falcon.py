@@ -13,6 +13,7 @@ import pytest
 from genctl import events
 from genctl.config.layers import flags_layer
 from genctl.engines.local.session import Session
+from genctl.engines.protocol import Flow
 from genctl.errors import InputError
 from genctl.inspecting.cache_estimate import plan
 from genctl.params import Generation, Runtime
@@ -49,7 +50,7 @@ def test_auto_takes_the_native_runtime(folder: Path) -> None:
 @pytest.mark.parametrize("form", ["dynamic", "static", "quantized"])
 def test_a_plan_is_what_is_measured(folder: Path, kind: str, form: str) -> None:
     here = session(folder, kind)
-    told = list(here.stream([request(here, cache_implementation=form)], watch=True))
+    told = list(here.stream([request(here, cache_implementation=form)], None, Flow(watch=True)))
     read = [event for event in told if isinstance(event, events.CacheRead)][-1]
     length = read.layers[0].get("filled", read.layers[0]["shape"][2])
     runtime = Runtime(model=str(folder), runtime=kind, device="cpu")  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ def test_every_architecture_loads_as_it_was_saved(arch: str, tmp_path: Path) -> 
     assert found.is_encoder_decoder == (arch in SEQ2SEQ)
     assert type(found.model) is type(saved)
     assert not found.model.training
-    assert found.generation["eos_token_id"] == EOS
+    assert found.generation.values["eos_token_id"] == EOS
     assert found.vocab_size == 300
     ids = torch.tensor([[5, 60, 250, 7]])
     inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if arch in SEQ2SEQ else {})}
