@@ -107,7 +107,7 @@ class Interrupt:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         again, self.status = bool(self.status), 128 + number
-        if again:
+        if again or (not self.gentle and _imports_torch(frame)):
             _leave(self.status)
         if not self.gentle:
             raise SystemExit(self.status)
@@ -180,6 +180,18 @@ class Interrupt:
                 with contextlib.suppress(Exception):
                     self._rescue()
         _leave(status)
+
+
+def _imports_torch(frame: FrameType | None) -> bool:
+    """Whether torch is being imported: its C++ code calls Python, and aborts where an exception comes out of it.
+
+    Nothing is decoded yet, so nothing is lost by ending at once.
+    """
+    files = []
+    while frame is not None:
+        files.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    return any("importlib" in file for file in files) and any(f"{os.sep}torch{os.sep}" in file for file in files)
 
 
 def _leave(status: int) -> None:

@@ -268,3 +268,20 @@ def test_every_command_says_that_it_was_interrupted(tmp_path: Path, environment:
             assert process.stderr.read() == b"interrupted\n"
         finally:
             process.kill()
+
+
+def test_a_signal_while_torch_is_imported_ends_the_run_with_its_status() -> None:
+    """An exception out of Python code that torch's C++ code calls would abort the process (134)."""
+    code = (
+        "import os, signal, sys, types\n"
+        "from genctl.cli.interrupt import Interrupt\n"
+        "here = compile('import os, signal; os.kill(os.getpid(), signal.SIGTERM)', '/x/torch/distributed.py', 'exec')\n"
+        "loader = compile('exec(here)', '<frozen importlib._bootstrap>', 'exec')\n"
+        "with Interrupt():\n"
+        "    try:\n"
+        "        exec(loader)\n"
+        "    except BaseException:\n"
+        "        os._exit(134)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 143, done.stderr
