@@ -92,7 +92,12 @@ class Part:
             return 1
         if self.kind == CROSS:
             return size.source
-        return size.length if self.window is None else min(size.length, self.window - 1)
+        return size.length if self._kept is None else min(size.length, self._kept)
+
+    @property
+    def _kept(self) -> int | None:
+        """The columns that a window keeps; None where all stay, as in a window of 1 (see `decode.cut_windows`)."""
+        return None if self.window in (None, 1) else int(self.window or 0) - 1
 
     def bytes(self, size: Size) -> int:
         """All bytes of the part, scales of quantised numbers included."""
@@ -107,8 +112,8 @@ class Part:
 
         # up to ROOM new tokens are allocated at the beginning; beyond them a buffer grows as it fills
         columns = size.length if size.length <= ROOM + 1 else grown(size.length)
-        if self.window is not None:
-            columns = min(columns, self.window - 1 + STEP)
+        if self._kept is not None:
+            columns = min(columns, self._kept + STEP)
         return self.rows(size) * columns * self.cell
 
     def entry(self, size: Size, device: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from genctl.errors import GenctlError, ModelError, UsageError
 from genctl.inspecting.cache_estimate import Part, Size, largest, memory_bytes, plan, rows_of, total
 from genctl.inspecting.skeleton import MOST_LAYERS, build
 from genctl.params import Generation, Runtime
+from tests.cli.tool import genctl
 from tests.decode.driver import Case
 from tests.models.hub_standin import lay_out, serve
 from tests.tiny import checkpoint
@@ -421,3 +422,12 @@ def test_a_plan_knows_that_a_gpu_reads_float32_as_bfloat16(device: str, dtype: s
     assert {layer["dtype"] for layer in made["layers"]} == {dtype}
     asked = plan(Runtime(model=str(folder), device=device, dtype="float32"), Generation(), batch=1, length=3)
     assert {layer["dtype"] for layer in asked["layers"]} == {"float32"}
+
+
+def test_a_window_of_1_keeps_every_column(tmp_path: Path) -> None:
+    folder = checkpoint("mistral", tmp_path / "mistral")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "sliding_window": 1}))
+    done = genctl("inspect-cache", "--plan", "-m", str(folder), "--length", "12", "--format", "json")
+    (planned,) = done.records
+    assert [layer["shape"][2] for layer in planned["layers"]] == [12] * len(planned["layers"])
