@@ -155,9 +155,11 @@ def test_an_address_without_a_cluster_is_given_up_in_one_sentence(
 def test_a_port_that_is_closed_is_one_sentence() -> None:
     with silent() as port:
         pass
-    done = genctl("run", "hi", "--workers", "1", "--address", f"127.0.0.1:{port}", stdin="")
+    # in a process of its own: where Ray already runs, as after other tests here, that cluster is used
+    command = [sys.executable, "-m", "genctl", "run", "hi", "--workers", "1", "--address", f"127.0.0.1:{port}"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=90)
     message = f"error: --address 127.0.0.1:{port}: there is no Ray cluster to join: Connection refused\n"
-    assert (done.status, done.out, done.err) == (2, "", message)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
 def test_a_cluster_that_asks_for_a_token_is_said_with_the_setting(
