@@ -25,6 +25,7 @@ class _Sign:
 
     def __init__(self, words: str, *, plain: bool) -> None:
         self.words, self.plain = words, plain
+        self.terminal = os.dup(2)  # libraries are hushed by a descriptor 2 that leads elsewhere for a while
         self.prompt: Callable[[int], str] | None = None
         self.began = time.monotonic()
         self.drawn = ""  # what stands there; "" while it is hidden
@@ -33,7 +34,7 @@ class _Sign:
 
     def line(self) -> str:
         """What is shown now, in a line that does not wrap."""
-        width = max((os.get_terminal_size(2).columns or 80) - 2, 7)
+        width = max((os.get_terminal_size(self.terminal).columns or 80) - 2, 7)
         seconds = int(time.monotonic() - self.began)
         words = f"{self.words[: width - (4 if seconds else 0)]}…" + (f" {seconds} s" if seconds else "")
         if self.prompt is None or width < 2 * _PROMPT:
@@ -46,7 +47,7 @@ class _Sign:
         line = self.line()
         if line != self.drawn:
             start = "\r\x1b[K" if self.drawn else ""
-            os.write(2, (start + (line if self.plain else f"\x1b[2m{line}\x1b[0m")).encode())
+            os.write(self.terminal, (start + (line if self.plain else f"\x1b[2m{line}\x1b[0m")).encode())
             self.drawn = line
 
     def hide(self) -> None:
@@ -54,7 +55,7 @@ class _Sign:
         self.visible = False
         if self.drawn:
             self.drawn = ""
-            os.write(2, b"\r\x1b[K")
+            os.write(self.terminal, b"\r\x1b[K")
 
 
 _sign: _Sign | None = None
@@ -71,10 +72,10 @@ def show(arguments: Sequence[str]) -> None:
     ):
         return
     plain = os.environ.get("NO_COLOR") or "never" in arguments or "--color=never" in arguments
-    sign = _Sign(f"loading {_model(arguments)}".rstrip(), plain=bool(plain))
     try:
         if not os.isatty(2):
             return
+        sign = _Sign(f"loading {_model(arguments)}".rstrip(), plain=bool(plain))
         sign.draw()
     except (OSError, ValueError):
         return

@@ -105,9 +105,15 @@ class _Renderer:
     """The worker process: started when first needed, ended with the run or when it does not answer."""
 
     def __init__(self) -> None:
+        self.forget()
+        atexit.register(self.close)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.forget)
+
+    def forget(self) -> None:
+        """Begin without a worker: a forked process must not speak with its parent's."""
         self.process: subprocess.Popen[bytes] | None = None
         self.lock = threading.Lock()
-        atexit.register(self.close)
 
     def render(self, request: dict[str, Any]) -> str:
         """The rendered text. Raises ModelError with the reason if it fails."""

@@ -93,8 +93,11 @@ def frames(child: pexpect.spawn, width: int) -> list[str]:
 
 
 SLOW = (  # holds the run up after the prompt was shown, and before it is read
-    "import time; from genctl.engines.local.session import Session; load, stream = Session.load, Session.stream\n"
-    "def slow_load(*rest, **named):\n    time.sleep(1.6); return load(*rest, **named)\n"
+    "import time; from genctl.engines.local.session import Session; load = Session.load\n"
+    "from genctl.models.rust_panics import without_panic_reports\n"  # descriptor 2 is a file meanwhile
+    "def slow_load(*rest, **named):\n"
+    "    with without_panic_reports(): time.sleep(1.6)\n"
+    "    return load(*rest, **named)\n"
     "Session.load = slow_load\n"
     "from genctl.__main__ import main; main()\n"
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -164,3 +166,17 @@ def test_rendering_imports_no_transformers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_renders_with_a_worker_of_its_own() -> None:
+    made = tokenizer(CHATML)
+    text = chat.render_chat_text(made, USER)  # the parent's worker runs
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # not for ever, where it waits for the parent's
+        same = chat.render_chat_text(made, USER) == text
+        chat.close()
+        os._exit(0 if same else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert chat.render_chat_text(made, USER) == text

@@ -41,7 +41,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "4",
     ),
     "score": ("score", "One day, a curious girl named Poppy bought a submarine.", "The sea", "--scores"),
-    "score_rank": ("score", "--rank", "--context", "One day", ", a girl", ", a submarine"),
+    "score_rank": ("score", "--rank", "--context", "One day", ", a boy", ", a submarine"),
     "inspect": ("inspect-cache", "One day", "--steps", "3", "--inputs", "--heatmap", "--diff", "One night"),
     "inspect_several": ("inspect-cache", "One day", "The sea", "--steps", "2", "--num-beams", "2"),
     "inspect_plan": ("inspect-cache", "--plan", "--batch", "3", "--memory", "1GiB"),
