@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from genctl.cli.options import (
@@ -54,6 +54,11 @@ class CompareOptions(ModelOptions):
     events: str | None = EVENTS
     timing: bool = SHOWN.switch("add seconds and tokens per second to records")
     allow_plugins: bool = PLUGINS
+    order: tuple[str, ...] = ()  # `presets` and `strategies`, as -p and --strategy follow each other
+
+    def in_order(self, order: Sequence[str]) -> CompareOptions:
+        """The same options, with the order of the runs."""
+        return replace(self, order=tuple(name for name in order if name in ("presets", "strategies")))
 
 
 COMPARE = Command(
@@ -105,7 +110,7 @@ def runs_of(options: CompareOptions, recording: expectations.Recording | None) -
         )
         check_names(runs)
         return runs
-    runs = read_runs(options.presets, options.strategies, models, options.flags)
+    runs = read_runs(options.presets, options.strategies, models, options.flags, options.order)
     if not runs or len(runs) * (options.seeds or 1) < 2:
         have = f"there is only {runs[0].name}" if runs else "there is none"
         raise UsageError(

@@ -19,6 +19,7 @@ from genctl.params import Generation, Runtime, knobs
 GENERAL, ALSO = "General", "Also"
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 TRUE, FALSE = ("true", "yes", "on"), ("false", "no", "off")
+ORDER = "genctl.order"  # key of a context: the names of its options as they stand on the command line, each occurrence
 WIDE = 70  # from this width on, the column of flags may be wider
 
 
@@ -36,6 +37,8 @@ class TableCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line. Raises UsageError for `--flag false`, whose second word would become a prompt."""
         refuse_boolean_words(args, self.get_params(ctx))
+        order = self.make_parser(ctx).parse_args(list(args))[2]
+        ctx.meta[ORDER] = tuple(str(parameter.name) for parameter in order)
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 

@@ -21,7 +21,7 @@ import typer.main
 
 from genctl import params
 from genctl.cli.completion import COMPLETIONS, among
-from genctl.cli.help import GENERAL, SETTINGS, TableCommand, help_all
+from genctl.cli.help import GENERAL, ORDER, SETTINGS, TableCommand, help_all
 from genctl.config.layers import Layer, flags_layer
 from genctl.config.named_strategies import layer as strategy_layer
 from genctl.errors import Exit, UsageError
@@ -39,6 +39,10 @@ class CommandOptions:
 
     def with_knobs(self, knobs: Mapping[str, Any]) -> CommandOptions:
         """The same options, with the flags of knobs that the command line gives."""
+        return self
+
+    def in_order(self, order: Sequence[str]) -> CommandOptions:
+        """The same options; `order` has the names of options as the command line gives them, each occurrence."""
         return self
 
 
@@ -300,7 +304,7 @@ class Command:
         return self.options(**own).with_knobs({name: value for name, value in given.items() if name not in names})
 
     def _run(self, context: typer.Context, given: Mapping[str, Any]) -> int:
-        options = self.parsed(given)
+        options = self.parsed(given).in_order(context.meta[ORDER])
         check(options, self.conflicts)
         module, _, name = self.perform.partition(":")
         target = getattr(import_module(module), name)

@@ -75,16 +75,23 @@ def check_prompt_caches(runs: Sequence[tuple[str, Runtime]]) -> None:
 
 
 def read_runs(
-    names: Sequence[str], inline: Sequence[str], models: Sequence[str], flags: Sequence[Layer]
+    names: Sequence[str],
+    inline: Sequence[str],
+    models: Sequence[str],
+    flags: Sequence[Layer],
+    order: Sequence[str] = (),
 ) -> tuple[RunSpec, ...]:
     """The runs: one for each preset of `names`, then one for each inline strategy; each on each model.
+
+    `order` mixes them: "presets" stands for the next of `names`, "strategies" for the next of `inline`.
 
     The layers of a run, lowest first: user file, project file, its preset, the environment, its inline knobs, flags.
     With `models` a run is called NAME@MODEL, or just MODEL if nothing else distinguishes the runs.
 
     Raises UsageError and PresetError: a duplicate name, every invalid strategy, an unknown preset.
     """
-    runs = [RunSpec(_called(name), (*settings.standing_layers((name,)), *flags)) for name in names]
+    named = [RunSpec(_called(name), (*settings.standing_layers((name,)), *flags)) for name in names]
+    written: list[RunSpec] = []
     mistakes: list[GenctlError] = []
     for text in inline:
         try:
@@ -92,9 +99,13 @@ def read_runs(
         except UsageError as error:
             mistakes.append(error)
             continue
-        runs.append(RunSpec(name, (*settings.standing_layers(extended), *([layer] if layer.values else ()), *flags)))
+        written.append(RunSpec(name, (*settings.standing_layers(extended), *([layer] if layer.values else ()), *flags)))
+    runs = [*named, *written]
     if mistakes:
         each(runs, RunSpec.early, mistakes)
+    if order:
+        kinds = {"presets": iter(named), "strategies": iter(written)}
+        runs = [next(kinds[kind]) for kind in order]
     if models:
         if not runs:
             runs = [RunSpec("", (*settings.standing_layers(), *flags))]

@@ -14,7 +14,7 @@ from rich.text import Text
 from genctl.events import Began, Event, Failed, Finished, Loading, Prefilled, Stepped
 from genctl.history import LaneHistory
 from genctl.render import theme, widgets
-from genctl.render.compare_report import column_title, join_columns, side_by_side
+from genctl.render.compare_report import column_title, join_columns, prompt_lines, side_by_side
 from genctl.render.live_layout import Look, Section, sections_of, text_lines
 from genctl.render.live_region import LiveRegion
 from genctl.render.loading_bar import LoadingBar
@@ -60,11 +60,15 @@ class CompareView:
         self._story = RunHistory()
         self._heading: Text | None = None
         self._columns: tuple[Column, ...] = ()
+        self._prompt = ""
         self._region = LiveRegion(out, clock)
 
-    def begin(self, heading: Text | None, columns: Sequence[Column]) -> None:
-        """Start the next texts: their heading, and a column for each run. Finished lanes stay until `forget`."""
-        self._heading, self._columns = heading, tuple(columns)
+    def begin(self, heading: Text | None, columns: Sequence[Column], prompt: str = "") -> None:
+        """Start the next texts: their heading, and a column for each run. Finished lanes stay until `forget`.
+
+        A `prompt` stands above them, where a third of the screen has room for it.
+        """
+        self._heading, self._columns, self._prompt = heading, tuple(columns), prompt
 
     def feed(self, event: Event) -> None:
         """Take in one event and show what it changes. Raises InputError for one that cannot follow the others."""
@@ -110,10 +114,11 @@ class CompareView:
 
     def _draw(self) -> None:
         height = max(self.out.height - 1, 1)
-        lines = picture(self._story, self._columns, self.out, self.out.width, height - (self._heading is not None))
-        if self._heading is not None and height > 1:
-            lines = [self._heading, *lines]
-        self._region.draw(lines)
+        above = [] if self._heading is None or height < 2 else [self._heading]
+        if self._prompt:
+            prompt = prompt_lines(self._prompt, self.out, self.out.width)
+            above += [*prompt, Text("")] if len(prompt) < height // 3 else []
+        self._region.draw([*above, *picture(self._story, self._columns, self.out, self.out.width, height - len(above))])
 
 
 def picture(history: RunHistory, columns: Sequence[Column], console: Console, width: int, height: int) -> list[Text]:

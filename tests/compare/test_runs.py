@@ -73,6 +73,12 @@ def test_a_preset_given_by_path_is_called_by_its_stem(tmp_path: Path) -> None:
     assert [run.name for run in read_runs([str(path), "greedy"], [], [], [])] == ["mine", "greedy"]
 
 
+def test_runs_keep_the_order_of_presets_and_strategies() -> None:
+    order = ["strategies", "presets", "strategies", "presets"]
+    runs = read_runs(["greedy", "nucleus"], ["one:num_beams=2", "two"], [], [], order)
+    assert [run.name for run in runs] == ["one", "greedy", "two", "nucleus"]
+
+
 def test_models_multiply_runs_and_alone_are_runs_themselves() -> None:
     names = [run.name for run in read_runs(["greedy", "nucleus"], [], ["builtin:stories", "builtin:numbers"], [])]
     assert names == [

@@ -132,6 +132,18 @@ def test_the_picture_always_fits(width: int, height: int, texts: list[list[str]]
             assert not any("\x1b" in line.plain or "\n" in line.plain for line in lines)
 
 
+def test_a_single_prompt_stands_above_its_texts_while_they_grow() -> None:
+    for height, there in ((20, True), (5, False)):
+        terminal, clock = Terminal(120, height), Clock()
+        with CompareView(terminal.console, console(), live=True, clock=clock) as view:
+            view.begin(None, COLUMNS, "Under the old oak")
+            for event in lane("greedy/0/7", [STORY[:8]]):
+                clock.now += 0.1
+                view.feed(event)
+            assert (terminal.visible()[0].strip() == "Under the old oak") is there, height
+            assert any("greedy" in line for line in terminal.visible())
+
+
 def test_it_is_redrawn_when_50_ms_have_passed_and_at_every_end() -> None:
     terminal, clock = Terminal(120, 20), Clock()
     with CompareView(terminal.console, console(), live=True, clock=clock) as view:
