@@ -163,6 +163,7 @@ class Finished:
     seconds: float = 0.0  # decoding, prefill not counted
     first_token_s: float = 0.0  # from the lane's admission to its first token
     forwards: int = 0  # forward passes this lane took part in, prefill included
+    others: tuple[Hypothesis, ...] = ()  # samples that best_of or mbr_samples did not choose, best first
 
 
 @dataclass(frozen=True, slots=True)

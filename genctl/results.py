@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,7 @@ class Result:
     seed: int | None  # None where nothing is drawn
     model: str
     sequences: tuple[Sequence, ...]
+    others: tuple[Sequence, ...] = ()  # samples that best_of or mbr_samples did not choose, best first
     prompt_tokens: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -174,10 +176,14 @@ def _sequence(hypothesis: events.Hypothesis, path: Path) -> Sequence:
 
 def _finished(lane: LaneHistory, event: events.Finished) -> Result:
     ended = {(path.hypothesis.tokens, path.slot): path for path in lane.ended}
-    sequences = [_sequence(one, ended.get((one.tokens, one.slot), ROOT)) for one in event.hypotheses]
+
+    def with_tokens(hypotheses: Iterable[events.Hypothesis]) -> list[Sequence]:
+        return [_sequence(one, ended.get((one.tokens, one.slot), ROOT)) for one in hypotheses]
+
     return _result(
         lane,
-        sequences,
+        with_tokens(event.hypotheses),
+        others=tuple(with_tokens(event.others)),
         prompt_tokens=event.prompt_tokens,
         decode_s=event.seconds,
         first_token_s=event.first_token_s,

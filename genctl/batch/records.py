@@ -110,6 +110,17 @@ def result_record(
     )
 
 
+def other_entry(hypothesis: events.Hypothesis) -> dict[str, Any]:
+    """A sample that was not chosen, as an entry of `others`."""
+    return {
+        "text": hypothesis.text,
+        "token_ids": list(hypothesis.tokens),
+        "finish_reason": hypothesis.reason,
+        "logprob": hypothesis.logprob,
+        "score": hypothesis.score,
+    }
+
+
 def error_record(id: str, code: str, message: str) -> dict[str, Any]:
     """The record of a failed row."""
     return {"schema": SCHEMA, "id": id, "error": {"code": code, "message": message}}

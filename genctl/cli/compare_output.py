@@ -266,5 +266,7 @@ def heading(row: InputRow | BadRow, width: int) -> Text:
 
 def _passage(one: Measured, label: str) -> shown.Passage:
     state = stop_words(one.sequence.finish_reason, one.sequence.hypothesis.cause)
-    leaves = () if one.leaves is None else (one.leaves.character, one.leaves.token)
-    return shown.Passage(one.sequence.shown, state, label, *leaves)
+    character, token = (None, None) if one.leaves is None else (one.leaves.character, one.leaves.token)
+    last = one.number + 1 == len(one.result.sequences)
+    others = tuple((other.score, other.shown) for other in one.result.others) if last else ()
+    return shown.Passage(one.sequence.shown, state, label, character, token, one.sequence.score, others)

@@ -9,7 +9,7 @@ from typing import Any
 
 from genctl.batch import writers
 from genctl.batch.record_output import RecordOutput, ResumedOutput
-from genctl.batch.records import result_record
+from genctl.batch.records import other_entry, result_record
 from genctl.batch.rows import InputRow
 from genctl.batch.tally import RowTally
 from genctl.cli.run_options import RunOptions
@@ -58,6 +58,8 @@ def records_of(
             extra = {"drafted": result.drafted, "accepted": result.accepted}
         if "beam" in result.strategy:
             extra["parents"] = list(sequence.parents)
+        if result.others and number == 0 and options.with_tokens:
+            extra["others"] = [other_entry(other.hypothesis) for other in result.others]
         records.append(
             result_record(
                 row,

@@ -12,10 +12,12 @@ from rich.text import Text
 
 from genctl.events import Token
 from genctl.render import departures, theme, widgets
+from genctl.render.score_formula import number
 
 SIDE_BY_SIDE = 100  # columns of a terminal from which texts stand side by side
 NARROWEST = 24  # cells of a column
 GAP = "   "
+OTHERS = 3  # samples that were not chosen, shown at most
 PROMPT = 6  # lines of a prompt that are shown at most
 PLAIN_WIDTH = 80  # of a heading where there is no terminal
 UNBROKEN = 10**7  # cells of a line there
@@ -31,6 +33,8 @@ class Passage:
     label: str = ""  # which of several
     leaves: int | None = None
     token: Token | None = None
+    chosen: float | None = None  # the score for which best_of or mbr_samples chose it, before `others`
+    others: tuple[tuple[float, str], ...] = ()  # score and text of those not chosen, best first
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,23 @@ def _block_lines(block: Block, console: Console, width: int, *, headed: bool) ->
         before = passage.text
         if headed and not several and words:
             lines.append(Text(widgets.first_words(words, width), style=theme.DIM, no_wrap=True))
+        lines += others_lines(passage, width)
     return lines
+
+
+def others_lines(passage: Passage, width: int) -> list[Text]:
+    """The best samples that were not chosen, a line each: the score, and the text from where it leaves the chosen."""
+    if not passage.others or passage.chosen is None:
+        return []
+    texts = [passage.text, *(text for _, text in passage.others[:OTHERS])]
+    found = departures.departures(texts, [()] * len(texts))
+    left = len(passage.others) - OTHERS
+    more = f", {left} more are lower" if left > 0 else ""
+    lines = [Text(f"score {number(passage.chosen)}; not chosen{more}:", style=theme.DIM)]
+    parts = departures.parts(texts, found, max(width - 12, 8))
+    for (score, _), part in zip(passage.others, parts[1:], strict=False):
+        lines.append(Text(f"  {number(score):>9} ", style=theme.DIM).append_text(part))
+    return [widgets.fit(line, width) for line in lines]
 
 
 def column_title(title: str, width: int) -> Text:

@@ -1,7 +1,8 @@
-"""The n-best table: every sequence that a search finished, best first, and whether it was returned."""
+"""The n-best table: every sequence that a search finished or a choice had, best first, and whether it was returned."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -10,7 +11,7 @@ from genctl.events import Hypothesis
 from genctl.history import LaneHistory
 from genctl.render import departures, theme, widgets
 from genctl.render.beam_picture import by_score
-from genctl.render.score_formula import number
+from genctl.render.score_formula import number, penalty_of
 from genctl.render.summary import DOT
 from genctl.render.summary import lines as lines_of_items
 from genctl.render.text_width import first_cells
@@ -44,6 +45,8 @@ def ranking(lane: LaneHistory, beams: int) -> list[RankedSequence]:
             ended.remove(match)
         text = hypothesis.text or (match.text() if match else "")
         entries.append(RankedSequence(hypothesis, text, RETURNED))
+    if lane.finished and lane.finished.others:
+        return entries + [RankedSequence(one, one.text, PUSHED_OUT) for one in lane.finished.others]
     grouped = lane.began is not None and lane.began.strategy in GROUPED
     for path in ended:
         mark = KEPT if grouped or len(entries) < beams else PUSHED_OUT
@@ -64,7 +67,8 @@ def table(lane: LaneHistory, beams: int, width: int) -> list[Text]:
     if not entries:
         return []
     shown = entries[: max(beams, sum(entry.mark == RETURNED for entry in entries)) + ROWS]
-    columns = _columns(shown)
+    chosen = lane.finished is not None and bool(lane.finished.others)
+    columns = _columns(shown, without=("total",) if chosen else ())
     ids = [entry.hypothesis.tokens for entry in shown]
     texts = [entry.text for entry in shown]
     found = departures.departures(texts, ids)
@@ -92,17 +96,24 @@ def table(lane: LaneHistory, beams: int, width: int) -> list[Text]:
         lines.append(Text(f"  … and {len(entries) - len(shown)} more", style=theme.DIM))
     words = [departures.legend(ids)] if shared else []
     lines = [widgets.fit(line, width) for line in lines]
-    legend = DOT.join([*_marks(entries), *words, *_no_room(left_out)])
+    legend = DOT.join([*_marks(entries, criterion(lane) if chosen else ""), *words, *_no_room(left_out)])
     return lines + lines_of_items(Text(legend, style=theme.DIM), width)
 
 
-def _columns(entries: list[RankedSequence]) -> dict[str, list[str]]:
+def criterion(lane: LaneHistory) -> str:
+    """By which score best_of or mbr_samples chooses, in words."""
+    if lane.began is not None and lane.began.strategy == "mbr":
+        return "the mean chrF with all samples"
+    return f"log-probability / tokens ** {penalty_of(lane)!r}"
+
+
+def _columns(entries: list[RankedSequence], *, without: Sequence[str] = ()) -> dict[str, list[str]]:
     """The columns before the text by name: head, then a cell for each entry."""
     rows = [entry.hypothesis for entry in entries]
     ends = list(map(_why, rows))
     column = max(len(why) for why in [*ends, "ended"])
     columns = {"rank": [f"{'rank':>4} ", *(f"{place:>4} " for place in range(1, len(rows) + 1))]}
-    for name in ("score", "total", "logprob"):
+    for name in [name for name in ("score", "total", "logprob") if name not in without]:
         columns[name] = [f"{name:>9} ", *(f"{number(getattr(row, name)):>9} " for row in rows)]
     columns["tokens"] = [f"{'tokens':>6} ", *(f"{len(row.tokens):>6} " for row in rows)]
     columns["ended"] = [f" {'ended':<{column}} ", *(f" {why:<{column}} " for why in ends)]
@@ -117,7 +128,9 @@ def _why(hypothesis: Hypothesis) -> str:
     return f"{hypothesis.reason} “{first_cells(hypothesis.cause, 12)}”" if hypothesis.cause else hypothesis.reason
 
 
-def _marks(entries: list[RankedSequence]) -> list[str]:
+def _marks(entries: list[RankedSequence], score: str) -> list[str]:
+    if score:
+        return [f"{RETURNED} returned for the highest score: {score}", f"{PUSHED_OUT} not returned"]
     words = [f"{RETURNED} returned"]
     if any(entry.mark == PUSHED_OUT for entry in entries):
         words.append(f"{PUSHED_OUT} pushed out by better ones")

@@ -18,6 +18,7 @@ from genctl.render.explain import explain_summary
 from genctl.render.live_layout import Look, names, no_room, place_words, returned, sections_of, step_lines, tail
 from genctl.render.live_region import LiveRegion
 from genctl.render.loading_bar import LoadingBar
+from genctl.render.nbest_table import table
 from genctl.render.repeated import RepeatedErrors
 from genctl.render.run_history import RunHistory, fold
 from genctl.render.summary import failure, lane_summary, put, put_words, stop_words, summary
@@ -244,6 +245,7 @@ class RunView:
                     heading = self._heading(lane, hypothesis, place, len(hypotheses))
                     self._block(lane, text, path, heading, before=before)
                 before = text
+            self._candidates(lane, lane.finished)
         self._end_line()
         if streaming:
             self._streaming = None
@@ -253,6 +255,14 @@ class RunView:
                 put_words(self.err, failure(lane, numbered=self.look.numbered))
         elif self._verbose and self.look.labels and not self._quiet:
             put(self.err, lane_summary(lane))
+
+    def _candidates(self, lane: LaneHistory, finished: Finished) -> None:
+        """A table of all samples, where best_of or mbr_samples chose among them."""
+        if finished.others and not self._quiet:
+            self._end_line()
+            self.out.print()
+            for line in table(lane, 0, self.out.width):
+                self.out.print(line)
 
     def _heading(self, lane: LaneHistory, hypothesis: Hypothesis, place: int, of: int) -> tuple[str, ...]:
         return (*names(lane, self.look), place_words(place, of), stop_words(hypothesis.reason, hypothesis.cause))

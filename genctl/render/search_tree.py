@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from genctl.events import Began, Ended, Event, Failed, Hypothesis, Loading, Stepped, Token
+from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Loading, Stepped, Token
 from genctl.history import ROOT, LaneHistory, Path
 
 # inner: has children · returned, finished: a sequence ends here · died: no row continued it ·
@@ -59,7 +59,7 @@ class SearchTree:
             else:
                 node.state = "live" if history.finished is None else "left"
         if history.finished is not None:
-            self._mark(history.finished.hypotheses)
+            self._mark(history.finished)
 
     def _grow(self, node: Node, path: Path) -> Node:
         """Add the nodes of a step. Returns the newest one."""
@@ -79,14 +79,16 @@ class SearchTree:
         self.nodes.append(node)
         return node
 
-    def _mark(self, hypotheses: Iterable[Hypothesis]) -> None:
-        """Mark the returned sequences."""
+    def _mark(self, finished: Finished) -> None:
+        """Mark the returned sequences. All that were ranked once more have their new scores."""
         waiting = [node for node in self.nodes if node.hypothesis is not None]
-        for place, hypothesis in enumerate(hypotheses, start=1):
+        for place, hypothesis in enumerate((*finished.hypotheses, *finished.others), start=1):
             for node in waiting:
                 ended = node.hypothesis
                 if ended is not None and (ended.tokens, ended.slot) == (hypothesis.tokens, hypothesis.slot):
-                    node.state, node.place, node.hypothesis = "returned", place, hypothesis
+                    node.hypothesis = hypothesis
+                    if place <= len(finished.hypotheses):
+                        node.state, node.place = "returned", place
                     waiting.remove(node)
                     break
 

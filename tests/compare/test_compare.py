@@ -492,7 +492,10 @@ def test_scores_of_different_length_penalties_are_not_passed_off_as_comparable()
 
 
 def test_presets_and_strategies_are_run_as_they_follow_each_other(tmp_path: Path) -> None:
-    page, runs = tmp_path / "page.html", ["--strategy", "b2:num_beams=2", "-p", "greedy", "--strategy", "b3:num_beams=3"]
+    page, runs = (
+        tmp_path / "page.html",
+        ["--strategy", "b2:num_beams=2", "-p", "greedy", "--strategy", "b3:num_beams=3"],
+    )
     done = genctl("compare", "One day", *runs, "-n", "3", "--format", "jsonl", "--report", str(page))
     assert [json.loads(line)["run"] for line in done.out.splitlines()] == ["b2", "greedy", "b3"]
     assert '"runs":["b2","greedy","b3"]' in page.read_text()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from genctl.engines.local.rerank import RerankPlan, chrf, expected_chrf, plan, r
 from genctl.models.text import Detokenizer
 from genctl.params import Generation
 from genctl.strategies.sample import Sample
+from tests.cli.tool import genctl
 from tests.decode.driver import PROMPTS, Case
 from tests.lane_texts import with_texts
 from tests.tiny import tokenizer
@@ -90,6 +93,9 @@ def test_only_lanes_with_a_plan_are_touched() -> None:
     assert {name: len(hypotheses) for name, hypotheses in found.items()} == {"plain": 6, "best": 2, "mbr": 1}
     means = sorted((one.logprob / len(one.tokens) for one in found["plain"]), reverse=True)
     assert [one.score for one in found["best"]] == pytest.approx(means[:2])
+    others = {event.lane: event.others for event in made if isinstance(event, events.Finished)}
+    assert [one.score for one in others["best"]] == pytest.approx(means[2:])
+    assert {name: len(hypotheses) for name, hypotheses in others.items()} == {"plain": 0, "best": 4, "mbr": 5}
     [chosen] = found["mbr"]
     texts = [one.text for one in found["plain"]]
     assert chosen.score == pytest.approx(max(sum(chrf(one, other) for other in texts) / 6 for one in texts))
@@ -123,3 +129,43 @@ def test_what_cannot_be_followed_is_told() -> None:
         "mbr_samples = 4 chooses among independent samples, but num_beams = 2",
         "best_of and mbr_samples both say which samples are returned; leave out one of them",
     ]
+
+
+def test_what_was_not_chosen_is_in_records_with_their_tokens_and_in_recordings(tmp_path: Path) -> None:
+    recording = tmp_path / "events.jsonl"
+    words = ("run", "One day", "--do-sample", "--seed", "1", "-n", "6", "--format", "jsonl")
+    choice = ("--best-of", "4", "--num-return-sequences", "2")
+    plain = [json.loads(line) for line in genctl(*words, "--num-return-sequences", "4").out.splitlines()]
+    done = genctl(*words, *choice, "--scores", "--events", str(recording))
+    first, second = (json.loads(line) for line in done.out.splitlines())
+    assert "others" not in second
+    assert [list(one) for one in first["others"]] == [["text", "token_ids", "finish_reason", "logprob", "score"]] * 2
+    best = sorted(plain, key=lambda one: -one["logprob"] / len(one["token_ids"]))
+    assert [one["token_ids"] for one in (first, second, *first["others"])] == [one["token_ids"] for one in best]
+    assert all("others" not in json.loads(line) for line in genctl(*words, *choice).out.splitlines())
+    [finished] = [
+        one for line in recording.read_text().splitlines() if (one := json.loads(line))["event"] == "finished"
+    ]
+    assert [one["text"] for one in finished["others"]] == [one["text"] for one in first["others"]]
+
+
+@pytest.mark.parametrize("kind", [("--best-of", "4"), ("--mbr-samples", "4")])
+def test_a_terminal_shows_the_samples_that_lost_and_their_scores(kind: tuple[str, str]) -> None:
+    words = ("run", "One day", "--do-sample", "--seed", "1", "-n", "6", *kind)
+    done = genctl(*words, terminal=True, color="never")
+    marks = [line.split()[:2] for line in done.out.splitlines() if line[:1] in "★✗" and "│" in line]
+    assert marks == [["★", "1"], ["✗", "2"], ["✗", "3"], ["✗", "4"]]
+    score = "log-probability / tokens ** 1.0" if kind[0] == "--best-of" else "the mean chrF with all samples"
+    assert f"★ returned for the highest score: {score}" in done.out
+    assert "✗" not in genctl(*words, "-q", terminal=True, color="never").out
+    assert "✗" not in genctl(*words).out
+
+
+def test_compare_shows_the_best_that_were_not_chosen() -> None:
+    runs = ("-p", "greedy", "--strategy", "best:do_sample=true,best_of=6")
+    done = genctl("compare", "One day", *runs, "-n", "6", "--seed", "1", terminal=True, color="never")
+    lines = done.out.splitlines()
+    at = next(place for place, line in enumerate(lines) if "not chosen, 2 more are lower:" in line)
+    scores = [float(line.split()[0]) for line in lines[at + 1 : at + 4]]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] <= float(lines[at].split()[1].rstrip(";"))

@@ -62,9 +62,12 @@ class LaneText:
 
     def _finished(self, event: Finished) -> Finished:
         hypotheses: Sequence[Hypothesis] = [self._checked(self._shown(self.decoded(each))) for each in event.hypotheses]
-        if self.ranking is not None:
-            hypotheses = rerank.rerank(hypotheses, [each.text for each in hypotheses], self.ranking)
-        return dataclasses.replace(event, hypotheses=tuple(hypotheses))
+        if self.ranking is None:
+            return dataclasses.replace(event, hypotheses=tuple(hypotheses))
+        every = dataclasses.replace(self.ranking, returned=len(hypotheses))
+        ranked = rerank.rerank(hypotheses, [each.text for each in hypotheses], every)
+        best, others = ranked[: self.ranking.returned], ranked[self.ranking.returned :]
+        return dataclasses.replace(event, hypotheses=best, others=others)
 
     def decoded(self, hypothesis: Hypothesis) -> Hypothesis:
         """The hypothesis with its text, cut at stops."""
