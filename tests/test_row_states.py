@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from genctl.decode.processors.token_bytes import spelling
 from genctl.decode.stopping import NamedCriterion, trim
-from genctl.decode.token_bytes import spelling
 from genctl.decode.token_healing import HealedPrompt
 from genctl.engines.local.stop_text import StopTrimmer
 from genctl.errors import InputError

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from genctl.decode.processors import Processor
 from genctl.decode.processors import trace as tracing
 from genctl.decode.processors.rows import RowCandidates
 from genctl.decode.row_tokens import RowTokens
 from genctl.decode.transfer import on_host
-from genctl.decode.types import Processor, Space
+from genctl.decode.types import Space
 from genctl.native.products.ops import log_softmax
 
 ROWS = 8  # whose log-probabilities are computed at once where only those of the chosen tokens are wanted

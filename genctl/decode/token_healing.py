@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from genctl.decode.token_bytes import Spelling, spelling
+from genctl.decode.processors.token_bytes import Spelling, spelling
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from genctl import events
     from genctl.decode.cache.cache import Cache
+    from genctl.decode.processors import Processor
     from genctl.decode.processors.rows import RowCandidates
     from genctl.decode.row_tokens import RowTokens
     from genctl.decode.stopping.criterion import Criterion
@@ -214,10 +215,6 @@ class Independent(Strategy, Protocol):
 
     def tokens(self, logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[RowCandidates] | None) -> Tensor:
         """One token for each row: logits f32 [R, V] of all lanes, one after another -> int64 [R]."""
-
-
-# A processor is a function of what was written and what was scored: (history [R, T], scores [R, V]) -> scores [R, V].
-Processor: TypeAlias = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
 @dataclass(frozen=True)

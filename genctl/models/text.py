@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from genctl.byte_level import bytes_of
+from genctl.decode.processors.byte_level import bytes_of
 from genctl.errors import InputError, ModelError
 from genctl.models import rust_panics
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from genctl.decode.grammar.processor import Grammar
-from genctl.decode.grammar.source import read
-from genctl.decode.token_bytes import Spelling, spelling
+from genctl.decode.processors.grammar import Grammar
+from genctl.decode.processors.grammar_source import read
+from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.params import Generation
 from tests.tiny import EOS, tokenizer
 

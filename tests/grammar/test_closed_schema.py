@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from genctl.closed_schema import closed
+from genctl.decode.processors.closed_schema import closed
 from tests.grammar.machines import machine
 from tests.tiny import tokenizer
 

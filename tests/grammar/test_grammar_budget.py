@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import genctl
-from genctl.decode.grammar.processor import Grammar
-from genctl.decode.grammar.source import read
-from genctl.decode.token_bytes import Spelling, spelling
+from genctl.decode.processors.grammar import Grammar
+from genctl.decode.processors.grammar_source import read
+from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 from genctl.params import Generation
 from tests.grammar.machines import PROMPT, allowed, text, tiny_words, written

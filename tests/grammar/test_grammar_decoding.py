@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode.grammar.processor import Grammar, constraint
-from genctl.decode.grammar.source import read
 from genctl.decode.loop import decode
 from genctl.decode.processors.context import NamedProcessor, ProcessorContext
-from genctl.decode.token_bytes import spelling
+from genctl.decode.processors.grammar import Grammar, constraint
+from genctl.decode.processors.grammar_source import read
+from genctl.decode.processors.token_bytes import spelling
 from genctl.decode.types import Lane, Strategy
 from genctl.params import Generation
 from genctl.strategies.beam import Beam

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.decode.grammar.processor import Grammar
-from genctl.decode.token_bytes import Spelling, spelling
+from genctl.decode.processors.grammar import Grammar
+from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 from tests.grammar.machines import allowed, machine, text, tiny_words, written
 from tests.models.tokenizers_made import byte_level, llama, metaspace, unigram_bytes, word_piece

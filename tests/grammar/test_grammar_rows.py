@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.decode.grammar import processor
+from genctl.decode.processors import grammar as processor
 from tests.grammar.machines import PROMPT, allowed, machine
 
 PATTERN = "((the|a) (cat|dog|mat) (sat|ran)(, )?){1,9}"

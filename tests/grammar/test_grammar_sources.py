@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from genctl.config.search_conflicts import grammars as conflicts
-from genctl.decode.grammar.source import read
+from genctl.decode.processors.grammar_source import read
 from genctl.errors import UsageError
 from genctl.params import Generation
 from tests.grammar.machines import allowed, machine
@@ -116,7 +116,7 @@ def test_what_contradicts_each_other_is_told() -> None:
 
 def test_grammars_are_checked_without_torch() -> None:
     code = (
-        "import sys; from genctl.decode.grammar.source import read; from genctl.params import Generation;"
+        "import sys; from genctl.decode.processors.grammar_source import read; from genctl.params import Generation;"
         "read(Generation(json_schema={})); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

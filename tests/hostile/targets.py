@@ -30,7 +30,7 @@ from genctl.config.check import known
 from genctl.config.dry import to_toml
 from genctl.config.layers import Resolved, overlay, resolve, row_layer
 from genctl.config.settings import environment_layer
-from genctl.decode.grammar import source
+from genctl.decode.processors import grammar_source as source
 from genctl.errors import Exit, GenctlError
 from genctl.params import Generation
 

@@ -15,9 +15,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from genctl.engines.local.runtime_factory import runtime_of
 from genctl.models import hub
 from genctl.native.model import NativeModel
-from genctl.native.runtime_factory import runtime_of
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.tiny import sharpen, tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from genctl import events
-from genctl.decode.prefix import RequiredPrefix
+from genctl.decode.processors.required_prefix import RequiredPrefix
 from genctl.decode.token_healing import HealedPrompt, heal
 from genctl.models.text import Detokenizer
 from genctl.strategies.beam import Beam

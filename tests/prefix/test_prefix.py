@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from genctl.decode.prefix import RequiredPrefix, prefix
 from genctl.decode.processors.context import ProcessorContext
-from genctl.decode.token_bytes import Spelling, spelling
+from genctl.decode.processors.required_prefix import RequiredPrefix, prefix
+from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 from genctl.params import Generation
 from genctl.strategies.beam import Beam

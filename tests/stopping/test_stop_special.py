@@ -269,7 +269,7 @@ _NAMES = {EOS: "<eos>", BOS: "<bos>"}
 
 
 def _bytes(token: int) -> bytes:
-    from genctl.decode.token_bytes import spelling
+    from genctl.decode.processors.token_bytes import spelling
 
     return spelling(tiny_tokenizer(), 300, "test").pieces[token]
 

@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from genctl.decode import prefix
-from genctl.decode.grammar import processor as grammar
-from genctl.decode.processors import filters, repetition, samplers, standard, token_sequences
+from genctl.decode.processors import Processor, filters, grammar, repetition, samplers, standard, token_sequences
+from genctl.decode.processors import required_prefix as prefix
 from genctl.decode.processors.context import NamedProcessor, ProcessorContext
 from genctl.decode.processors.mirostat import Mirostat
-from genctl.decode.types import Processor
 from genctl.errors import GenctlError, UsageError
 from genctl.listed_knobs import PROCESSORS
 from genctl.params import Generation, knobs

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from genctl.decode.processors import Processor
 from genctl.decode.processors.trace import check
-from genctl.decode.types import Processor
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Generation
 from genctl.plugins import raised

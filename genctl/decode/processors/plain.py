@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from genctl.decode.types import Processor
+from genctl.decode.processors import Processor
 
 OUT = -float("inf")
 

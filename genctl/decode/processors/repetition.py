@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from genctl.decode.types import Processor
+from genctl.decode.processors import Processor
 
 Ids: TypeAlias = NDArray[np.int64]
 

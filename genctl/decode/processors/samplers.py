@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from genctl.decode.processors import Processor
 from genctl.decode.processors.rows import RowCandidates
-from genctl.decode.types import Processor
 
 
 def top_n_sigma(n: float, min_tokens_to_keep: int = 1) -> Processor:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from genctl.decode.processors import Processor
 from genctl.decode.processors.filters import Filter, cut
 from genctl.decode.processors.rows import RowCandidates
-from genctl.decode.types import Processor
 from genctl.errors import ModelError, UsageError
 from genctl.events import Trace
 

@@ -19,7 +19,7 @@ from genctl.engines.local.stop_text import HeldText, StopTrimmer
 from genctl.events import Ended, Event, Finished, Hypothesis, Row, Stepped, Token, advance, with_tokens
 
 if TYPE_CHECKING:
-    from genctl.decode.grammar.processor import Grammar
+    from genctl.decode.processors.grammar import Grammar
     from genctl.models.text import Words
 
 

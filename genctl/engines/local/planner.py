@@ -19,10 +19,11 @@ from genctl.plural import count
 
 if TYPE_CHECKING:
     from genctl.decode.guidance import Unconditional
+    from genctl.decode.processors import Processor
     from genctl.decode.runtime import ModelRuntime
     from genctl.decode.stopping.build import NamedCriterion
     from genctl.decode.token_healing import HealedPrompt
-    from genctl.decode.types import Lane, Processor, Strategy
+    from genctl.decode.types import Lane, Strategy
     from genctl.models.hub import LoadedModel
     from genctl.models.text import Words
     from genctl.requests import Report, Request
@@ -65,7 +66,7 @@ class PlannedLane:
 
     def text(self, words: Words) -> LaneText:
         """Fills in the texts of the lane's events. `words` detokenizes."""
-        from genctl.decode.grammar.processor import grammar_of
+        from genctl.decode.processors.grammar import grammar_of
 
         return LaneText(
             words,
@@ -116,8 +117,8 @@ class Planner:
 
     def companion(self, name: str) -> tuple[LoadedModel, ModelRuntime]:
         """A second checkpoint (an assistant, an amateur) on the same device, loaded once."""
+        from genctl.engines.local.runtime_factory import runtime_of
         from genctl.models import hub
-        from genctl.native.runtime_factory import runtime_of
 
         if name not in self.auxiliary_models:
             # its steps alternate with the model's, so it is packed and never compiled

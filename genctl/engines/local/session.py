@@ -47,7 +47,7 @@ class Session:
         self, loaded: LoadedModel, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None
     ) -> None:
         from genctl.engines.local.planner import Planner
-        from genctl.native.runtime_factory import runtime_of
+        from genctl.engines.local.runtime_factory import runtime_of
 
         self.loaded = loaded
         self.threads: Threads | None = None
@@ -418,7 +418,7 @@ def _requests_of(requests: Rows) -> Iterator[Request]:
 
 def check_settings(generation: Generation) -> None:
     """Check knobs without a checkpoint: raises UsageError for conflicts and broken grammars."""
-    from genctl.decode.grammar import source
+    from genctl.decode.processors import grammar_source as source
 
     clashes = [*search_conflicts.grammars(generation), *search_conflicts.reranking(generation)]
     if clashes:

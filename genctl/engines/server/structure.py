@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from genctl.closed_schema import closed
+from genctl.decode.processors.closed_schema import closed
 from genctl.engines.server.fields import LLAMA_CPP_PYTHON
 from genctl.errors import UsageError, reason_of
 from genctl.params import GRAMMARS, Generation

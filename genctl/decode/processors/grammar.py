@@ -17,11 +17,11 @@ import numpy
 import torch
 from torch import Tensor
 
-from genctl.decode.grammar.completion import IMPROVED, Closing, Tokens
-from genctl.decode.grammar.source import GrammarSource, read
+from genctl.decode.processors import Processor
 from genctl.decode.processors.context import ProcessorContext
-from genctl.decode.token_bytes import Spelling, spelling
-from genctl.decode.types import Processor
+from genctl.decode.processors.grammar_completion import IMPROVED, Closing, Tokens
+from genctl.decode.processors.grammar_source import GrammarSource, read
+from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from genctl.decode.grammar.processor import begins
+from genctl.decode.processors import Processor
 from genctl.decode.processors.context import ProcessorContext
-from genctl.decode.token_bytes import Spelling, spelling
-from genctl.decode.types import Processor
+from genctl.decode.processors.grammar import begins
+from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 
 # What is left of the prefix as it is shown, and as it is spelled (a blank that some decoders strip at the beginning

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from genctl.decode.token_bytes import Spelling
+from genctl.decode.processors.token_bytes import Spelling
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from genctl.closed_schema import closed
+from genctl.decode.processors.closed_schema import closed
 from genctl.errors import UsageError, reason_of
 from genctl.params import GRAMMARS, Generation
 from genctl.strict_json import DuplicateKey, once

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from genctl.byte_level import bytes_of
+from genctl.decode.processors.byte_level import bytes_of
 from genctl.errors import UsageError
 
 _SUMMED = ("ByteLevel", "ByteFallback", "Fuse", "Replace", "Metaspace", "WordPiece")

@@ -1,1 +1,0 @@
-"""Structured output: a grammar that the new text must follow."""
