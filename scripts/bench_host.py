@@ -27,13 +27,13 @@ import genctl
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import ProcessorContext, build
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.engines.local.lane_text import LaneText
 from genctl.models.text import Detokenizer
 from genctl.params import Generation
 from genctl.results import Collector
 from genctl.strategies.factory import choose
+from genctl.transformers.runtime import TransformersRuntime
 
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -9,13 +9,13 @@ import os
 from typing import Any
 
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.engines.local.runtime_factory import runtime_of
 from genctl.models.architectures import read_native
 from genctl.native.checkpoint import model_of, plan_of
 from genctl.native.config import NotNative
 from genctl.native.model import SpecialTokens
 from genctl.native.runtime import NativeRuntime
+from genctl.transformers.runtime import TransformersRuntime
 
 
 def forward(model: Any) -> ModelRuntime:

@@ -1,4 +1,4 @@
-"""The interface between the decode loop and a model; `native.runtime` and `transformers_runtime` implement it.
+"""The interface between the decode loop and a model; `native.runtime` and `transformers.runtime` implement it.
 
 N rows, F tokens fed to each, T columns of the cache, V vocabulary, H hidden size.
 """

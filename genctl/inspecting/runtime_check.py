@@ -58,7 +58,7 @@ def compare(session: Session, request: Request, *, steps: int = STEPS) -> Compar
     lane = session.planner.plan(request, Report()).lane
     runtime = replace(session.planner.runtime, runtime="transformers", pack=False)
     loaded = hub.load(runtime, need_tokenizer=False, **session.planner.flags)
-    from genctl.decode.transformers_runtime import (
+    from genctl.transformers.runtime import (
         TransformersRuntime,  # loads transformers' classes
     )
 

@@ -20,7 +20,6 @@ from genctl.decode.cache.cache import Cache, new_cache
 from genctl.decode.cache.foreign import new_cache as new_transformers_cache
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import CROSS, CacheLayer
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
 from genctl.models import (
@@ -45,6 +44,7 @@ from genctl.native.products.weights import int4_bytes
 from genctl.native.seq2seq_spec import Seq2SeqSpec
 from genctl.native.spec import Spec
 from genctl.params import Runtime
+from genctl.transformers.runtime import TransformersRuntime
 
 PROBE = 8  # tokens of the trial
 MOST_LAYERS = 1024  # each becomes a module

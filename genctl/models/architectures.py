@@ -1,7 +1,7 @@
 """What genctl knows of each architecture, in one row: `model_type` of config.json -> its facts. No torch.
 
 A native family is a function in one of `genctl/native/*_families.py` and a row here. An architecture without a row runs
-on transformers' classes; its capabilities are tried before they are used (`genctl/decode/capabilities.py`).
+on transformers' classes; its capabilities are tried before they are used (`genctl/transformers/capabilities.py`).
 """
 
 from __future__ import annotations

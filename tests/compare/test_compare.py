@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from genctl.cli.interrupt import Interrupt
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.native.runtime import NativeRuntime
 from genctl.native.seq2seq_runtime import Seq2SeqRuntime
+from genctl.transformers.runtime import TransformersRuntime
 from tests.cli.tool import genctl
 
 FIVE: dict[str, dict[str, Any]] = {

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.decode.transformers_runtime import Output
 from genctl.decode.types import Prefix
+from genctl.transformers.runtime import Output
 
 PROMPT = (0,)
 

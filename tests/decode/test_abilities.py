@@ -10,13 +10,13 @@ import transformers
 
 from genctl import events
 from genctl.decode.loop import decode
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.engines.local.score_passes import Passes, Piece
 from genctl.errors import ModelError
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive
 from genctl.strategies.sample import Sample
+from genctl.transformers.runtime import TransformersRuntime
 from tests.decode.driver import PROMPTS
 from tests.tiny import EOS, tiny
 

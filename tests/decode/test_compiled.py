@@ -13,12 +13,10 @@ from genctl import events
 from genctl.config.layers import flags_layer, resolve
 from genctl.decode.cache.growing import STEP
 from genctl.decode.cache.static import SlottedLayer
-from genctl.decode.compiled import Compiled
 from genctl.decode.guidance import Unconditional
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import build
 from genctl.decode.processors.context import ProcessorContext
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.engines.local.session import Session
 from genctl.errors import ModelError, PresetError, UsageError
 from genctl.models import hub, prepare
@@ -28,6 +26,8 @@ from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive
 from genctl.strategies.draft_models import PromptLookup
 from genctl.strategies.sample import Sample
+from genctl.transformers.compiled import Compiled
+from genctl.transformers.runtime import TransformersRuntime
 from tests.decode.driver import PROMPTS, Case
 from tests.tiny import checkpoint, tiny
 

@@ -17,12 +17,12 @@ import torch
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
 from genctl.strategies.draft_models import Draft
 from genctl.strategies.sample import Sample
+from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
 from tests.cli.tool import genctl
 from tests.native.variations import made

@@ -12,13 +12,13 @@ import transformers
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.engines.local.score_passes import Passes, Piece
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
 from genctl.strategies.draft_models import Draft
 from genctl.strategies.sample import Sample
+from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
 from tests.tiny import EOS, PAD, sharpen
 

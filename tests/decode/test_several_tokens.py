@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import genctl
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.errors import GenctlError
+from genctl.transformers.runtime import TransformersRuntime
 from tests.cli.tool import genctl as tool
 from tests.zoo import recipes
 from tests.zoo.compare import PROMPTS, quiet

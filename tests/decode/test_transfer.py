@@ -18,10 +18,10 @@ from genctl.decode import choose as choosing
 from genctl.decode import loop, transfer
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import ProcessorContext, build
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.params import Generation
 from genctl.strategies.factory import choose
+from genctl.transformers.runtime import TransformersRuntime
 from tests.decode.driver import NEW, PROMPTS, Case
 
 READS = ("tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")

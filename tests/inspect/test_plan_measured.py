@@ -13,7 +13,6 @@ import torch
 
 from genctl import events
 from genctl.decode.loop import decode
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane, Strategy
 from genctl.inspecting.cache_estimate import plan
 from genctl.inspecting.skeleton import build, probe, weights_bytes
@@ -22,6 +21,7 @@ from genctl.models import hub
 from genctl.params import Generation, Runtime
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
+from genctl.transformers.runtime import TransformersRuntime
 from tests.tiny import ARCHITECTURES, SEQ2SEQ, checkpoint
 
 PROMPT, NEW = 11, 6  # tokens; longer than the windows of 8

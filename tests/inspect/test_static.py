@@ -9,10 +9,10 @@ import pytest
 
 from genctl import events
 from genctl.decode.loop import decode
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane, Strategy
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
+from genctl.transformers.runtime import TransformersRuntime
 from tests.tiny import SEQ2SEQ, tiny
 
 NEW = 9

@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.errors import ModelError, UsageError
 from genctl.models import packed_layers
 from genctl.models.hub import LoadedModel, load
@@ -21,6 +20,7 @@ from genctl.models.text import encode_prompt
 from genctl.native import kernels, pages
 from genctl.native.linear import Float16
 from genctl.params import Runtime
+from genctl.transformers.runtime import TransformersRuntime
 from tests.tiny import ARCHITECTURES, PAD, checkpoint, save, tiny
 
 PROMPTS = torch.tensor([[11, 48, 205, 93, 160], [5, 60, 250, 7, 31], [299, 3, 150, 9, 9]])

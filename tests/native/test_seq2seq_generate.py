@@ -11,11 +11,11 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from genctl import events
 from genctl.decode.loop import decode
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive
 from genctl.strategies.sample import Sample
+from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
 from tests.native.seq2seq_variations import FAMILIES, VARIATIONS, model
 from tests.tiny import EOS

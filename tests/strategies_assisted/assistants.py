@@ -13,9 +13,9 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.runtime import Output
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Context
 from genctl.strategies.draft_models import Draft, DraftWriter
+from genctl.transformers.runtime import TransformersRuntime
 from tests.tiny import tiny
 
 

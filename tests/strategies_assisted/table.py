@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from genctl.decode.runtime import Output
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Prefix
+from genctl.transformers.runtime import TransformersRuntime
 
 
 class Table(TransformersRuntime):

@@ -12,8 +12,8 @@ from torch import Tensor
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.runtime import Output
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.strategies.amateur import Amateur
+from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.strategies_assisted.assistants import Counting

@@ -14,13 +14,13 @@ from transformers import PreTrainedTokenizerFast
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime, Output
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Context, Prefix
 from genctl.errors import ModelError
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.draft_models import CachedReader, LookupDraftWriter
 from genctl.strategies.early_exit import EarlyExitDrafter
 from genctl.strategies.universal import UniversalDrafter
+from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.tiny import tiny, tokenizer

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.models.packed_layers import pack
+from genctl.transformers.runtime import TransformersRuntime
 from tests.cli.tool import genctl
 from tests.zoo import recipes
 from tests.zoo.__main__ import table

@@ -19,6 +19,6 @@ def runtime_of(model: Any, *, compile: bool = False) -> ModelRuntime:
 
         assert isinstance(model, Seq2SeqModel)
         return Seq2SeqRuntime(model)
-    from genctl.decode.transformers_runtime import TransformersRuntime
+    from genctl.transformers.runtime import TransformersRuntime
 
     return TransformersRuntime(model, compile=compile)

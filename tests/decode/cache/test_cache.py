@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 
 from genctl.decode.cache.cache import Cache, new_cache
 from genctl.decode.cache.foreign import ForeignLayer
-from genctl.decode.transformers_runtime import TransformersRuntime
+from genctl.transformers.runtime import TransformersRuntime
 from tests.tiny import SEQ2SEQ, tiny
 
 IDS = tuple(range(5, 19))

@@ -13,10 +13,10 @@ from genctl.decode.cache import shared
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.transformers_runtime import TransformersRuntime
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
+from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
 from tests.tiny import HEADS, HIDDEN, SEQ2SEQ, tiny
 

@@ -22,18 +22,18 @@ from genctl.decode import cut_windows, transfer
 from genctl.decode.cache import model_states
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.foreign import new_cache
-from genctl.decode.capabilities import FINDINGS, Probe
 from genctl.decode.encoder_inputs import Sources
-from genctl.decode.length_rope import LengthRope
 from genctl.decode.out_of_memory import is_shortage
 from genctl.decode.prefill import Reader
 from genctl.decode.runtime import Output, Passed
 from genctl.decode.types import Prefix, Source
 from genctl.errors import GenctlError, ModelError
 from genctl.models.architectures import facts_of
+from genctl.transformers.capabilities import FINDINGS, Probe
+from genctl.transformers.length_rope import LengthRope
 
 if TYPE_CHECKING:
-    from genctl.decode.compiled import Compiled
+    from genctl.transformers.compiled import Compiled
 
 
 @dataclass
@@ -83,7 +83,7 @@ class TransformersRuntime(Reader):
         self.watch: Callable[[Passed], None] | None = None
         self.compiled: Compiled | None = None
         if compile:
-            from genctl.decode.compiled import Compiled
+            from genctl.transformers.compiled import Compiled
 
             self.compiled = Compiled(model, frozenset(accepted), self.device)
 
@@ -183,7 +183,7 @@ class TransformersRuntime(Reader):
 
     def first_layers(self, count: int) -> TransformersRuntime:
         """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
-        from genctl.decode.first_layers import first_layers
+        from genctl.transformers.first_layers import first_layers
 
         return TransformersRuntime(first_layers(self.model, count))
 
