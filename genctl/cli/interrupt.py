@@ -66,7 +66,7 @@ class Interrupt:
         self._listen()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._unraisable is not None:
             sys.unraisablehook = self._unraisable
         if self._ears is not None and self._listener is not None:
@@ -76,6 +76,8 @@ class Interrupt:
             self._ears[0].close()
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self.status and isinstance(error, SystemExit) and error.code != self.status:
+            raise SystemExit(self.status) from error  # Ray passes our SystemExit on with a status of its own
 
     def __call__(self) -> str:
         """The reason for every live row to end now, or an empty string."""
@@ -146,6 +148,8 @@ class Interrupt:
         self._listener.start()
 
     def _watch(self, ears: socket.socket) -> None:
+        if hasattr(signal, "pthread_sigmask"):  # so that only the main thread accepts one (see `pool.cluster`)
+            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         deadline: float | None = None
         count = 0
         while True:

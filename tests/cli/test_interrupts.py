@@ -15,6 +15,8 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from genctl.cli.interrupt import Interrupt
+
 ROOT = Path(__file__).parents[2]
 GENCTL = ["-m", "genctl"]
 STUCK = ["-m", "tests.cli.stuck"]
@@ -285,3 +287,18 @@ def test_a_signal_while_torch_is_imported_ends_the_run_with_its_status() -> None
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False, timeout=60)
     assert done.returncode == 143, done.stderr
+
+
+def test_a_library_that_raises_a_status_of_its_own_does_not_change_ours() -> None:
+    """Ray passes the SystemExit of a handler on as SystemExit(1)."""
+
+    def in_a_library() -> None:
+        with Interrupt():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except SystemExit:
+                raise SystemExit(1) from None
+
+    with pytest.raises(SystemExit) as ended:
+        in_a_library()
+    assert ended.value.code == 128 + signal.SIGTERM

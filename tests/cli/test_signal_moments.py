@@ -48,17 +48,18 @@ class Run:
                     stderr=subprocess.PIPE,
                     env=environment,
                     cwd=folder,
+                    start_new_session=True,
                     preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
                 )
             )
 
     def send(self, number: int) -> list[psutil.Process]:
-        """Send a signal to all ranks, as a terminal does. Returns the processes below them."""
+        """Send a signal to all processes of the run, as a terminal and `timeout` do. Returns those below the ranks."""
         below = []
         for process in self.started:
             if process.poll() is None:
                 below += psutil.Process(process.pid).children(recursive=True)
-                process.send_signal(number)
+                os.killpg(process.pid, number)
         return below
 
     def end(self) -> tuple[int, str]:

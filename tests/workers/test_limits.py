@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import socket
 import subprocess
@@ -260,18 +261,31 @@ os._exit(3)
         assert time.monotonic() < deadline
 
 
-def test_a_signal_while_ray_ends_finds_our_handler() -> None:
-    """Ray's C++ part puts the default in its place, which Python does not see."""
-    code = """
-import ctypes, os, signal, sys, time, types
+STAND_IN = """
+import ctypes, os, signal, subprocess, sys, time, types
 def shutdown():
-    ctypes.CDLL(None).signal(signal.SIGTERM, None)
-    time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(20)
+    {}
 sys.modules["ray"] = types.SimpleNamespace(is_initialized=lambda: True, shutdown=shutdown)
 signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
 from genctl.engines.pool import cluster
 cluster.stop_cluster()
 """
+
+
+def test_a_signal_while_ray_ends_finds_our_handler() -> None:
+    """Ray's C++ part puts the default in its place, which Python does not see: no moment of that is ours."""
+    replaced = "ctypes.CDLL(None).signal(signal.SIGTERM, None); os.kill(os.getpid(), signal.SIGTERM); time.sleep(20)"
+    code = STAND_IN.format(replaced)
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.skipif(not hasattr(os, "setsid"), reason="sessions of processes are POSIX")
+def test_a_signal_to_all_processes_of_a_job_does_not_reach_what_ray_starts() -> None:
+    """Ray ends a process whose daemons are gone, with exit status 1. A daemon can be ended by itself."""
+    child = "import os, signal; print(os.getsid(0) == os.getppid(), signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    started = f"subprocess.run([sys.executable, '-c', {child!r}], preexec_fn=lambda: None)"
+    code = STAND_IN.format(started)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, timeout=60, capture_output=True, text=True, start_new_session=True
+    )
+    assert done.stdout == "False set()\n"

@@ -29,7 +29,8 @@ QUIET = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",
 }
 JOIN_S = 120.0  # seconds until a cluster that answers, but cannot be joined, is given up
-POLL_S = 0.005  # between two looks at handlers: a signal that finds another's ends the process at once
+POLL_S = 0.02  # between two looks at whether Ray is there
+ENDING = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
 STORE = 256 << 20  # bytes for results on their way: a group's are a few MB
 
 
@@ -141,32 +142,74 @@ def _apart(call: Callable[[], Any], limit_s: float | None) -> Any:
     done = threading.Event()
 
     def perform() -> None:
+        _forking.add(threading.get_ident())
         try:
             outcome.append((call(), None))
         except BaseException as error:  # whatever it is, it is raised where it is waited for
             outcome.append((None, error))
+        _forking.discard(threading.get_ident())
         done.set()
         threading.Event().wait()
 
-    threading.Thread(target=perform, name="ray", daemon=True).start()
-    until = None if limit_s is None else time.monotonic() + limit_s
-    while not done.wait(POLL_S):
-        _own_signals()
-        if until is not None and time.monotonic() > until:
-            raise TimeoutError
-    _own_signals()
+    with _own_signals() as wait:
+        threading.Thread(target=perform, name="ray", daemon=True).start()
+        until = None if limit_s is None else time.monotonic() + limit_s
+        while not done.is_set():
+            wait(done)
+            if until is not None and time.monotonic() > until:
+                raise TimeoutError
     value, error = outcome[0]
     if error is not None:
         raise error
     return value
 
 
-def _own_signals() -> None:
-    """Put the handler of SIGTERM back, which Ray's C++ part replaces, unseen by Python: as it starts by one that prints
-    a stack, as it ends by the default, which ends the process.
+_forking: set[int] = set()  # threads whose forks are Ray's daemons
+
+
+def _leave_group() -> None:
+    """In a daemon that Ray has just forked: a signal to the processes of a job (by a terminal, by `timeout`) ends the
+    job. The daemons end after it: a job that loses them first is ended by Ray, with a status of Ray's.
     """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+    if threading.get_ident() in _forking:
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
+if hasattr(os, "register_at_fork") and hasattr(os, "setsid"):
+    os.register_at_fork(after_in_child=_leave_group)
+
+
+@contextmanager
+def _own_signals() -> Iterator[Callable[[threading.Event], None]]:
+    """Gives a function that waits for an event, or a moment, and handles signals as Python's handlers say.
+
+    Ray's C++ part replaces the handler of SIGTERM, unseen by Python: as it starts by one that prints a stack, as it
+    ends by the default, which ends the process. So signals are blocked, here and in the threads that Ray starts, and
+    this thread accepts them: that calls no handler. Python's handlers are put back at the end.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "sigtimedwait"):
+        yield lambda done: (done.wait(POLL_S), None)[1]
+        return
+
+    def restored() -> None:
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is not None:  # Python knows it
+            signal.signal(signal.SIGTERM, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def wait(done: threading.Event) -> None:
+        taken = signal.sigtimedwait(ENDING, POLL_S)
+        if taken is not None:
+            restored()
+            signal.raise_signal(taken.si_signo)
+            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield wait
+    finally:
+        restored()
 
 
 @contextmanager
