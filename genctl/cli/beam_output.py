@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from genctl import events
 from genctl.batch import writers
@@ -13,10 +13,30 @@ from genctl.cli.standard_streams import is_terminal
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.cli.replay import ReplayOptions
-    from genctl.cli.run_options import RunOptions
+    from genctl.cli.options import TreeFormat
+    from genctl.cli.table import Color
     from genctl.render.search_tree import SearchTrees
     from genctl.render.stream_view import StreamView
+
+
+class ShownSearch(Protocol):
+    """What the options of `run`, `beam` and `replay` have in common here."""
+
+    @property
+    def tree(self) -> bool:
+        """Draw the search tree."""
+
+    @property
+    def tree_format(self) -> TreeFormat | None:
+        """Write the search tree in place of the texts."""
+
+    @property
+    def echo(self) -> bool | None:
+        """Begin the text with the prompt."""
+
+    @property
+    def color(self) -> Color:
+        """When to color."""
 
 
 class Search:
@@ -25,9 +45,7 @@ class Search:
     With `live` the view on the terminal draws the tree; else it goes to `err` at the end, or replaces the texts.
     """
 
-    def __init__(
-        self, options: RunOptions | ReplayOptions, err: Console | None, *, stream: bool, raw: bool, live: bool
-    ) -> None:
+    def __init__(self, options: ShownSearch, err: Console | None, *, stream: bool, raw: bool, live: bool) -> None:
         self.options = options
         self.err = err
         self.trees: SearchTrees | None = None

@@ -1,4 +1,4 @@
-"""Which engine a command computes with: this process, servers, workers, or ranks that share a model."""
+"""Which engine `run` and `beam` compute with: this process, servers, workers, or ranks that share a model."""
 
 from __future__ import annotations
 
@@ -31,13 +31,6 @@ def run(options: Any) -> int | None:
             flag = "--tensor-parallel"
             choice = EngineChoice(shared, partial(_check_ranks, flag), ranks=flag)
     return RunJob.perform(options, choice)
-
-
-def score(options: Any) -> int | None:
-    """`genctl score`."""
-    from genctl.cli.score_job import ScoreJob
-
-    return ScoreJob.perform(options, engine_of(options))
 
 
 def _check_ranks(flag: str, options: Any, early: Resolved) -> None:

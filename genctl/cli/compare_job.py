@@ -95,7 +95,7 @@ class CompareJob(Job[CompareOptions]):
 
     def open(self, stack: ExitStack) -> None:
         """Open the output, the recording, the event log and the view."""
-        from genctl.cli.compare_output import ComparisonOutput
+        from genctl.cli.compare_output import ComparedRuns, ComparisonOutput
         from genctl.render.compare_view import CompareView
 
         options = self.options
@@ -108,11 +108,18 @@ class CompareJob(Job[CompareOptions]):
             sink = self.sink(stack, options.output, force=force, stdout=sys.stdout)
         if options.save is not None:
             saved = self.sink(stack, options.save, force=options.force)
+        compared = ComparedRuns(
+            [run.name for run in self.runs], self.base, self.resolved, self.prompts, self.seeds, self.seed, self.texts
+        )
         self.drawn: list[ComparisonOutput] = []  # what --svg shows
         as_text = dataclasses.replace(options, format="text")
         for watcher in self.watchers:
-            watcher.draw(lambda console: self.drawn.append(ComparisonOutput(self, as_text, console, console, None)))
-        self.report, self.saved_to = ComparisonOutput(self, options, self.out, self.err, sink), saved
+            watcher.draw(
+                lambda console: self.drawn.append(
+                    ComparisonOutput(self, compared, as_text, console, console, None, picture=True)
+                )
+            )
+        self.report, self.saved_to = ComparisonOutput(self, compared, options, self.out, self.err, sink), saved
         self.listeners.append(self.note_cut)
         self.open_event_log(stack, options.events, force=options.force)
         view = CompareView(self.out, self.err, live=self.live, quiet=options.quiet, total=total)

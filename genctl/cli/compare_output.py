@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -22,19 +23,47 @@ from genctl.render.summary import DOT, put, stop_words
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.cli.compare_job import CompareJob
     from genctl.cli.compare_options import CompareOptions
+    from genctl.cli.job import Job
     from genctl.comparing.shared_work import SharedWork
+    from genctl.config.layers import Resolved
 
 ByRun = dict[str, list[Measured]]
 
 
-class ComparisonOutput:
-    """Writes each finished prompt, in input order, and at the end tables over all prompts."""
+@dataclass(frozen=True)
+class ComparedRuns:
+    """What is compared."""
 
-    def __init__(self, job: CompareJob, options: CompareOptions, out: Console, err: Console, sink: Any) -> None:
-        self.job, self.options, self.out, self.err, self.sink = job, options, out, err, sink
-        self.names = [run.name for run in job.runs]
+    names: Sequence[str]  # of the runs
+    base: str  # the run that the others are compared with
+    resolved: Sequence[Resolved]  # the settings of each run, with those of its checkpoint once that is loaded
+    prompts: Sequence[ComparedPrompt]
+    seeds: int  # repetitions of each run
+    seed: int | None
+    texts: bool  # the texts of each prompt are written, besides the tables
+
+
+class ComparisonOutput:
+    """Writes each finished prompt, in input order, and at the end tables over all prompts.
+
+    A `picture` shows on its console what is said elsewhere, too.
+    """
+
+    def __init__(
+        self,
+        job: Job[CompareOptions],
+        comparison: ComparedRuns,
+        options: CompareOptions,
+        out: Console,
+        err: Console,
+        sink: Any,
+        *,
+        picture: bool = False,
+    ) -> None:
+        self.job, self.comparison, self.options = job, comparison, options
+        self.out, self.err, self.sink, self.picture = out, err, sink, picture
+        self.names = comparison.names
         self.tally = RunStatistics(self.names)
         self.width = out.width if sink is None else None
         self.writer: Any = None
@@ -51,7 +80,7 @@ class ComparisonOutput:
 
     def prompt(self, prompt: ComparedPrompt) -> int:
         """Write one prompt, every run of it. Returns how many runs failed."""
-        by_run = measured(prompt, self.names, self.job.base, timing=self.options.timing)
+        by_run = measured(prompt, self.names, self.comparison.base, timing=self.options.timing)
         self._latest = prompt, by_run
         alone = RunStatistics(self.names)
         for tally in (self.tally, alone) if isinstance(prompt.row, InputRow) else ():
@@ -62,7 +91,7 @@ class ComparisonOutput:
             more: dict[str, Any] = {"baseline": self.options.baseline, "tokens": bool(self.options.watch)}
             for record in records(prompt, self.names, by_run, load_s=load_s, **more):
                 self.writer.write(record)
-        elif self.markdown or (self.job.texts and not self.silent and isinstance(prompt.row, InputRow)):
+        elif self.markdown or (self.comparison.texts and not self.silent and isinstance(prompt.row, InputRow)):
             self._put(self._parts(prompt, by_run, alone))
         return failed
 
@@ -83,7 +112,7 @@ class ComparisonOutput:
         if isinstance(row, BadRow):
             failures = [(self.job.of(row), row.message)]
         for subject, message in failures if self.writer is None and not self.silent else ():
-            if self in self.job.drawn:
+            if self.picture:
                 put(self.out, Text(f"error: {widgets.visible(subject + message)}"))
             elif self.job.repeated.is_new(message):
                 self.job.say(f"error: {subject}{message}")
@@ -106,7 +135,7 @@ class ComparisonOutput:
             sentences = [line.plain.removeprefix(f"{shown.MARK} ") for line in shown.partings_lines(partings, None)]
             lines = [Text(f"- {formats.markdown_text(sentence)}") for sentence in sentences]
         else:
-            title = [heading(row, self.width or 80)] if len(self.job.prompts) > 1 else []
+            title = [heading(row, self.width or 80)] if len(self.comparison.prompts) > 1 else []
             if not title and self.sink is None and isinstance(row, InputRow) and row.prompt:
                 yield shown.prompt_lines(row.prompt, self.out, self.width or 80)
             yield [*title, *shown.blocks_lines(blocks, self.out, self.width)]
@@ -118,8 +147,8 @@ class ComparisonOutput:
 
     def _shown(self, prompt: ComparedPrompt, by_run: ByRun) -> tuple[list[shown.Block], list[shown.Parting]]:
         blocks, partings = [], []
-        models = [sequence.runtime.model for sequence in self.job.resolved]
-        home = models[self.names.index(self.job.base)]
+        models = [sequence.runtime.model for sequence in self.comparison.resolved]
+        home = models[self.names.index(self.comparison.base)]
         for place, name in enumerate(self.names):
             failures = prompt.failures(place)
             passages = [_passage(one, self._label(one)) for one in by_run[name]]
@@ -150,7 +179,7 @@ class ComparisonOutput:
     def _label(self, one: Measured) -> str:
         """Which of several texts of a run this is."""
         count_of = len(one.result.sequences)
-        label = [f"seed {one.result.seed}"] if self.job.seeds > 1 and one.result.seed is not None else []
+        label = [f"seed {one.result.seed}"] if self.comparison.seeds > 1 and one.result.seed is not None else []
         label += [f"{one.number + 1} of {count_of}"] if count_of > 1 else []
         return DOT.join(label)
 
@@ -160,7 +189,7 @@ class ComparisonOutput:
         """Write tables over all prompts, and say what sharing saved."""
         done = max((len(values) for values in self.tally.prompts.values()), default=0)
         wanted = self.markdown or (self.options.format == "text" and not self.silent)
-        if wanted and (done > 1 or (done and not self.markdown and not self.job.texts)):
+        if wanted and (done > 1 or (done and not self.markdown and not self.comparison.texts)):
             title = f"over {count(done, 'prompt')}"
             intervals = self.markdown or done > 1
             parts = [
@@ -183,7 +212,7 @@ class ComparisonOutput:
     def _penalties(self) -> str:
         """A note where the column of scores mixes length penalties; else ""."""
         runs: dict[float, list[str]] = {}
-        for name, resolved in zip(self.names, self.job.resolved, strict=True):
+        for name, resolved in zip(self.names, self.comparison.resolved, strict=True):
             runs.setdefault(resolved.generation.length_penalty, []).append(name)
         if len(runs) < 2:
             return ""
@@ -193,7 +222,7 @@ class ComparisonOutput:
     def _summary(self, saved: SharedWork, done: int) -> list[str]:
         tokens = sum(self.tally.tokens.values())
         words = [count(len(self.names), "run"), count(done, "prompt")]
-        words += [count(self.job.seeds, "seed")] if self.job.seeds > 1 else []
+        words += [count(self.comparison.seeds, "seed")] if self.comparison.seeds > 1 else []
         words += [f"{count(tokens, 'token')} in {saved.decode_s:.2f} s"]
         if saved.lanes:
             passes = count(saved.forwards, "forward pass", "forward passes")
@@ -202,12 +231,14 @@ class ComparisonOutput:
         if saved.lanes > saved.prefills:
             words[-1] += f" instead of {saved.lanes:,} ({saved.prefill_s:.2f} s, {saved.spared_s:.2f} s saved)"
         words += [f"{self.job.failed} failed"] if self.job.failed else []
-        words += [f"seed {self.job.seed}"] if any(one.generation.draws for one in self.job.resolved) else []
+        words += (
+            [f"seed {self.comparison.seed}"] if any(one.generation.draws for one in self.comparison.resolved) else []
+        )
         return words
 
     def compared(self, outcome: Outcome, notes: Sequence[str]) -> None:
         """Write what `--expect` found: to the output where it is text, else to standard error."""
-        names = {prompt.row.id: "" if self.job.lone else prompt.row.name for prompt in self.job.prompts}
+        names = {prompt.row.id: "" if self.job.lone else prompt.row.name for prompt in self.comparison.prompts}
         lines = outcome.lines(self.options.expect, notes, names)
         if self.silent:
             self._write([Text(widgets.visible(line)) for line in lines])

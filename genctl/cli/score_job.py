@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from genctl.batch import scored, writers
 from genctl.batch.record_output import RecordOutput
 from genctl.batch.rows import BadRow, InputRow
-from genctl.cli.engine_choice import LOCAL, EngineChoice
+from genctl.cli.engine_choice import LOCAL, EngineChoice, engine_of
 from genctl.cli.interrupt import Interrupt
 from genctl.cli.job import WIDTH, Job, Rows
 from genctl.cli.options import shown_top
@@ -286,6 +286,11 @@ class ScoreJob(Job[ScoreOptions]):
         if self.failed:
             words.append(f"{self.failed} failed")
         self.say(" · ".join(words))
+
+
+def score(options: ScoreOptions) -> int | None:
+    """`genctl score`."""
+    return ScoreJob.perform(options, engine_of(options))
 
 
 def _figures(one: Scored) -> Figures:

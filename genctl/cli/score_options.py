@@ -73,7 +73,7 @@ def check_encoding(options: ScoreOptions) -> None:
 SCORE = Command(
     "score",
     ScoreOptions,
-    "genctl.cli.choose_engine:score",
+    "genctl.cli.score_job:score",
     """On a terminal a heat map: each token in the colour of its probability, its tenths as a digit beneath. In a pipe
     one line for each text: perplexity, negative log-likelihood in nats, scored tokens and the text (the target, where
     there is one; tabs, newlines and other controls as escapes), between tabs. --format jsonl has everything; its
