@@ -71,9 +71,12 @@ IN I imax(I a, I b) { return _mm512_max_epi32(a, b); }
 IN I up23(I a) { return _mm512_slli_epi32(a, 23); }
 IN I half(I a) { return _mm512_srai_epi32(a, 1); }
 IN void ist(int32_t *p, I a) { _mm512_storeu_si512(p, a); }
-IN F ldb(const uint16_t *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)), 16)); }
+IN F wide_bf16(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
+IN F ldb(const uint16_t *p) { return wide_bf16(_mm256_loadu_si256((const void *)p)); }
 IN F ldh(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
-IN F pair(const float *p) { return _mm512_mask_broadcastss_ps(_mm512_set1_ps(p[0]), 0xff00, _mm_load_ss(p + 1)); }
+typedef __m512 Pairs; /* 16 numbers, of which `pair` spreads two over eight lanes each */
+IN Pairs pairs(F v) { return v; }
+IN F pair(const Pairs *v, int p) { return _mm512_permutexvar_ps(_mm512_add_epi32(_mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0), _mm512_set1_epi32(p)), *v); }
 IN __m128 quarter(F v) {
   __m256 h = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
   return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -123,7 +126,9 @@ IN void ist(int32_t *p, I v) { _mm256_storeu_si256((void *)p, v.a); _mm256_store
 IN __m256 ldb8(const uint16_t *p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16)); }
 IN F ldb(const uint16_t *p) { return EACH(F, ldb8(p), ldb8(p + 8)); }
 IN F ldh(const uint16_t *p) { return EACH(F, _mm256_cvtph_ps(_mm_loadu_si128((const void *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 8)))); }
-IN F pair(const float *p) { return EACH(F, _mm256_broadcast_ss(p), _mm256_broadcast_ss(p + 1)); }
+typedef struct { float v[16]; } Pairs; /* 16 numbers, of which `pair` spreads two over eight lanes each */
+IN Pairs pairs(F a) { Pairs r; st(r.v, a); return r; }
+IN F pair(const Pairs *v, int p) { return EACH(F, _mm256_broadcast_ss(v->v + p), _mm256_broadcast_ss(v->v + p + 1)); }
 IN __m128 quarter(F v) {
   __m256 h = _mm256_add_ps(v.a, v.b);
   return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -186,7 +191,9 @@ IN I half(I a) { FOUR a.v[q] = vshrq_n_s32(a.v[q], 1); return a; }
 IN void ist(int32_t *p, I a) { FOUR vst1q_s32(p + 4 * q, a.v[q]); }
 IN F ldb(const uint16_t *p) { F r; FOUR r.v[q] = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * q), 16)); return r; }
 IN F ldh(const uint16_t *p) { F r; FOUR r.v[q] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * q))); return r; }
-IN F pair(const float *p) { F r; FOUR r.v[q] = vdupq_n_f32(p[q / 2]); return r; }
+typedef struct { float v[16]; } Pairs;
+IN Pairs pairs(F a) { Pairs r; st(r.v, a); return r; }
+IN F pair(const Pairs *v, int p) { F r; FOUR r.v[q] = vdupq_n_f32(v->v[p + q / 2]); return r; }
 IN B ldc(const void *p) { B r; FOUR r.v[q] = vld1q_s8((const int8_t *)p + 16 * q); return r; }
 IN B shifted(B w) { return w; }
 #define SHIFT 0
@@ -259,7 +266,9 @@ IN I half(I a) { SIXTEEN a.v[l] >>= 1; return a; }
 IN void ist(int32_t *p, I a) { memcpy(p, &a, 64); }
 IN F ldb(const uint16_t *p) { F r; SIXTEEN r.v[l] = from_bf16(p[l]); return r; }
 IN F ldh(const uint16_t *p) { F r; SIXTEEN r.v[l] = from_f16(p[l]); return r; }
-IN F pair(const float *p) { F r; SIXTEEN r.v[l] = p[l / 8]; return r; }
+typedef struct { float v[16]; } Pairs;
+IN Pairs pairs(F a) { Pairs r; st(r.v, a); return r; }
+IN F pair(const Pairs *v, int p) { F r; SIXTEEN r.v[l] = v->v[p + l / 8]; return r; }
 IN B ldc(const void *p) { B r; memcpy(&r, p, 64); return r; }
 IN B shifted(B w) { return w; }
 #define SHIFT 0
@@ -328,6 +337,10 @@ IN F load(const void *p, ptrdiff_t at, int type) {
 }
 IN F loadn(const void *p, ptrdiff_t at, int type, int n) {
   if (type == F32) return ldn((const float *)p + at, n);
+#if defined(__AVX512F__)
+  const __m256i short16 = _mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), (const uint16_t *)p + at);
+  return type == BF16 ? wide_bf16(short16) : _mm512_cvtph_ps(short16);
+#endif
   uint16_t part[16] = {0};
   memcpy(part, (const uint16_t *)p + at, 2 * (size_t)n);
   return type == BF16 ? ldb(part) : ldh(part);

@@ -99,12 +99,51 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r
     case 1: ROWS(call, 1, 1) break; \
     } \
   }
+/* One row: four outputs, each a chain of its own. What is asked for ahead is the second four after them, line after line, so that
+   memory sees one stream and not four. */
+IN void one(const Job *job, const int type, int64_t from, int64_t to) {
+  const int64_t in = job->w->in, stride = in * (type == F32 ? 4 : 2), step = type == F32 ? 16 : 32;
+  const float *x = job->x;
+  int64_t o = from;
+  for (; o + 4 <= to; o += 4) {
+    const char *w = (const char *)job->w->w + o * stride;
+    F s[4];
+    UNROLL for (int j = 0; j < 4; j++) s[j] = all(0);
+    int64_t k = 0;
+    for (; k + step <= in; k += step) {
+      F u = ld(x + k), v = type == F32 ? u : ld(x + k + 16);
+      UNROLL for (int j = 0; j < 4; j++) {
+        __builtin_prefetch(w + 8 * stride + (k / step * 4 + j) * 64, 0, 2);
+        s[j] = fma16(u, load(w + j * stride, k, type), s[j]);
+        if (type != F32) s[j] = fma16(v, load(w + j * stride, k + 16, type), s[j]);
+      }
+    }
+    for (; k < in; k += 16) {
+      const int n = in - k < 16 ? (int)(in - k) : 16;
+      F u = n == 16 ? ld(x + k) : ldn(x + k, n);
+      UNROLL for (int j = 0; j < 4; j++) s[j] = fma16(u, n == 16 ? load(w + j * stride, k, type) : loadn(w + j * stride, k, type, n), s[j]);
+    }
+    float y[4];
+    tree4(s[0], s[1], s[2], s[3], y);
+    UNROLL for (int j = 0; j < 4; j++) put(job, 0, o + j, y[j]);
+  }
+  for (; o < to; o++) tile(job, type, 0, o, 1, 1);
+}
 #define F32_TILE(row, o, r, c) tile(job, F32, row, o, r, c)
 #define BF16_TILE(row, o, r, c) tile(job, BF16, row, o, r, c)
 #define F16_TILE(row, o, r, c) tile(job, F16, row, o, r, c)
-static void plain_f32(const Job *job, int64_t from, int64_t to) { STRIPS(F32_TILE) }
-static void plain_bf16(const Job *job, int64_t from, int64_t to) { STRIPS(BF16_TILE) }
-static void plain_f16(const Job *job, int64_t from, int64_t to) { STRIPS(F16_TILE) }
+static void plain_f32(const Job *job, int64_t from, int64_t to) {
+  if (job->rows == 1) one(job, F32, from, to);
+  else STRIPS(F32_TILE)
+}
+static void plain_bf16(const Job *job, int64_t from, int64_t to) {
+  if (job->rows == 1) one(job, BF16, from, to);
+  else STRIPS(BF16_TILE)
+}
+static void plain_f16(const Job *job, int64_t from, int64_t to) {
+  if (job->rows == 1) one(job, F16, from, to);
+  else STRIPS(F16_TILE)
+}
 
 /* -- 8 bits -------------------------------------------------------------------------------------------------------- */
 
@@ -144,26 +183,26 @@ IN void tile8(const Job *job, int64_t row, int64_t o, const int r, const int c) 
   }
 }
 #define TILE8(row, o, r, c) tile8(job, row, o, r, c)
-/* One row: four outputs one after the other, so that W streams; their lanes are added up together. */
+/* One row, as above; the lanes of four outputs are added up together. */
 static void one8(const Job *job, int64_t from, int64_t to) {
-  const int64_t in = job->w->in, whole_in = in & ~(int64_t)63;
+  const int64_t in = job->w->in;
   const int8_t *x = job->codes;
   int64_t o = from;
   for (; o + 4 <= to; o += 4) {
     const char *w = (const char *)job->w->w + o * in;
     I s[4];
-    UNROLL for (int j = 0; j < 4; j++, w += in) {
-      I a = iall(0), b = a;
-      int64_t k = 0;
-      for (; k + 128 <= in; k += 128) {
-        __builtin_prefetch(w + k + 4096, 0, 3);
-        __builtin_prefetch(w + k + 4160, 0, 3);
-        a = dots(a, shifted(ldc(w + k)), ldc(x + k));
-        b = dots(b, shifted(ldc(w + k + 64)), ldc(x + k + 64));
+    UNROLL for (int j = 0; j < 4; j++) s[j] = iall(0);
+    int64_t k = 0;
+    for (; k + 64 <= in; k += 64) {
+      B u = ldc(x + k);
+      UNROLL for (int j = 0; j < 4; j++) {
+        __builtin_prefetch(w + 8 * in + k * 4 + j * 64, 0, 2);
+        s[j] = dots(s[j], shifted(ldc(w + j * in + k)), u);
       }
-      for (; k < whole_in; k += 64) a = dots(a, shifted(ldc(w + k)), ldc(x + k));
-      if (k < in) a = dots(a, shifted(ldcn(w + k, (int)(in - k))), ldc(x + k));
-      s[j] = iadd(a, b);
+    }
+    if (k < in) {
+      B u = ldc(x + k);
+      UNROLL for (int j = 0; j < 4; j++) s[j] = dots(s[j], shifted(ldcn(w + j * in + k, (int)(in - k))), u);
     }
     int32_t y[4];
     itree4(s[0], s[1], s[2], s[3], y);
@@ -178,37 +217,60 @@ static void codes8(const Job *job, int64_t from, int64_t to) {
 
 /* -- 4 bits -------------------------------------------------------------------------------------------------------- */
 
-IN void tile4(const Job *job, int64_t row, int64_t o, const int r) {
+/* The sum of one output for r rows. Scales of 16 groups are made at once; two groups, 64 numbers, are one step. */
+IN void sum4(const Job *job, int64_t row, int64_t o, const int r, F *s) {
   const int64_t width = job->width, groups = width / 32, pad = (groups + 15) & ~(int64_t)15;
   const uint8_t *w = (const uint8_t *)job->w->w + o * width / 2;
   const uint16_t *scale = job->w->range + o * 2 * groups, *zero = scale + groups;
   const int8_t *x = job->codes + row * width;
   const float *x_scale = job->largest + row * 2 * pad;
-  F s[R], z[R];
+  F z[R];
   UNROLL for (int i = 0; i < r; i++) s[i] = z[i] = all(0);
   for (int64_t g = 0; g < groups; g += 16) {
     const int n = groups - g < 16 ? (int)(groups - g) : 16;
     F sc = n == 16 ? ldb(scale + g) : loadn(scale, g, BF16, n), ze = n == 16 ? ldb(zero + g) : loadn(zero, g, BF16, n);
     ze = fma16(all(-8.0f), sc, ze);
-    float both[R][16];
+    Pairs both[R];
     UNROLL for (int i = 0; i < r; i++) {
-      st(both[i], mul(sc, ld(x_scale + i * 2 * pad + g)));
+      both[i] = pairs(mul(sc, ld(x_scale + i * 2 * pad + g)));
       z[i] = fma16(ze, ld(x_scale + i * 2 * pad + pad + g), z[i]);
     }
-    for (int p = 0; p < n; p += 2) {
-      const uint8_t *at = w + (g + p) * 16;
-      __builtin_prefetch(at + 1024, 0, 3);
-      B codes = nibbles(at);
-      UNROLL for (int i = 0; i < r; i++) {
-        I d = dotu(iall(0), codes, ldc(x + i * width + (g + p) * 32));
-        s[i] = fma16(real(d), pair(both[i] + p), s[i]);
-      }
+#define STEP4(p) { \
+      const uint8_t *at = w + (g + (p)) * 16; \
+      __builtin_prefetch(at + 2048, 0, 3); \
+      B codes = nibbles(at); \
+      UNROLL for (int i = 0; i < r; i++) s[i] = fma16(real(dotu(iall(0), codes, ldc(x + i * width + (g + (p)) * 32))), pair(both + i, p), s[i]); \
+    }
+    if (n == 16) {
+      UNROLL for (int p = 0; p < 16; p += 2) STEP4(p)
+    } else {
+      for (int p = 0; p < n; p += 2) STEP4(p)
     }
   }
-  UNROLL for (int i = 0; i < r; i++) put(job, row + i, o, tree(add(s[i], z[i])));
+  UNROLL for (int i = 0; i < r; i++) s[i] = add(s[i], z[i]);
+}
+IN void tile4(const Job *job, int64_t row, int64_t o, const int r) {
+  F s[R];
+  sum4(job, row, o, r, s);
+  UNROLL for (int i = 0; i < r; i++) put(job, row + i, o, tree(s[i]));
+}
+/* One row: the lanes of four outputs are added up together. */
+static void one4(const Job *job, int64_t from, int64_t to) {
+  int64_t o = from;
+  for (; o + 4 <= to; o += 4) {
+    F s[4];
+    float y[4];
+    for (int j = 0; j < 4; j++) sum4(job, 0, o + j, 1, s + j);
+    tree4(s[0], s[1], s[2], s[3], y);
+    UNROLL for (int j = 0; j < 4; j++) put(job, 0, o + j, y[j]);
+  }
+  for (; o < to; o++) tile4(job, 0, o, 1);
 }
 #define TILE4(row, o, r, c) for (int output = 0; output < (c); output++) tile4(job, row, (o) + output, r)
-static void codes4(const Job *job, int64_t from, int64_t to) { STRIPS(TILE4) }
+static void codes4(const Job *job, int64_t from, int64_t to) {
+  if (job->rows == 1) one4(job, from, to);
+  else STRIPS(TILE4)
+}
 
 static void outputs(void *p, int number) {
   const Job *job = p;
