@@ -405,7 +405,7 @@ class Runtime:
         None, "shorten prompts that are too long: drop tokens on the left, on the right or in the middle", RUN
     )
     row_timeout: Positive | None = knob(
-        None, "maximum number of seconds for a prompt, prefill and all sequences included", RUN
+        None, "maximum number of seconds for a row, prefill and all sequences included", RUN
     )
     prompt_cache: str | None = knob(None, "reuse a prompt saved by genctl inspect-cache --save-cache", RUN)
     chat: bool = knob(False, "wrap each prompt in the checkpoint's chat template", RUN)

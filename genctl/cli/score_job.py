@@ -18,7 +18,8 @@ from genctl.cli.job import WIDTH, Job, Rows
 from genctl.cli.options import shown_top
 from genctl.cli.score_options import ScoreOptions, check_encoding
 from genctl.cli.standard_streams import is_terminal
-from genctl.errors import GenctlError, InputError
+from genctl.config.layers import Resolved
+from genctl.errors import GenctlError, InputError, UsageError
 from genctl.params import Runtime
 from genctl.plural import count
 
@@ -52,6 +53,16 @@ class ScoreJob(Job[ScoreOptions]):
         """Settings without those of the checkpoint."""
         check_encoding(self.options)
         return super().prepare()
+
+    def check_early(self, resolved: Resolved) -> None:
+        """Raises UsageError for settings that cannot be used together with the options."""
+        super().check_early(resolved)
+        flags = any("row_timeout" in layer.values for layer in self.layers if layer.said == "command")
+        if flags and resolved.runtime.backend is None:
+            raise UsageError(
+                "--row-timeout is for requests to a server, and there is no --backend: a checkpoint here reads several "
+                "texts in one pass"
+            )
 
     def open(self, stack: ExitStack) -> None:
         """Open the output."""
@@ -87,7 +98,7 @@ class ScoreJob(Job[ScoreOptions]):
         runtime = self.early.runtime
         if runtime.backend is not None:
             return runtime
-        for name, unset in (("prompt_cache", None), ("compile", False)):
+        for name, unset in (("prompt_cache", None), ("compile", False), ("row_timeout", None)):
             if getattr(runtime, name) != unset:  # a settings file says so
                 place = self.early.origins[name]
                 self.note(f"{name} ({place}) is not used: genctl score reads every text as a whole")
@@ -132,6 +143,7 @@ class ScoreJob(Job[ScoreOptions]):
             context=options.context,
             target=options.target,
             rank=options.rank,
+            row_timeout=self.early.runtime.row_timeout,
         )
 
     # -- before scoring ------------------------------------------------------------------------------------------------

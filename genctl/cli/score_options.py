@@ -98,6 +98,6 @@ SCORE = Command(
     },
     CONFLICTS,
     knobs=(params.Runtime,),
-    without=frozenset({"seed", "chat", "system", "prompt_cache", "compile", "truncate", "row_timeout"}),
+    without=frozenset({"seed", "chat", "system", "prompt_cache", "compile", "truncate"}),
     input="text",
 )

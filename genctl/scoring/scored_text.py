@@ -34,6 +34,7 @@ class Options:
     context: str | None = None  # of texts that have none of their own
     target: str | None = None
     rank: bool = False  # candidates are ranked
+    row_timeout: float | None = None  # seconds for a row, on a server
 
 
 @dataclass(frozen=True)

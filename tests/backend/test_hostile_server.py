@@ -84,6 +84,21 @@ def test_the_time_of_a_row_is_kept_wherever_a_server_drips(place: str) -> None:
         assert [record["finish_reason"] for record in done.records] == ["time", "eos"]
 
 
+@pytest.mark.parametrize("place", ["a body", "headers"])
+def test_the_time_of_a_scored_row_is_kept_too(place: str) -> None:
+    def fault(server: StandIn, body: Request) -> Failure | None:
+        return DRIPS[place] if body.get("prompt") == "bad" else None
+
+    with running(fault=fault) as server:
+        began = time.monotonic()
+        words = ("score", "--backend", server.url, "--row-timeout", "0.7", "--format", "jsonl")
+        done = genctl(*words, "bad", "I drink tea")
+        assert time.monotonic() - began < 8  # the server drips for 20 s
+        assert (done.status, done.records[1]["nll"]) == (1, 3.0)
+        message = f"{server.url}: no score within row_timeout = 0.7 s"
+        assert done.records[0]["error"] == {"code": "backend", "message": message}
+
+
 def test_silence_is_the_time_without_an_answer_not_without_a_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SILENCE_S", 0.2)
     monkeypatch.setattr(retry, "ATTEMPTS", 2)

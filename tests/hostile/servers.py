@@ -258,7 +258,7 @@ def hostile() -> Iterator[Callable[[bytes], str]]:
         shared = ("--backend", server.url, "--format", "jsonl")
         run = genctl("run", *shared, "--row-timeout", ROW_S, "--top-logprobs", "2", "bad", "Hi")
         became = _checked(run, "text", TEXT)
-        _checked(genctl("score", *shared, "bad", "I drink tea"), "nll", 3.0)
+        _checked(genctl("score", *shared, "--row-timeout", ROW_S, "bad", "I drink tea"), "nll", 3.0)
         _checked_import(data.partition(b"\r\n\r\n")[2])
         return became
 

@@ -359,3 +359,20 @@ def test_help_imports_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--stride" in done.stdout
+
+
+def test_a_time_limit_for_requests_is_refused_where_none_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A settings file may hold it for `genctl run`."""
+    done = genctl("score", "--row-timeout", "5", "I drink tea")
+    assert (done.status, done.err.splitlines()[0]) == (
+        2,
+        "error: --row-timeout is for requests to a server, and there is no --backend: a checkpoint here reads several "
+        "texts in one pass",
+    )
+    (tmp_path / "genctl.toml").write_text("row_timeout = 5\n")
+    monkeypatch.chdir(tmp_path)
+    done = genctl("score", "I drink tea")
+    assert done.status == 0
+    assert "row_timeout (genctl.toml:1) is not used: genctl score reads every text as a whole" in done.err

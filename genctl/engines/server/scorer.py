@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -27,15 +28,24 @@ class RemoteScorer:
 
     findings: tuple[str, ...] = ()
 
-    def __init__(self, servers: Sequence[Server], *, by: By, top: int, width: int, unable: Sequence[str] = ()) -> None:
-        """`unable`: flags that are set and that no server has. `width`: requests in flight."""
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        *,
+        by: By,
+        top: int,
+        width: int,
+        row_timeout: float | None = None,
+        unable: Sequence[str] = (),
+    ) -> None:
+        """`unable`: flags that are set and that no server has. `width`: requests in flight. `row_timeout`: seconds."""
         if unable:
             raise UsageError(f"{' and '.join(unable)} cannot be done on a server, which reads each text as it is")
         for server in servers:
             if why := server.why_no_prompt_scores():
                 raise BackendError(f"{server.name}: genctl score needs prompt log-probabilities, but the server {why}")
         self._servers = servers
-        self._by, self._top, self._width = by, top, width
+        self._by, self._top, self._width, self._row_timeout = by, top, width, row_timeout
         self._turn = itertools.cycle(servers)
 
     def score(
@@ -74,39 +84,43 @@ class RemoteScorer:
 
     async def _scored(self, item: TextToScore, server: Server) -> list[Scored]:
         """A text, or its candidates, best first. Raises InputError, or BackendError for trouble that ends the run."""
+        deadline = None if self._row_timeout is None else time.monotonic() + self._row_timeout
         if item.target is not None:
             raise InputError("a target is for encoder-decoders, and a server continues texts")
         if not item.candidates:
-            return [await self._one(item.context or "", item.text, server)]
+            return [await self._one(item.context or "", item.text, server, deadline)]
         if not item.context:
             raise InputError("candidates need a context: the server has no score for the first token of a text")
         found = []
         for place, candidate in enumerate(item.candidates, 1):
             try:
-                one = await self._one(item.context, candidate, server)
+                one = await self._one(item.context, candidate, server, deadline)
             except InputError as error:
                 raise InputError(f"candidate {place}: {error.message}") from error
             found.append(dataclasses.replace(one, candidate=place - 1))
         found.sort(key=lambda one: goodness(one, self._by), reverse=True)
         return [dataclasses.replace(one, rank=rank) for rank, one in enumerate(found, 1)]
 
-    async def _one(self, context: str, text: str, server: Server) -> Scored:
+    async def _one(self, context: str, text: str, server: Server, deadline: float | None) -> Scored:
         whole = context + text
         body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
         body["logprobs"] = max(self._top, 1)
 
         async def ask() -> EchoedPrompt:
-            return _prompt_of(await server.client.post("/completions", body), whole, self._top)
+            answer = await server.client.post("/completions", body, deadline=deadline)
+            return _prompt_of(answer, whole, self._top)
 
         try:
-            prompt = await retry.patiently(ask, seed=len(whole), say=server.client.note_pause)
+            prompt = await retry.patiently(ask, seed=len(whole), deadline=deadline, say=server.client.note_pause)
             first, tokens = scored_after(prompt, len(context))
             nll = math.fsum(-token.logprob for token in tokens) + 0.0
         except Trouble as trouble:
             if trouble.fatal:
                 raise server.error(trouble) from None
             raise RowFailure(f"{server.name}: {trouble.message}") from None
-        except (GenctlError, Late):
+        except Late:
+            raise RowFailure(f"{server.name}: no score within row_timeout = {self._row_timeout:g} s") from None
+        except GenctlError:
             raise
         except Exception as error:  # whatever a server sends may cost its row, never the others
             words = f"unexpected {type(error).__name__}: {one_line(str(error))}"

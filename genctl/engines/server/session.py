@@ -180,7 +180,12 @@ class RemoteSession:
         unable = [f"--{name.replace('_', '-')}" for name in UNABLE if getattr(options, name)]
         unable += ["--tokenizer"] if self._tokenizer is not None else []
         scorer = RemoteScorer(
-            self.servers, by=options.by, top=options.detail.top, width=options.batch_size, unable=unable
+            self.servers,
+            by=options.by,
+            top=options.detail.top,
+            width=options.batch_size,
+            row_timeout=options.row_timeout,
+            unable=unable,
         )
         return scorer.score(texts, interrupted)
 
