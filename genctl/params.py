@@ -381,7 +381,9 @@ class Runtime:
     tensor_parallel: bool = knob(False, "share out the model over the processes that torchrun started", MODEL)
     fsdp: bool = knob(False, "share out the parameters over those processes, each with prompts of its own", MODEL)
     adapter: str | None = knob(None, "folder of a PEFT adapter for the model (needs genctl[peft])", MODEL)
-    merge_adapter: bool = knob(True, "add the adapter into the weights, rather than compute it beside them", MODEL)
+    merge_adapter: bool | None = knob(
+        None, "add the adapter into the weights, rather than compute it beside them (default: where it can be)", MODEL
+    )
     pack: bool = knob(True, "on the CPU, pack weights for speed when several rows run", MODEL)
     quantize: Literal["int8", "int4"] | None = knob(
         None, "on the CPU, store the weights of linear layers in 8 or 4 bits: faster, less exact", MODEL

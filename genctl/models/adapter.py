@@ -56,6 +56,7 @@ except (re.error, RecursionError, OverflowError) as error:
     print(error)
     sys.exit(1)
 """
+_SHARED = "the layers that it makes share their weights"
 _INSIDE = ("LORA", "ADALORA", "IA3", "LOHA", "LOKR", "OFT", "BOFT", "VERA", "HRA", "FOURIERFT", "LN_TUNING")
 
 
@@ -100,6 +101,8 @@ def find(runtime: Runtime) -> Adapter | None:
     if not tensors:
         raise ModelError(f"{what}: {WEIGHTS} holds no tensors")
     _check_sizes(what, config, tensors)
+    if runtime.merge_adapter and config.get("layer_replication"):
+        raise ModelError(f"merge_adapter = true contradicts layer_replication of {what}: {_SHARED}")
     stamps = fingerprint.stamps(folder, [folder / CONFIG, folder / WEIGHTS], code=False)
     return Adapter(folder, config, frozenset(tensors), stamps)
 
@@ -169,11 +172,11 @@ def _is_range(pair: Any) -> bool:
     return isinstance(pair, list) and len(pair) == 2 and all(type(end) is int and abs(end) < 1 << 31 for end in pair)
 
 
-def apply(model: Any, adapter: Adapter, *, merge: bool) -> tuple[Any, str]:
+def apply(model: Any, adapter: Adapter, *, merge: bool | None) -> tuple[Any, str]:
     """The base with the adapter inside, and a note. Raises ModelError where the two do not fit together.
 
-    With `merge` the adapter's product is added to the weights, and nothing of it is left. Layers that layer_replication
-    makes share their weights, so the products stay beside them.
+    With `merge` the product is added to the weights, and nothing of the adapter is left. None merges where that is right:
+    layers that layer_replication makes share their weights, so the products stay beside them.
     """
     from peft import PeftModel, get_peft_model_state_dict
 
@@ -192,11 +195,10 @@ def apply(model: Any, adapter: Adapter, *, merge: bool) -> tuple[Any, str]:
     if other:
         raise ModelError(f"{what} holds {len(other)} tensors that this model has no place for: {weights.few(other)}")
     kind = adapter.config["peft_type"]
-    if merge and adapter.config.get("layer_replication"):
-        found, how = wrapped.get_base_model(), "beside the weights, which layer_replication shares between layers"
-    elif merge:
+    replicated = bool(adapter.config.get("layer_replication"))
+    if merge or (merge is None and not replicated):
         merged = guarded(lambda: wrapped.merge_and_unload(safe_merge=True), f"{what} cannot be merged into the weights")
         found, how = merged, "merged into the weights"
     else:
-        found, how = wrapped.get_base_model(), "beside the weights"
+        found, how = wrapped.get_base_model(), "beside the weights" + (f" (layer_replication: {_SHARED})" * replicated)
     return found.eval().requires_grad_(False), f"{kind} adapter with {len(adapter.tensors)} tensors, {how}"

@@ -186,6 +186,9 @@ def test_layers_that_are_used_twice_give_the_tokens_of_peft(base: Path, tmp_path
     )
     assert done.status == 0, done.err
     assert done.records[0]["token_ids"] == expected
+    refused = genctl("run", "-m", str(base), "--adapter", str(deep), "--merge-adapter", "x")
+    message = f"merge_adapter = true contradicts layer_replication of --adapter {deep}: the layers that it makes"
+    assert (refused.status, refused.err) == (3, f"error: {message} share their weights\n")
 
 
 def test_a_missing_peft_is_named(base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
