@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from genctl.cli.file_at_end import FileAtEnd
 from genctl.cli.watcher import Watcher
@@ -16,9 +16,20 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from genctl.engines.protocol import Engine
-    from genctl.render.run_view import RunView
 
 WIDTH = 100  # cells, where there is no terminal to be as wide as
+
+
+class View(Protocol):
+    """What a command draws with on the picture's console."""
+
+    load_s: float
+
+    def feed(self, event: Event, /) -> None:
+        """Take one event."""
+
+    def close(self) -> None:
+        """Draw what is left."""
 
 
 class ScreenFile(FileAtEnd, Watcher):
@@ -27,7 +38,7 @@ class ScreenFile(FileAtEnd, Watcher):
     def __init__(self, path: str, *, force: bool) -> None:
         super().__init__(path, force=force)
         self.console = terminal(shutil.get_terminal_size((WIDTH, 24)).columns)
-        self._view: RunView | None = None
+        self._view: View | None = None
         self._load_s = 0.0
 
     def feed(self, event: Event) -> None:
