@@ -93,7 +93,7 @@ class EngineChoice:
             return value
         from genctl.ranks import group
 
-        return group.heard(value, wait=True)
+        return group.broadcast(value, wait=True)
 
 
 LOCAL = EngineChoice()

@@ -88,7 +88,7 @@ def _cell(statistics: RunStatistics, run: str, key: str, mean: float | None, *, 
 
 
 def _digits(key: str, *values: float | None) -> int:
-    """The decimals of a cell: none where what is counted came out whole."""
+    """The decimals of a cell: none where every count is a whole number."""
     whole = all(value is None or value == round(value) for value in values)
     return 0 if whole and key in ("tokens", "longest_repeat") else COLUMNS[key][1]
 

@@ -104,7 +104,7 @@ def prepare_for_device(
     if runtime.tensor_parallel:  # each rank looks at its own part
         from genctl.ranks import tensor_parallel
 
-        tensor_parallel.speak_as_one(model)
+        tensor_parallel.agree(model)
         parts = list(tensor_parallel.own_parts(model))
         check_part = finite_check(sum(part.nbytes for _, part in parts))
         for name, part in parts if check_part is not None else ():

@@ -105,7 +105,7 @@ class Mapped:
         return self.held
 
     def let_go(self) -> None:
-        """There is a copy in another layout: until this one is asked for again, it takes no memory."""
+        """Free this weight's memory; it is made again on the next use."""
         if self.held is None:
             return
         if self.again is None:

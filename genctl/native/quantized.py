@@ -6,7 +6,7 @@ on its neighbours.
 
 4 bits: one scale and one zero for each 32 numbers of a row of the weight, chosen by least squares.
 
-N rows, I features in, O features out. `--quantize` on builtin:stories: see docs or README for the perplexities.
+N rows, I features in, O features out. docs/performance.md has the perplexities of `--quantize`.
 """
 
 from __future__ import annotations

@@ -66,12 +66,12 @@ def patient() -> Any:
     return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
-def heard(thing: Any, *, wait: bool = False) -> Any:
-    """What rank 0 says: every rank calls this together, and receives rank 0's `thing`.
+def broadcast(value: Any, *, wait: bool = False) -> Any:
+    """Rank 0's value, on every rank. All ranks call this together.
 
-    `wait`: rank 0 may take long to say it. Raises ModelError where a rank has ended or does not answer.
+    `wait`: rank 0 may take long. Raises ModelError where a rank has ended or does not answer.
     """
-    box = [thing]
+    box = [value]
     try:
         dist.broadcast_object_list(box, src=0, group=patient() if wait else None)
     except RuntimeError as error:
@@ -80,9 +80,9 @@ def heard(thing: Any, *, wait: bool = False) -> Any:
 
 
 def awaited(make: Callable[[], Any]) -> Any:
-    """What `make` returns on rank 0, as `heard`. It may take long; a rank that does not answer is noticed as ever."""
+    """What `make` returns on rank 0, by `broadcast`. It may take long; a rank that does not answer is noticed as ever."""
     if dist.get_rank():
-        while not (answer := heard(None))[0]:
+        while not (answer := broadcast(None))[0]:
             continue
         return answer[1]
     outcome: list[tuple[Any, BaseException | None]] = []
@@ -97,22 +97,22 @@ def awaited(make: Callable[[], Any]) -> Any:
 
     threading.Thread(target=perform, name="rows", daemon=True).start()
     while not done.wait(min(BEAT_S, TIMEOUT_S / 4)):
-        heard((False, None))
+        broadcast((False, None))
     value, error = outcome[0]
     if error is not None:
         raise error
-    return heard((True, value))[1]
+    return broadcast((True, value))[1]
 
 
 def from_rank_0(make: Callable[[], Any], *, waits: bool) -> Any:
     """What `make` returns on rank 0, on every rank. It is not called on the others. `waits`: it may take long."""
     if waits:
         return awaited(make)
-    return heard(None if dist.get_rank() else make())
+    return broadcast(None if dist.get_rank() else make())
 
 
 def gathered(thing: Any) -> list[Any] | None:
-    """What each rank gives, in the order of ranks, on rank 0; None on the others. Raises ModelError as `heard` does."""
+    """What each rank gives, in the order of ranks, on rank 0; None on the others. Raises what `broadcast` raises."""
     box: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     try:
         dist.gather_object(thing, box, dst=0)

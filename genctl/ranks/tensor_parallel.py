@@ -46,7 +46,7 @@ def own_parts(model: Any) -> Iterator[tuple[str, Tensor]]:
         yield name, weight.to_local() if hasattr(weight, "to_local") else weight
 
 
-def speak_as_one(model: Any) -> None:
+def agree(model: Any) -> None:
     """After each pass every rank has rank 0's logits f32 [N, T, V], and its hidden states where they are returned."""
 
     def same(module: Any, inputs: Any, output: Any) -> Any:

@@ -109,7 +109,7 @@ class RunView:
             self._settle()
 
     def begin(self) -> None:
-        """Decoding begins now, elsewhere: events will come later than what they tell of."""
+        """Decoding starts now in another process: events arrive late."""
         self._started = self._read = self._clock()
 
     def foot(self, words: str) -> None:

@@ -43,7 +43,7 @@ class OwnRowsSession(Session):
         from genctl.ranks.fully_sharded import Pace
 
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        report, width, span = group.heard((report, flow.width, flow.span))
+        report, width, span = group.broadcast((report, flow.width, flow.span))
         pace = Pace(self.loaded.model)
         reason = flow.interrupted if rank == 0 else lambda: "interrupted" if pace.heard else ""
         groups = (tuple(rows) for rows in grouped(requests, max(span or 1, width * ranks)))
@@ -51,7 +51,7 @@ class OwnRowsSession(Session):
             made = group.gathered(self._own(rows[rank::ranks], report, width, pace, reason))
             if made is not None:
                 yield from _in_order(rows, made)
-        self.ended = str(group.heard(flow.interrupted()))
+        self.ended = str(group.broadcast(flow.interrupted()))
 
     def _own(
         self, requests: tuple[Request, ...], report: Report, width: int, pace: Pace, reason: Callable[[], str]

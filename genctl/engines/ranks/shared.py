@@ -35,13 +35,13 @@ class SharedSession(Session):
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
         """Decode rank 0's requests on every rank (`Engine.stream`)."""
-        self.clock = lambda: float(group.heard(time.perf_counter()))
-        report, width, span, ahead = group.heard((report, flow.width, flow.span, flow.ahead))
+        self.clock = lambda: float(group.broadcast(time.perf_counter()))
+        report, width, span, ahead = group.broadcast((report, flow.width, flow.span, flow.ahead))
         same = replace(
-            flow, width=width, span=span, ahead=ahead, interrupted=lambda: str(group.heard(flow.interrupted()))
+            flow, width=width, span=span, ahead=ahead, interrupted=lambda: str(group.broadcast(flow.interrupted()))
         )
         yield from super().stream(self._shared(requests), report, same)
-        self.ended = str(group.heard(flow.interrupted()))
+        self.ended = str(group.broadcast(flow.interrupted()))
 
     def _shared(self, requests: Rows) -> Iterator[Request | Skipped]:
         """Rank 0's requests, on every rank."""

@@ -27,7 +27,7 @@ class RowFailure(GenctlError):
 
 
 class Trouble(Exception):
-    """A request that failed. It leaves this package as the error of a row, or as a BackendError.
+    """A request that failed. Callers turn it into the error of a row, or into a BackendError.
 
     `again`: the same request may succeed later, after `wait_s` seconds if the server says so. `fatal`: no other request
     can succeed either. `status` is that of HTTP; None where there was no answer.
