@@ -11,7 +11,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -106,6 +106,7 @@ class Began:
     settings: dict[str, Any] = field(default_factory=dict)
     place: int = 0  # of the prompt in the input, from 1; 0 if the lane's name says more
     encoder_decoder: bool = False  # the text answers the prompt; else it continues it
+    shown: str = ""  # the prompt as people read it, where it is a conversation: without the template
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,21 @@ Event: TypeAlias = Began | Prefilled | Stepped | Ended | Finished | CacheRead | 
 KINDS: dict[str, type] = {
     kind.__name__.lower(): kind for kind in (Began, Prefilled, Stepped, Ended, Finished, CacheRead, Failed, Loading)
 }
+
+
+def conversation(messages: Iterable[Mapping[str, Any]], system: str | None = None) -> str:
+    """What `Began.shown` has of messages: their text, after the `system` message; each names its role, unless a user says the only one."""
+    every: list[Mapping[str, Any]] = [*([] if system is None else [{"role": "system", "content": system}]), *messages]
+    if [message.get("role") for message in every] == ["user"]:
+        return _content(every[0])
+    return "\n".join(f"{message.get('role', '')}: {_content(message)}" for message in every)
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    """The content of a message; of one in parts its texts."""
+    content = message.get("content") or ""
+    parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+    return " ".join(str(part) for part in parts)
 
 
 def advance(

@@ -186,13 +186,20 @@ class LaneHistory:
 
     @property
     def prompt(self) -> str:
-        """The prompt, or nothing if the lane failed before it began."""
-        return self.began.prompt if self.began else ""
+        """The prompt as it is shown, or nothing if the lane failed before it began."""
+        return (self.began.shown or self.began.prompt) if self.began else ""
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the prompt is a conversation."""
+        return self.began is not None and bool(self.began.shown)
 
     @property
     def between(self) -> str:
-        """What separates the prompt from the text on a screen: a line end if an encoder-decoder answers it."""
-        return "\n" if self.began and self.began.encoder_decoder else ""
+        """What separates the prompt from the text on a screen: a line end if the text answers it or has a structure."""
+        began = self.began
+        apart = began is not None and (began.encoder_decoder or began.shown or began.settings.get("structure"))
+        return "\n" if apart else ""
 
     @property
     def name(self) -> str:

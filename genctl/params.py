@@ -351,6 +351,11 @@ class Generation:
     )
 
     @property
+    def structure(self) -> str:
+        """The knob that gives the whole text a structure of its own, which does not continue the prompt; "" if none."""
+        return next((name for name in ("json_schema", "grammar") if getattr(self, name) is not None), "")
+
+    @property
     def draws(self) -> bool:
         """Whether tokens are drawn, so that a seed matters."""
         return self.do_sample and self.temperature > 0

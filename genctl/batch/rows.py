@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from genctl.events import conversation
+
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
@@ -29,6 +31,11 @@ class InputRow:
     def place(self) -> int:
         """The place in the input, from 1; 0 if the row has an id of its own."""
         return 0 if self.own_id else self.index + 1
+
+    @property
+    def shown(self) -> str:
+        """The prompt as people read it; nothing of token ids."""
+        return self.prompt or conversation(self.messages or ())
 
 
 @dataclass(frozen=True, slots=True)

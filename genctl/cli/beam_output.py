@@ -63,7 +63,9 @@ class Search:
                     lambda text: sink.write(text.encode("utf-8", "backslashreplace")), echo=bool(options.echo)
                 )
             else:
-                self.stream = terminal_stream(options.color, echo=options.echo is not False)
+                self.stream = terminal_stream(
+                    options.color, echo=options.echo is not False, messages=options.echo is True
+                )
 
     def feed(self, event: events.Event) -> None:
         """Take in one event."""

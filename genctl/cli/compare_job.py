@@ -272,9 +272,9 @@ class CompareJob(Job[CompareOptions]):
         if len(chunk) == 1:
             prompt = chunk[0]
             several = len(self.prompts) > 1
-            text = prompt.row.prompt if isinstance(prompt.row, InputRow) and not several else None
+            text = prompt.row.shown if isinstance(prompt.row, InputRow) and not several else ""
             columns = [Column(run.name, tuple(prompt.lanes.get(place, ()))) for place, run in enumerate(self.runs)]
-            self.view.begin(heading(prompt.row, self.out.width) if several else None, columns, text or "")
+            self.view.begin(heading(prompt.row, self.out.width) if several else None, columns, text)
 
     def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
         """The row of a lane that begins, and the settings of its run."""

@@ -128,7 +128,7 @@ class ComparisonOutput:
                 yield [Text(formats.markdown_text(f"failed: {row.message}"))]
                 return
             texts = (one.result.prompt for name in self.names for one in by_run[name])
-            yield [Text(formats.markdown_block(next(texts, row.prompt or "")))]
+            yield [Text(formats.markdown_block(row.shown or next(texts, "")))]
         blocks, partings = self._shown(prompt, by_run)
         if self.markdown:
             yield from _markdown(blocks)
@@ -136,8 +136,8 @@ class ComparisonOutput:
             lines = [Text(f"- {formats.markdown_text(sentence)}") for sentence in sentences]
         else:
             title = [heading(row, self.width or 80)] if len(self.comparison.prompts) > 1 else []
-            if not title and self.sink is None and isinstance(row, InputRow) and row.prompt:
-                yield shown.prompt_lines(row.prompt, self.out, self.width or 80)
+            if not title and self.sink is None and isinstance(row, InputRow) and row.shown:
+                yield shown.prompt_lines(row.shown, self.out, self.width or 80)
             yield [*title, *shown.blocks_lines(blocks, self.out, self.width)]
             lines = shown.partings_lines(partings, self.width)
         if lines:
@@ -291,7 +291,7 @@ def _markdown(blocks: Sequence[shown.Block]) -> Iterator[list[Text]]:
 
 def heading(row: InputRow | BadRow, width: int) -> Text:
     """The heading above the texts of one prompt of several."""
-    text = row.prompt or "" if isinstance(row, InputRow) else ""
+    text = row.shown if isinstance(row, InputRow) else ""
     return widgets.header(width, f"prompt {row.name}", widgets.first_words(text, max(width - 24, 16)))
 
 

@@ -96,7 +96,7 @@ class PageFile(FileAtEnd, Watcher):
 
     def _fed(self, command: str) -> str:
         """The command with its prompts, which came from a pipe: in quotes if they are short lines."""
-        prompts = [began.prompt for began in self.data.begun]
+        prompts = [began.shown or began.prompt for began in self.data.begun]
         lines = self.piped == "lines" and self.data.comparison is None and not any("\n" in text for text in prompts)
         if prompts and lines and sum(map(len, prompts)) <= SHORT:
             return f"{shlex.join(['printf', '%s' + chr(92) + 'n', *prompts])} | {command}"

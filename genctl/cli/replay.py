@@ -196,6 +196,7 @@ def _view(
     if options.step:  # a line for each token is what there is to see
         shared["scores"] = options.scores or not searching
     shared["echo"] = options.echo is not False if on_terminal else bool(options.echo)
+    shared |= {"messages": options.echo is True or searching, "candidates": not options.quiet}
     # a clock that moves by a second each time it is read: every step is drawn
     clock = count(1.0).__next__ if options.step else time.monotonic
     shared |= {"numbered": len(lanes) > 1}

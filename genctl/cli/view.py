@@ -41,6 +41,8 @@ def make_view(options: RunOptions, out: Console, err: Console, *, live: bool, lo
         "explain": options.explain,
         "verbose": options.verbose,
         "echo": options.echo is not False if live else bool(options.echo),
+        "messages": options.echo is True or options.view == "beam",  # a person knows what was just typed
+        "candidates": not options.quiet,
         "scores": options.scores or bool(options.watch) or (options.top_logprobs or 0) > 0,
         "top": shown_top(options),
         "labels": several or not lone,

@@ -84,16 +84,18 @@ class BeamView(RunView):
             return
         self._head, self._shown, self._path, self._dim, self._opening = lane.lane, [], Path(), 0, ""
         if not self.out.is_interactive:
-            self._begin_block(lane, *names(lane, self.look), place_words(0, returned(lane)))
+            self._begin_block(lane, *names(lane, self.look, settled=True), place_words(0, returned(lane)))
             return
         self._region.hide()
         self._end_line()
         if self.look.labels:
             if self._blocks:
                 self._write("\n")
-            self.out.print(widgets.header(self.out.width, *names(lane, self.look), place_words(0, returned(lane))))
+            self.out.print(
+                widgets.header(self.out.width, *names(lane, self.look, settled=True), place_words(0, returned(lane)))
+            )
         self._blocks += 1
-        if self.look.echo:
+        if self.look.echoes(lane):
             self._opening = _shown(lane.prompt + lane.between)
             self._dim = len(self._opening)
 
@@ -158,7 +160,7 @@ class BeamView(RunView):
                 self._complete(text, path)
             else:
                 heading = (place_words(place, returned(lane)), stop_words(hypothesis.reason, hypothesis.cause))
-                self._block(lane, text, path, (*names(lane, self.look), *heading), before=before)
+                self._block(lane, text, path, (*names(lane, self.look, settled=True), *heading), before=before)
             before = text
 
     def _settle_unfinished(self, lane: LaneHistory) -> int:

@@ -25,6 +25,7 @@ class Look:
     """What a view shows."""
 
     echo: bool = False
+    messages: bool = False  # with `echo`, conversations as well
     scores: bool = False
     explain: bool = False
     top: int = 0
@@ -35,6 +36,10 @@ class Look:
     def steps(self) -> bool:
         """Whether there are lines for each step."""
         return self.scores or self.explain
+
+    def echoes(self, lane: LaneHistory) -> bool:
+        """Whether the prompt of a lane stands before its text."""
+        return self.echo and bool(lane.prompt) and (self.messages or not lane.is_chat)
 
 
 @dataclass(frozen=True)
@@ -111,10 +116,14 @@ def best_path(lane: LaneHistory) -> Path:
     return max(lane.ended, key=lambda path: path.hypothesis.score, default=Path())
 
 
-def names(lane: LaneHistory, look: Look) -> tuple[str, str]:
-    """The name of a lane on screen: its place or id, where there are several, and the first words of its prompt."""
+def names(lane: LaneHistory, look: Look, *, settled: bool = False) -> tuple[str, str]:
+    """The name of a lane on screen: its place or id, where there are several, and the first words of its prompt.
+
+    Of several prompts, each stands in full above its text once that is `settled`; the heading need not show it.
+    """
     name = lane.name if lane.began and lane.began.place else lane.lane
-    return name if look.numbered else "", widgets.first_words(lane.prompt, 44)
+    words = "" if settled and look.numbered and look.echoes(lane) else widgets.first_words(lane.prompt, 44)
+    return name if look.numbered else "", words
 
 
 def place_words(place: int, of: int) -> str:
@@ -148,8 +157,8 @@ def text_lines(section: Section, look: Look, console: Console, height: int, widt
     block = max(_BLOCK, 2 * height * width)
     start = max(section.path.chars // block - 1, 0) * block
     text = Text()
-    if start == 0 and look.echo:
-        text.append(widgets.visible(section.lane.prompt[-block:]), style=theme.PROMPT)
+    if start == 0 and look.echoes(section.lane):
+        text.append(widgets.visible(section.lane.prompt[-block:] + section.lane.between), style=theme.PROMPT)
     text.append(widgets.visible(section.path.text(start)))
     text.expand_tabs(8)
     lines = list(text.wrap(console, width, tab_size=8))

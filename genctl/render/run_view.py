@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -32,7 +33,8 @@ class RunView:
     them is redrawn, at most every 50 ms; if `out` is not interactive, the first unfinished text is streamed and the
     others follow in turn. After `close` everything is printed in full, in input order.
 
-    `live`: show text before it is finished. `echo`: the prompt before its continuation. `scores`, `explain`: lines for
+    `live`: show text before it is finished. `echo`: the prompt before its continuation; that of a conversation with
+    `messages` alone. `candidates`: a table of the samples among which one was chosen. `scores`, `explain`: lines for
     each token under the text, with `top` alternatives. `labels`: a heading above each text, which with `numbered` says
     which prompt it continues. `quiet`: no progress bar and no summary; failures are always shown. `clock` gives
     seconds.
@@ -48,6 +50,8 @@ class RunView:
         *,
         live: bool = True,
         echo: bool = False,
+        messages: bool = False,
+        candidates: bool = True,
         scores: bool = False,
         top: int = 0,
         labels: bool = False,
@@ -61,7 +65,9 @@ class RunView:
         self.err = err
         self.history = RunHistory()
         self.load_s: float | None = None  # what loading took; the summary says so
-        self.look = Look(echo=echo, scores=scores, explain=explain, top=top, labels=labels, numbered=numbered)
+        look = Look(echo=echo, scores=scores, explain=explain, top=top, labels=labels, numbered=numbered)
+        self.look = replace(look, messages=messages)
+        self._with_candidates = candidates
         self._live = live
         self._quiet = quiet
         self._verbose = verbose
@@ -187,7 +193,7 @@ class RunView:
     def _begin_stream(self, lane: LaneHistory) -> None:
         self._region.hide()
         self._streaming, self._shown, self._forked = lane.lane, [], False
-        self._begin_block(lane, *names(lane, self.look), place_words(0, returned(lane)))
+        self._begin_block(lane, *names(lane, self.look, settled=True), place_words(0, returned(lane)))
         self._add(sections_of(lane, self.look)[0].path.text())
 
     def _stream(self, event: Stepped) -> None:
@@ -258,14 +264,18 @@ class RunView:
 
     def _candidates(self, lane: LaneHistory, finished: Finished) -> None:
         """A table of all samples, where best_of or mbr_samples chose among them."""
-        if finished.others and not self._quiet:
+        if finished.others and self._with_candidates:
             self._end_line()
             self.out.print()
             for line in table(lane, 0, self.out.width):
                 self.out.print(line)
 
     def _heading(self, lane: LaneHistory, hypothesis: Hypothesis, place: int, of: int) -> tuple[str, ...]:
-        return (*names(lane, self.look), place_words(place, of), stop_words(hypothesis.reason, hypothesis.cause))
+        return (
+            *names(lane, self.look, settled=True),
+            place_words(place, of),
+            stop_words(hypothesis.reason, hypothesis.cause),
+        )
 
     def _settle_unfinished(self, lane: LaneHistory) -> int:
         sections = sections_of(lane, self.look) if lane.steps else []
@@ -274,7 +284,8 @@ class RunView:
                 self._complete(section.path.text(), section.path)
                 self._streaming = None
             else:
-                self._block(lane, section.path.text(), section.path, (*section.heading, "not finished"))
+                heading = (*names(lane, self.look, settled=True), *section.heading[2:], "not finished")
+                self._block(lane, section.path.text(), section.path, heading)
         self._end_line()
         return sum(section.path.length for section in sections)
 
@@ -311,7 +322,7 @@ class RunView:
                 self._write("\n")
             self.out.print(widgets.header(self.out.width, *heading))
         self._blocks += 1
-        if self.look.echo and lane.prompt:
+        if self.look.echoes(lane):
             self._write_dimmed(lane.prompt)
             self._write(lane.between)
 

@@ -14,6 +14,11 @@ from genctl.render.run_history import RunHistory, fold
 from genctl.render.word_wrap import terminal_wrap
 
 
+def _recorded(lane: LaneHistory) -> tuple[str, bool]:
+    """The prompt as the model reads it."""
+    return (lane.began.prompt, lane.began.encoder_decoder) if lane.began else ("", False)
+
+
 class StreamView:
     """Writes the certain part of each lane's first sequence; the lanes follow one another in the order they began.
 
@@ -21,8 +26,8 @@ class StreamView:
     first. Further sequences follow when their lane is done, each on its own line. Failed lanes are skipped.
 
     `write` receives pieces of text, line ends included. `echo` writes the prompt first, with `write_prompt` if there
-    is one; `between` follows that of an encoder-decoder, which its text answers. `feed` raises InputError for an event
-    that cannot follow the ones before it, and whatever `write` raises.
+    is one; `prompt_of` says what it is, and whether `between` follows it, because its text answers it. `feed` raises
+    InputError for an event that cannot follow the ones before it, and whatever `write` raises.
     """
 
     def __init__(
@@ -32,11 +37,13 @@ class StreamView:
         echo: bool = False,
         between: str = "\t",
         write_prompt: Callable[[str], None] | None = None,
+        prompt_of: Callable[[LaneHistory], tuple[str, bool]] = _recorded,
     ) -> None:
         self._out = write
         self._out_prompt = write_prompt or write
         self.echo = echo
         self.between = between
+        self.prompt_of = prompt_of
         self._story = RunHistory()
         self._lane: str | None = None  # whose text has begun
         self._shown: list[str] = []  # its pieces, without the prompt
@@ -89,8 +96,9 @@ class StreamView:
 
     def _write_prompt(self, lane: LaneHistory) -> None:
         if self.echo:
-            self._write(lane.prompt, self._out_prompt)
-            self._write(self.between if lane.between else "")
+            prompt, between = self.prompt_of(lane)
+            self._write(prompt, self._out_prompt)
+            self._write(self.between if between else "")
 
     def _finish(self, lane: LaneHistory) -> None:
         texts = []
@@ -119,8 +127,11 @@ class StreamView:
             self._line_open = not text.endswith("\n")
 
 
-def terminal_stream(color: Color, *, echo: bool) -> StreamView:
-    """A view that writes to the terminal with word wrap and without control characters; prompts are dimmed."""
+def terminal_stream(color: Color, *, echo: bool, messages: bool) -> StreamView:
+    """A view that writes to the terminal with word wrap and without control characters; prompts are dimmed.
+
+    `echo` shows conversations only with `messages`.
+    """
     console = make_consoles(color)[0]
     wrap = terminal_wrap(console)
     assert wrap is not None
@@ -129,4 +140,10 @@ def terminal_stream(color: Color, *, echo: bool) -> StreamView:
         wrap.write(widgets.visible(text), dim=dim)
         console.file.flush()
 
-    return StreamView(write, echo=echo, between="\n", write_prompt=lambda prompt: write(prompt, dim=True))
+    def prompt_of(lane: LaneHistory) -> tuple[str, bool]:
+        return ("", False) if lane.is_chat and not messages else (lane.prompt, bool(lane.between))
+
+    def write_prompt(prompt: str) -> None:
+        write(prompt, dim=True)
+
+    return StreamView(write, echo=echo, between="\n", write_prompt=write_prompt, prompt_of=prompt_of)

@@ -186,7 +186,7 @@ def tree_json(tree: SearchTree) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "id": tree.lane,
-        "prompt": tree.prompt,
+        "prompt": began.prompt if began else "",
         "strategy": began.strategy if began else "",
         "seed": began.seed if began else None,
         "model": began.model if began else "",

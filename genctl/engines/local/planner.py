@@ -34,7 +34,8 @@ class Prompt:
     """A prompt as the model reads it."""
 
     ids: tuple[int, ...]
-    text: str  # shown and recorded
+    text: str  # recorded
+    shown: str = ""  # of a conversation: its messages
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class PlannedLane:
             self.settings,
             request.place,
             encoder_decoder,
+            self.prompt.shown,
         )
 
     def text(self, words: Words) -> LaneText:
@@ -149,7 +151,7 @@ class Planner:
             ids = tuple(
                 text.encode(tokenizer, rendered, add_special_tokens=False)
             )  # the template contains the special tokens
-            return Prompt(ids, rendered)
+            return Prompt(ids, rendered, events.conversation(messages, runtime.system))
         assert request.prompt is not None
         ids = tuple(text.encode_prompt(self.loaded, request.prompt))
         return Prompt(ids, request.prompt)
@@ -204,6 +206,8 @@ class Planner:
             settings["num_return_sequences"] = generation.num_return_sequences
         if truncated:
             settings["truncated"] = truncated
+        if generation.structure:
+            settings["structure"] = generation.structure
         stops = StopTrimmer(criteria, generation.keep_stop, self.text)
         kind, phrases = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy)
         draws = generation.draws or bool(request.resolved.processors)

@@ -250,8 +250,11 @@ class RemoteSession:
         kind = "sample" if resolved.generation.draws else "greedy"
         settings = _settings(resolved.generation, server.name)
         prompt = request.prompt or "\n".join(message["content"] for message in request.messages or ())
+        shown = ""
+        if request.messages is not None or resolved.runtime.is_chat:
+            shown = events.conversation(messages_of(request.prompt, request.messages, resolved.runtime.system))
         seed = request.seed if resolved.generation.draws else None
-        yield events.Began(request.id, prompt, kind, server.model, seed, settings, request.place)
+        yield events.Began(request.id, prompt, kind, server.model, seed, settings, request.place, shown=shown)
         try:
             lane, exchanges = self._planned(request, report, server)
         except GenctlError as error:
@@ -352,11 +355,12 @@ def _events_of(exchange: Exchange, news: News) -> Iterator[events.Event]:
 
 
 def _settings(generation: Generation, backend: str) -> dict[str, Any]:
-    return {
+    settings = {
         "num_return_sequences": generation.num_return_sequences,
         "length_penalty": generation.length_penalty,
         "backend": backend,
     }
+    return settings | ({"structure": generation.structure} if generation.structure else {})
 
 
 def load_servers(setup: EngineSetup) -> RemoteSession:

@@ -108,7 +108,7 @@ class PageData:
         began, finished, prefilled = history.began, history.finished, history.prefilled
         entry: dict[str, Any] = {"lane": history.lane}
         if began is not None:
-            entry |= {"prompt": cut(began.prompt, long), "strategy": began.strategy, "model": began.model}
+            entry |= {"prompt": cut(history.prompt, long), "strategy": began.strategy, "model": began.model}
             entry |= {"seed": began.seed, "place": began.place}
             if self.comparison is not None:
                 entry["run"], entry["id"] = self.comparison["lanes"][began.lane]
