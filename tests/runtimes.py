@@ -11,9 +11,10 @@ from typing import Any
 from genctl.decode.runtime import ModelRuntime
 from genctl.engines.local.runtime_factory import runtime_of
 from genctl.models.architectures import read_native
-from genctl.native.checkpoint import model_of, plan_of
 from genctl.native.config import NotNative
+from genctl.native.load import build
 from genctl.native.model import SpecialTokens
+from genctl.native.plan import WeightPlan
 from genctl.native.runtime import NativeRuntime
 from genctl.transformers.runtime import TransformersRuntime
 
@@ -32,8 +33,8 @@ def native(model: Any) -> NativeRuntime:
     """`model` on the native runtime. Raises NotNative for what it does not know."""
     tensors = model.state_dict()
     config = model.config.to_dict()
-    plan = plan_of(read_native(config), {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    plan = WeightPlan(*read_native(config), {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     special = SpecialTokens(model.generation_config.to_dict())
-    made = runtime_of(model_of(plan, tensors.__getitem__, config, special, name=type(model).__name__))
+    made = runtime_of(build(plan, tensors.__getitem__, config, special, name=type(model).__name__))
     assert isinstance(made, NativeRuntime)
     return made

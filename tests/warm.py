@@ -29,8 +29,8 @@ MODULES = (
         "genctl.engines.local.session",
         "genctl.engines.local.planner",
     ),
-    *("genctl.models.hub", "genctl.models.check", "genctl.native.checkpoint", "genctl.native.runtime"),
-    *("genctl.strategies.factory", "genctl.decode.loop", "genctl.native.seq2seq_runtime"),
+    *("genctl.models.hub", "genctl.models.check", "genctl.native.load", "genctl.native.runtime"),
+    *("genctl.strategies.factory", "genctl.decode.loop"),
 )
 _command: list[str] = []
 

@@ -14,7 +14,7 @@ def own_weights(runtime: Runtime, trust: dict[str, bool]) -> int:
     """Bytes of the weights that each process needs for itself; 0 if they are shared, or if their size is not known."""
     from genctl.models import check, runtime_choice
     from genctl.models.resolve import resolve
-    from genctl.native.load import DTYPES
+    from genctl.native.plan import DTYPES
 
     try:
         place = resolve(runtime.model, revision=runtime.revision, offline=True, allow_pickle=trust["allow_pickle"])

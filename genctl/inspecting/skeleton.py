@@ -41,7 +41,6 @@ from genctl.native.graphs import fits
 from genctl.native.kernels import GROUP
 from genctl.native.products.library import library
 from genctl.native.products.weights import int4_bytes
-from genctl.native.seq2seq_spec import Seq2SeqSpec
 from genctl.native.spec import Spec
 from genctl.params import Runtime
 from genctl.transformers.runtime import TransformersRuntime
@@ -63,7 +62,7 @@ class Skeleton:
     device: str  # where it would compute: cpu, cuda, cuda:1, …
     generation: GenerationSettings
     notes: list[str] = field(default_factory=list)
-    native: Spec | Seq2SeqSpec | None = None  # the native runtime's spec; None on transformers' classes
+    native: Spec | None = None  # the native runtime's spec; None on transformers' classes
 
     @property
     def config(self) -> Any:
@@ -126,7 +125,7 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
     """
     if skeleton.native is not None and form != "off":
         native = _native_cache(skeleton.native, skeleton.model.dtype)
-        if skeleton.device.startswith("cuda") and isinstance(skeleton.native, Spec) and fits(skeleton.native):
+        if skeleton.device.startswith("cuda") and fits(skeleton.native):
             native.use_slots()
         native.convert(form)
         return native.describe()
@@ -149,16 +148,12 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
         return sorted(cache.describe(), key=lambda entry: (entry["kind"] == CROSS, entry["layer"]))
 
 
-def _native_cache(spec: Spec | Seq2SeqSpec, dtype: torch.dtype) -> Cache:
+def _native_cache(spec: Spec, dtype: torch.dtype) -> Cache:
     """A cache of the native runtime with `PROBE` tokens in one row, and as many of a source."""
-    if isinstance(spec, Spec):
-        cache = new_cache(spec.windows)
-        _fill(cache.layers, spec.kv_heads, spec.head_dim, dtype)
-        return cache
-    side = spec.decoder
-    cross = [GrowingLayer() for _ in range(side.layers)]
-    cache = Cache((GrowingLayer() for _ in cross), cross)
-    _fill([*cache.layers, *cross], side.heads, side.head_dim, dtype)
+    cache = new_cache(spec.windows)
+    if spec.encoder is not None:
+        cache.cross = [GrowingLayer() for _ in spec.windows]
+    _fill([*cache.layers, *(cache.cross or ())], spec.kv_heads, spec.head_dim, dtype)
     return cache
 
 
@@ -178,7 +173,7 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     model, native, own = skeleton.model, skeleton.native is not None, library() is not None
     tensors = model.state_dict(keep_vars=True).values() if native else (*model.parameters(), *model.buffers())
     held = {id(tensor): tensor.nbytes for tensor in tensors}
-    if isinstance(skeleton.native, Spec) and skeleton.native.norm_from_one:  # float32, see `native.decoder.RMSNorm`
+    if skeleton.native is not None and skeleton.native.norm_from_one:  # float32, see `native.norms.RMSNorm`
         named = model.named_parameters()
         held |= {id(tensor): 4 * tensor.numel() for name, tensor in named if name.endswith("norm.weight")}
     packs = runtime.pack and not runtime.compile and runtime.device_map is None

@@ -14,7 +14,8 @@ from genctl.native import gpt_families as gpt
 from genctl.native import llama_families as llama
 from genctl.native import seq2seq_families as seq2seq
 from genctl.native.config import Config, NotNative
-from genctl.native.families import Found, read_config
+from genctl.native.families import read_config
+from genctl.native.names import Found
 
 # Values of `tokenizer` that are not the name of a class with a recipe.
 BACKEND = "TokenizersBackend"  # transformers registers the class that takes tokenizer.json unchanged

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from genctl.native.checkpoint import AnyPlan
     from genctl.native.model import NativeConfig, NativeModel
+    from genctl.native.plan import WeightPlan
 
 _MEMORY = re.compile(r"(cpu|disk|mps|\d+)\s*=\s*(\d+(?:\.\d+)?\s*[KMGT]i?B)", re.IGNORECASE)
 
@@ -159,7 +159,7 @@ def load(
 
 
 def _native(
-    plan: AnyPlan,
+    plan: WeightPlan,
     runtime: Runtime,
     place: CheckpointFolder,
     checkpoint: check.Checkpoint,

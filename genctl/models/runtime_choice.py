@@ -16,10 +16,8 @@ from genctl.models.architectures import facts_of, read_native
 from genctl.models.check import Checkpoint
 from genctl.models.progress import OnEvent
 from genctl.models.weights import few
-from genctl.native.checkpoint import AnyPlan, bare_class, plan_of, read
 from genctl.native.config import NotNative, Unfit
-from genctl.native.load import DTYPES
-from genctl.native.seq2seq_spec import Seq2SeqSpec
+from genctl.native.plan import DTYPES, WeightPlan
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from genctl.native.spec import Spec
 
 
-def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -> tuple[AnyPlan | None, str]:
+def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -> tuple[WeightPlan | None, str]:
     """How the native runtime would hold this checkpoint; or None, and why transformers' classes run it.
 
     Raises ModelError or UsageError if `--runtime native` is impossible. torch is not imported.
@@ -61,7 +59,7 @@ def _fallback(runtime: Runtime, reason: NotNative) -> str:
 
 def spec_of_run(
     runtime: Runtime, checkpoint: Checkpoint, device: torch.device, *, trust_remote_code: bool
-) -> Spec | Seq2SeqSpec | None:
+) -> Spec | None:
     """The spec of the native runtime; None if transformers' classes run the checkpoint. Raises as a run does.
 
     Without weight files config.json alone decides.
@@ -97,15 +95,15 @@ def _options(runtime: Runtime, trust_remote_code: bool) -> None:
             raise NotNative(flag)
 
 
-def _check_dtype(spec: Spec | Seq2SeqSpec, dtype: str) -> None:
+def _check_dtype(spec: Spec, dtype: str) -> None:
     """Raises NotNative for an unsupported dtype."""
     if dtype not in DTYPES.values():
         raise NotNative(f"config.json: dtype = {dtype!r:.40} is not known to the native runtime")
-    if isinstance(spec, Seq2SeqSpec) and dtype == "float16":
+    if spec.encoder is not None and dtype == "float16":
         raise NotNative("transformers cuts off an encoder-decoder's float16 sums where they overflow")
 
 
-def _plan(checkpoint: Checkpoint) -> AnyPlan:
+def _plan(checkpoint: Checkpoint) -> WeightPlan:
     if checkpoint.gguf:
         raise NotNative("it is a GGUF file")
     if checkpoint.weights.pickled:
@@ -118,13 +116,22 @@ def _plan(checkpoint: Checkpoint) -> AnyPlan:
         if not isinstance(names, list) or not {known, bare_class(known)} & {*map(str, names)}:
             raise NotNative(f"config.json: architectures = {names!r:.80}")
     tensors = checkpoint.weights.tensors
-    native = plan_of(read_native(config), {name: tensor.shape for name, tensor in tensors.items()})
+    native = WeightPlan(*read_native(config), {name: tensor.shape for name, tensor in tensors.items()})
     if native.unused:  # transformers' runtime decides whether that is an error
         raise NotNative(f"the weight files hold tensors that it does not read: {few(native.unused)}")
     for name in sorted(native.reads):
         if tensors[name].dtype not in DTYPES:
             raise NotNative(f"tensor {name:.80} holds {tensors[name].dtype} numbers")
     return native
+
+
+def bare_class(name: str) -> str:
+    """The class without a head of an encoder-decoder's class, with which some checkpoints were saved; else the class.
+
+    The head of those families is the embeddings, unless the weight files hold another.
+    """
+    stem = name.removesuffix("ForConditionalGeneration").removesuffix("MTModel")
+    return name if stem == name else f"{stem}Model"
 
 
 def dtype_of(runtime: Runtime, checkpoint: Checkpoint) -> str:
@@ -138,7 +145,7 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
     return named.removeprefix("torch.") if isinstance(named, str) else checkpoint.weights.dtype
 
 
-def device_reason(spec: Spec | Seq2SeqSpec, runtime: Runtime, device: torch.device) -> str:
+def device_reason(spec: Spec, runtime: Runtime, device: torch.device) -> str:
     """Why the native runtime does not run on a device; "" on the CPU, and for a decoder with --runtime native on CUDA.
 
     Raises UsageError if --runtime native is impossible there.
@@ -150,14 +157,14 @@ def device_reason(spec: Spec | Seq2SeqSpec, runtime: Runtime, device: torch.devi
     if device.type != "cuda":
         hint = "add --device cpu"
         raise UsageError(f"--runtime native runs on the CPU and on CUDA devices, not on {device}", hint=hint)
-    if isinstance(spec, Seq2SeqSpec):
+    if spec.encoder is not None:
         hint = "leave out --runtime native, or add --device cpu"
         raise UsageError(f"--runtime native: on {device} encoder-decoders run on transformers' classes", hint=hint)
     return ""
 
 
 def load(
-    made: AnyPlan,
+    made: WeightPlan,
     runtime: Runtime,
     checkpoint: Checkpoint,
     device: torch.device,
@@ -171,6 +178,7 @@ def load(
     import torch
 
     from genctl.native.linear import Products
+    from genctl.native.load import read
     from genctl.native.model import SpecialTokens
 
     done = 0

@@ -6,7 +6,6 @@ one), D features of a head.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -186,24 +185,3 @@ def _by_hand(
         scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
     return (weights.view(rows, kv_heads, -1, key.shape[2]) @ value).view(rows, heads, fed, size)
-
-
-def alibi(slopes: Tensor, positions: Tensor) -> Tensor:
-    """Attention with linear biases (Press et al. 2022, arXiv:2108.12409): slope · position of the key.
-
-    slopes [H], positions int64 [N or 1, T] -> [N or 1, H, 1, T]. A query's own position would take the same from all
-    its scores, which softmax does not see.
-    """
-    return slopes[:, None, None] * positions[:, None, None]
-
-
-def alibi_slopes(heads: int) -> Tensor:
-    """f32 [H]: 2^(-8/n), 2^(-16/n), … for n heads; where n is no power of 2, between those of the next lower one."""
-    power = 2 ** math.floor(math.log2(heads))
-    base = torch.tensor(2 ** (-(2 ** -(math.log2(power) - 3))), dtype=torch.float32)
-    slopes = base ** torch.arange(1, 1 + power, dtype=torch.int32)
-    if power == heads:
-        return slopes
-    base = torch.tensor(2 ** (-(2 ** -(math.log2(2 * power) - 3))), dtype=torch.float32)
-    between = base ** torch.arange(1, 1 + 2 * (heads - power), 2, dtype=torch.int32)
-    return torch.cat([slopes, between])

@@ -2,15 +2,17 @@
 
     x = embedding of each token (+ its position)
     for each layer:
-        x = x + attention(norm(x))       tokens look at those before them
-        x = x + MLP(norm(x))             each token for itself
+        x = x + attention(norm(x))           tokens look at those before them
+        x = x + attention(norm(x), source)   and at a source, where there is an encoder
+        x = x + MLP(norm(x))                 each token for itself
     logits = head(norm(x))
 
-That is GPT-2 (Radford et al. 2019), which took Vaswani et al. 2017 (arXiv:1706.03762) and moved the norms to the front.
-Everything since is a variation of one of these lines; each is a branch on one field of the spec below.
+That is GPT-2 (Radford et al. 2019), which took Vaswani et al. 2017 (arXiv:1706.03762), moved the norms to the front and
+left out the source. Everything since is a variation of one of these lines; each is a branch on one field of the spec
+below. An encoder is a stack of the same layers: its tokens look at all others, it has no source and no head.
 
 N rows, F tokens fed to each, E features of the residual stream, H heads of queries, K heads of keys and values,
-D features of a head, I features of the MLP, V vocabulary.
+D features of a head, V vocabulary; S tokens of a source, P sources (N / P rows in turn belong to one).
 """
 
 from __future__ import annotations
@@ -22,52 +24,59 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import KeyValues
 from genctl.decode.cache.static import Slots
-from genctl.native.attention import Mask, SlotMask, alibi, alibi_slopes, attention
+from genctl.native.attention import Mask, SlotMask, attention, cross_attention
 from genctl.native.linear import Joined, Linear
-from genctl.native.products import ops
+from genctl.native.mlp import MLP, TANH
+from genctl.native.norms import Norm, same
+from genctl.native.positions import Distances, RelativeMask, alibi, alibi_slopes
 from genctl.native.rope import Rotary
 from genctl.native.spec import Spec
 
-Map = Callable[[Tensor], Tensor]  # a norm or a matrix: [..., in] -> [..., out]
 
+@dataclass
+class CrossWeights:
+    """How a layer looks at the source."""
 
-def same(x: Tensor) -> Tensor:
-    """What stands where a family has no norm."""
-    return x
+    q: Linear  # E -> H·D
+    kv: Joined  # E -> H·D twice
+    o: Linear  # H·D -> E
+    norm: Norm = same
+    sum_norm: Norm = same
 
 
 @dataclass
 class LayerWeights:
-    """One layer. A norm that the family does not have is `same`; a matrix that it does not have is None."""
+    """One layer. A norm that the family does not have is `same`."""
 
     qkv: Joined  # E -> H·D, K·D, K·D; of a `grouped` matrix all in one
     o: Linear  # H·D -> E
-    up: Joined  # E -> I, with a gate E -> I and I
-    down: Linear  # I -> E
-    q_norm: Map = same
-    k_norm: Map = same
-    attn_norm: Map = same  # of what attention reads
-    attn_out_norm: Map = same  # of what it adds
-    attn_sum_norm: Map = same  # of the sum
-    mlp_norm: Map | None = None  # None: the MLP reads what attention reads (with `parallel`)
-    mlp_out_norm: Map = same
-    mlp_sum_norm: Map = same
+    mlp: MLP
+    q_norm: Norm = same
+    k_norm: Norm = same
+    attn_norm: Norm = same  # of what attention reads
+    attn_out_norm: Norm = same  # of what it adds
+    attn_sum_norm: Norm = same  # of the sum
+    mlp_norm: Norm | None = None  # None: the MLP reads what attention reads (with `parallel`), or x
+    mlp_out_norm: Norm = same
+    mlp_sum_norm: Norm = same
+    cross: CrossWeights | None = None
 
 
 @dataclass
-class DecoderWeights:
-    """A decoder's tensors, as they lie in its file."""
+class StackWeights:
+    """A stack's tensors, as they lie in its file."""
 
     embed: Tensor  # [V, E]
     layers: list[LayerWeights]
-    head: Linear  # E -> V
-    final_norm: Map = same
+    final_norm: Norm = same
     positions: Tensor | None = None  # [T, E]
-    embed_norm: Map = same
-    project_in: Map = same
-    project_out: Map = same
+    relative: Tensor | None = None  # [buckets, H]
+    embed_norm: Norm = same
+    project_in: Callable[[Tensor], Tensor] = same
+    project_out: Callable[[Tensor], Tensor] = same
 
 
 @dataclass
@@ -77,23 +86,138 @@ class Pass:
     visible: Mask
     angles: tuple[Tensor, Tensor] | None = None  # cosines and sines, each [N, 1, F, r]
     local_angles: tuple[Tensor, Tensor] | None = None  # of layers with a window
-    bias: Tensor | None = None  # of the scores, [N or 1, H, 1, T]
+    bias: Tensor | None = None  # of the scores, [N or 1, H, 1 or F, T]
+    source: Tensor | None = None  # what the encoder ends with, [N or P, S, E]
+    source_mask: Tensor | None = None  # bool [N, 1, 1, S]
 
 
-class Decoder:
-    """A decoder with its weights."""
+class Stack:
+    """A stack of layers with its weights: tokens in, states out."""
 
-    def __init__(self, spec: Spec, weights: DecoderWeights) -> None:
+    def __init__(self, spec: Spec, weights: StackWeights) -> None:
         self.spec, self.weights = spec, weights
         device = weights.embed.device
         self.dtype, self.device = weights.embed.dtype, device
-        self.activation = ACTIVATIONS[spec.activation]
         self.rotary = None if spec.rope is None else Rotary(spec.rope, device)
         self.local_rotary = self.rotary if spec.local_rope is None else Rotary(spec.local_rope, device)
         self.slopes = alibi_slopes(spec.heads).to(device) if spec.alibi else None
-        self.embed_scale = torch.tensor(spec.embed_scale, device=device).to(self.dtype)
+        self.distances: Distances | None = None
+        if spec.relative is not None and weights.relative is not None:
+            self.distances = Distances(weights.relative, spec.relative, causal=spec.causal)
+        scale = torch.tensor(spec.embed_scale)
+        self.embed_scale = float(scale.to(self.dtype)) if spec.embed_scale_rounded else spec.embed_scale
 
-    # -- the pass ------------------------------------------------------------------------------------------------------
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """tokens [N, F] at positions [N or 1, F] -> x [N, F, E]."""
+        spec, weights = self.spec, self.weights
+        x = weights.project_in(F.embedding(tokens, weights.embed))
+        if spec.embed_scale != 1.0:
+            x = x * self.embed_scale
+        if weights.positions is not None:
+            x = x + F.embedding(positions + (spec.learned or 0), weights.positions)
+        return weights.embed_norm(x)
+
+    def layer(
+        self, x: Tensor, number: int, shared: Pass, cache: KeyValues | None, cross: GrowingLayer | None
+    ) -> Tensor:
+        """x [N, F, E] -> [N, F, E]. `cache` holds the keys and values of the layer, `cross` those of the source."""
+        spec, w = self.spec, self.weights.layers[number]
+        h = w.attn_norm(x)
+        a = w.attn_out_norm(self._attention(h, w, shared, number, cache))
+        if spec.parallel:  # GPT-J: both sublayers at once, which two devices could share
+            m = w.mlp(h if w.mlp_norm is None else w.mlp_norm(x))
+            return x + a + m
+        if spec.residual_scale != 1.0:
+            a = a * spec.residual_scale
+        x = w.attn_sum_norm(x + a)
+        if w.cross is not None:
+            x = w.cross.sum_norm(x + self._cross_attention(w.cross.norm(x), w.cross, shared, cross))
+        m = w.mlp_out_norm(w.mlp(x if w.mlp_norm is None else w.mlp_norm(x)))
+        if spec.residual_scale != 1.0:
+            m = m * spec.residual_scale
+        return w.mlp_sum_norm(x + m)
+
+    # -- the sublayers -------------------------------------------------------------------------------------------------
+
+    def _attention(self, h: Tensor, w: LayerWeights, shared: Pass, number: int, cache: KeyValues | None) -> Tensor:
+        """h [N, F, E] -> what attention adds, [N, F, E]."""
+        spec = self.spec
+        q, k, v = self._queries_keys_values(h, w)  # [N, H, F, D], [N, K, F, D] twice
+        window = spec.windows[number]
+        angles = shared.angles if window is None else shared.local_angles
+        rotary = self.rotary if window is None else self.local_rotary
+        if rotary is not None and angles is not None:
+            q, k = rotary.turn(q, *angles), rotary.turn(k, *angles)
+        scaling = spec.scaling / (number + 1) if spec.scaling_by_layer else spec.scaling
+        if not spec.causal:
+            return w.o(cross_attention(q, k, v, shared.bias, scaling=scaling))
+        mixed = attention(
+            q, k, v, cache, shared.visible, scaling=scaling, window=window, softcap=spec.softcap, bias=shared.bias
+        )  # [N, F, H·D]
+        return w.o(mixed)
+
+    def _queries_keys_values(self, h: Tensor, w: LayerWeights) -> tuple[Tensor, Tensor, Tensor]:
+        """h [N, F, E] -> q [N, H, F, D], k and v [N, K, F, D]."""
+        spec = self.spec
+        heads, kv_heads, size = spec.heads, spec.kv_heads, spec.head_dim
+        rows, fed, _ = h.shape
+        if spec.qkv == "grouped":  # the queries that share a head, then its keys and values; K = H: q, k, v of a head
+            together = w.qkv(h)[0].view(rows, fed, kv_heads, heads // kv_heads + 2, size)
+            q, k, v = torch.split(together, [heads // kv_heads, 1, 1], 3)
+        else:
+            q, k, v = w.qkv(h)
+        if spec.clip_qkv is not None:  # OLMo
+            q, k, v = (part.clamp(-spec.clip_qkv, spec.clip_qkv) for part in (q, k, v))
+        if spec.qk_norm == "whole":  # OLMo 2
+            q, k = w.q_norm(q), w.k_norm(k)
+        q = q.reshape(rows, fed, heads, size)
+        k, v = k.reshape(rows, fed, kv_heads, size), v.reshape(rows, fed, kv_heads, size)
+        if spec.qk_norm in ("head", "each"):  # Qwen3, Gemma 3 (after Dehghani et al. 2023, arXiv:2302.05442)
+            q, k = w.q_norm(q), w.k_norm(k)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def _cross_attention(self, h: Tensor, w: CrossWeights, shared: Pass, layer: GrowingLayer | None) -> Tensor:
+        """h [N, F, E] -> what the source adds, [N, F, E]."""
+        keys, values = self._source(shared, w, layer)
+        return w.o(cross_attention(self._heads(w.q(h)), keys, values, shared.source_mask, scaling=self.spec.scaling))
+
+    def _source(self, shared: Pass, w: CrossWeights, layer: GrowingLayer | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of the source, [N or P, H, S, D] each: computed once, where there is a cache."""
+        if layer is not None and layer.is_initialized:
+            keys, values = layer.content()
+            return keys, values
+        assert shared.source is not None
+        keys, values = (self._heads(part) for part in w.kv(shared.source))
+        if layer is not None:
+            layer.hold(keys, values)
+        return keys, values
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[N, F, H·D] -> [N, H, F, D]."""
+        return x.view(*x.shape[:2], self.spec.heads, self.spec.head_dim).transpose(1, 2)
+
+
+class Encoder(Stack):
+    """What reads a source. Its tokens look at all others."""
+
+    @torch.no_grad()
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Sources without padding: int64 [P, S] -> states [P, S, E]."""
+        length = tokens.shape[1]
+        x = self.embed(tokens, torch.arange(length, device=tokens.device)[None])
+        bias = None if self.distances is None else self.distances.bias(0, length)  # [1, H, S, S]
+        shared = Pass(Mask(0, length, None, self.device), bias=bias)
+        for number in range(self.spec.layers):
+            x = self.layer(x, number, shared, None, None)
+        return self.weights.final_norm(x)
+
+
+class Decoder(Stack):
+    """What writes a text, with the head that makes logits of its states."""
+
+    def __init__(self, spec: Spec, weights: StackWeights, output: Linear) -> None:
+        super().__init__(spec, weights)
+        self.output = output  # E -> V
 
     @torch.no_grad()
     def __call__(
@@ -107,30 +231,45 @@ class Decoder:
         keep: int = 0,
         states: list[Tensor] | None = None,
         visible: Mask | None = None,
+        source: Tensor | None = None,
+        source_mask: Tensor | None = None,
+        cross: Sequence[GrowingLayer] | None = None,
     ) -> Tensor:
         """tokens int64 [N, F] at positions int64 [N or 1, F] -> logits [N, F, V], of the last `keep` tokens if not 0.
 
         `layers` is a cache with `past` columns, to which keys and values are added. mask [N, past + F] is 0 where a row
         has padding. `states` is given what each layer reads, and last what the head reads, each [N, F, E].
         `visible` says what is seen where `mask` does not.
+
+        With an encoder: `cross` holds keys and values of the source; where it is empty it is filled from `source`
+        [N or P, S, E], which is not read otherwise. source_mask [N, S] is 0 where a source has padding.
         """
-        spec, weights = self.spec, self.weights
-        shared = self._shared(tokens, positions, mask, past, visible)
-        x = self._embed(tokens, positions)
-        for number, layer in enumerate(weights.layers):
+        shared = self._shared(tokens.shape[1], positions, mask, past, visible)
+        shared.source = source
+        shared.source_mask = None if source_mask is None else source_mask.bool()[:, None, None]
+        x = self.embed(tokens, positions)
+        for number in range(self.spec.layers):
             if states is not None:
                 states.append(x)
-            x = self._layer(x, layer, shared, number, None if layers is None else layers[number])
+            cache = None if layers is None else layers[number]
+            x = self.layer(x, number, shared, cache, None if cross is None else cross[number])
         if keep and states is None:  # nobody asks for the rest
             x = x[:, -keep:]
-        x = weights.project_out(weights.final_norm(x))
+        x = self.weights.project_out(self.weights.final_norm(x))
         if states is not None:
             states.append(x)
             x = x[:, -keep:] if keep else x
-        logits = weights.head(x) / spec.logits_scale if spec.logits_scale != 1.0 else weights.head(x)
-        if spec.final_softcap is not None:  # Gemma 2
-            logits = TANH(logits / spec.final_softcap) * spec.final_softcap
+        logits = self.head(x)
+        if self.spec.logits_scale != 1.0:
+            logits = logits / self.spec.logits_scale
+        if self.spec.final_softcap is not None:  # Gemma 2
+            logits = TANH(logits / self.spec.final_softcap) * self.spec.final_softcap
         return logits
+
+    def head(self, x: Tensor) -> Tensor:
+        """What the stack ends with, [..., E] -> logits [..., V], neither scaled nor bent."""
+        scale = self.spec.head_scale
+        return self.output(x if scale == 1.0 else x * scale)
 
     def step(
         self, tokens: Tensor, positions: Tensor, place: Tensor, slots: Tensor, buffers: list[tuple[Tensor, Tensor]]
@@ -143,18 +282,9 @@ class Decoder:
         layers = [Slots(keys, values, place) for keys, values in buffers]
         return self(tokens, positions, layers, past=slots.shape[-1] - 1, visible=SlotMask(slots))
 
-    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """[N, F] -> x [N, F, E]."""
-        spec, weights = self.spec, self.weights
-        x = weights.project_in(F.embedding(tokens, weights.embed))
-        if spec.embed_scale != 1.0:
-            x = x * self.embed_scale
-        if weights.positions is not None and spec.learned is not None:
-            x = x + F.embedding(positions + spec.learned, weights.positions)
-        return weights.embed_norm(x)
-
-    def _shared(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, past: int, visible: Mask | None) -> Pass:
-        fed = tokens.shape[1]
+    def _shared(self, fed: int, positions: Tensor, mask: Tensor | None, past: int, visible: Mask | None) -> Pass:
+        if visible is None and self.distances is not None:
+            visible = RelativeMask(past, fed, mask, self.device, self.distances)
         shared = Pass(visible or Mask(past, fed, mask, self.device))
         if self.rotary is not None:
             shared.angles = self._angles(self.rotary, positions, past)
@@ -172,150 +302,3 @@ class Decoder:
     def _angles(self, rotary: Rotary, positions: Tensor, past: int) -> tuple[Tensor, Tensor]:
         cos, sin = rotary.angles(positions, first=past == 0)
         return cos.to(self.dtype), sin.to(self.dtype)
-
-    def _layer(self, x: Tensor, w: LayerWeights, shared: Pass, number: int, cache: KeyValues | None) -> Tensor:
-        """x [N, F, E] -> [N, F, E]. `cache` is the layer's keys and values, or None."""
-        spec = self.spec
-        h = w.attn_norm(x)
-        a = w.attn_out_norm(self._attention(h, w, shared, number, cache))
-        if spec.parallel:  # GPT-J: both sublayers at once, which two devices could share
-            m = self._mlp(h if w.mlp_norm is None else w.mlp_norm(x), w)
-            return x + a + m
-        if spec.residual_scale != 1.0:
-            a = a * spec.residual_scale
-        x = w.attn_sum_norm(x + a)
-        m = w.mlp_out_norm(self._mlp(x if w.mlp_norm is None else w.mlp_norm(x), w))
-        if spec.residual_scale != 1.0:
-            m = m * spec.residual_scale
-        return w.mlp_sum_norm(x + m)
-
-    # -- the sublayers -------------------------------------------------------------------------------------------------
-
-    def _attention(self, h: Tensor, w: LayerWeights, shared: Pass, number: int, cache: KeyValues | None) -> Tensor:
-        """h [N, F, E] -> what attention adds, [N, F, E]."""
-        spec = self.spec
-        q, k, v = self._queries_keys_values(h, w)  # [N, H, F, D], [N, K, F, D] twice
-        window = spec.windows[number]
-        angles = shared.angles if window is None else shared.local_angles
-        rotary = self.rotary if window is None else self.local_rotary
-        if rotary is not None and angles is not None:
-            q, k = rotary.turn(q, *angles), rotary.turn(k, *angles)
-        mixed = attention(
-            q,
-            k,
-            v,
-            cache,
-            shared.visible,
-            scaling=spec.scaling / (number + 1) if spec.scaling_by_layer else spec.scaling,
-            window=window,
-            softcap=spec.softcap,
-            bias=shared.bias,
-        )  # [N, F, H·D]
-        return w.o(mixed)
-
-    def _queries_keys_values(self, h: Tensor, w: LayerWeights) -> tuple[Tensor, Tensor, Tensor]:
-        """h [N, F, E] -> q [N, H, F, D], k and v [N, K, F, D]."""
-        spec = self.spec
-        heads, kv_heads, size = spec.heads, spec.kv_heads, spec.head_dim
-        rows, fed, _ = h.shape
-        if (
-            spec.qkv == "grouped"
-        ):  # the queries that share a head, then its keys and values; K = H: q, k, v of each head
-            together = w.qkv(h)[0].view(rows, fed, kv_heads, heads // kv_heads + 2, size)
-            q, k, v = torch.split(together, [heads // kv_heads, 1, 1], 3)
-        else:
-            q, k, v = w.qkv(h)
-        if spec.clip_qkv is not None:  # OLMo
-            q, k, v = (part.clamp(-spec.clip_qkv, spec.clip_qkv) for part in (q, k, v))
-        if spec.qk_norm == "whole":  # OLMo 2
-            q, k = w.q_norm(q), w.k_norm(k)
-        q, k, v = (
-            q.reshape(rows, fed, heads, size),
-            k.reshape(rows, fed, kv_heads, size),
-            v.reshape(rows, fed, -1, size),
-        )
-        if spec.qk_norm in ("head", "each"):  # Qwen3, Gemma 3 (after Dehghani et al. 2023, arXiv:2302.05442)
-            q, k = w.q_norm(q), w.k_norm(k)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
-    def _mlp(self, h: Tensor, w: LayerWeights) -> Tensor:
-        """h [N, F, E] -> what the MLP adds, [N, F, E]."""
-        if not self.spec.gated:
-            return w.down(self.activation(w.up(h)[0]))
-        gate, up = w.up(h)  # gated linear units (Shazeer 2020, arXiv:2002.05202)
-        return w.down(self.activation(gate, times=up))
-
-
-# -- norms and activations ---------------------------------------------------------------------------------------------
-
-
-class RMSNorm:
-    """x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich 2019, arXiv:1910.07467)."""
-
-    def __init__(self, weight: Tensor, eps: float, *, from_one: bool = False) -> None:
-        self.weight = weight.float() + 1 if from_one else weight  # Gemma stores the distance from 1
-        self.eps = torch.tensor(eps, device=weight.device)
-        self.number = eps
-        self.late = from_one  # Gemma rounds to the weights' type after the product, the others before
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [..., features]."""
-        library = ops.compiled(x)
-        if library is not None:
-            return ops.rms_norm(library, x, self.weight, self.number, late=self.late)
-        wide = x.float()
-        norm = torch.linalg.vector_norm(wide, 2, -1, keepdim=True)
-        y = wide * torch.addcmul(self.eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()  # F.rms_norm takes twice as long
-        return (y * self.weight).to(x.dtype) if self.late else y.to(x.dtype) * self.weight
-
-
-class LayerNorm:
-    """(x - mean(x)) / sqrt(var(x) + eps) · weight + bias (Ba et al. 2016, arXiv:1607.06450).
-
-    The weight may have dimensions before the last, one norm for each head: [H, D].
-    """
-
-    def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
-        self.weight, self.bias, self.eps = weight, bias, eps
-        self.several = weight is not None and weight.ndim > 1
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [..., features], or [..., H, D] with a norm for each head."""
-        library = ops.compiled(x)
-        if library is not None:
-            return ops.layer_norm(library, x, self.weight, self.bias, self.eps)
-        if self.several:
-            assert self.weight is not None
-            return F.layer_norm(x, (x.shape[-1],), None, None, self.eps) * self.weight
-        return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)
-
-
-class Activation:
-    """A function of each number: by the compiled library, or by torch."""
-
-    def __init__(self, name: str, plain: Map) -> None:
-        self.name, self.plain = name, plain
-
-    def __call__(self, x: Tensor, times: Tensor | None = None) -> Tensor:
-        """act(x), or act(x) · times, each [..., features]."""
-        library = ops.compiled(x)
-        if library is not None:
-            return ops.activate(library, self.name, x, times)
-        return self.plain(x) if times is None else self.plain(x) * times
-
-
-TANH = Activation("tanh", torch.tanh)
-_SILU, _GELU = Activation("silu", F.silu), Activation("gelu", F.gelu)
-# Hendrycks and Gimpel 2016 (arXiv:1606.08415), its approximation
-_GELU_TANH = Activation("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"))
-ACTIVATIONS = {
-    "silu": _SILU,
-    "swish": _SILU,
-    "relu": Activation("relu", F.relu),
-    "gelu": _GELU,
-    "gelu_python": _GELU,
-    "gelu_new": _GELU_TANH,
-    "gelu_fast": _GELU_TANH,
-    "gelu_pytorch_tanh": _GELU_TANH,
-    "quick_gelu": Activation("quick_gelu", lambda x: x * torch.sigmoid(1.702 * x)),
-}

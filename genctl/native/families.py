@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
-from genctl.native import names, seq2seq_families
 from genctl.native.config import Config, NotNative
-from genctl.native.spec import Spec
+from genctl.native.names import Found
 
-Found: TypeAlias = names.Found | seq2seq_families.Found  # a spec, and the names of its tensors
-
-# Names of the activation functions that `decoder` has.
+# Names of the activation functions that `mlp` has.
 ACTIVATIONS = frozenset(
     {"silu", "swish", "relu", "gelu", "gelu_python", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu"}
 )
@@ -33,6 +30,6 @@ def read_config(config: dict[str, Any], read: Callable[[Config], Found], context
     spec = found[0]
     if not isinstance(spec.activation, str) or spec.activation not in ACTIVATIONS:
         raise NotNative(f"config.json: activation {spec.activation!r:.40} is not known to the native runtime")
-    if isinstance(spec, Spec) and spec.heads % spec.kv_heads:
+    if spec.heads % spec.kv_heads:
         raise NotNative(f"{spec.heads} heads cannot share {spec.kv_heads}")
     return found

@@ -123,6 +123,7 @@ def gemma(c: Config) -> Found:
         **biases(c),
         norm_from_one=True,
         embed_scale=sizes["hidden"] ** 0.5,
+        embed_scale_rounded=True,
     )
     return spec, llama_names()
 
@@ -183,6 +184,7 @@ def _gemma(c: Config, family: str, sizes: dict[str, Any], *, final: float | None
         **biases(c),
         norm_from_one=True,
         embed_scale=sizes["hidden"] ** 0.5,
+        embed_scale_rounded=True,
         scaling=c.number("query_pre_attn_scalar", 256) ** -0.5,
         final_softcap=c.optional("final_logit_softcapping", final),
         **more,

@@ -1,224 +1,166 @@
-"""A checkpoint's safetensors files -> a `Decoder`. Tensors stay mapped from the files; none is copied.
-
-Which tensors a spec needs, and their shapes, is known from the headers, before torch is imported.
-"""
+"""A checkpoint's safetensors files -> a `NativeModel`. Tensors stay mapped from the files; none is copied."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from genctl.native.config import Unfit
-from genctl.native.names import COMPUTED, Names
-from genctl.native.spec import Spec
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from genctl.native.decoder import Decoder, LayerWeights
-    from genctl.native.linear import Products
-
-Shape = tuple[int, ...]
-Shapes = dict[str, Shape]  # of tensors, by their names in the files
-DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-
-_NORMS = ("attn_norm", "attn_out_norm", "attn_sum_norm", "mlp_norm", "mlp_out_norm", "mlp_sum_norm")
+from genctl.native import pages
+from genctl.native.decoder import CrossWeights, Decoder, Encoder, LayerWeights, StackWeights
+from genctl.native.files import mapped
+from genctl.native.linear import Joined, Linear, Products
+from genctl.native.mlp import ACTIVATIONS, MLP
+from genctl.native.model import NativeConfig, NativeModel, SpecialTokens
+from genctl.native.norms import LayerNorm, Norm, RMSNorm, same
+from genctl.native.plan import StackPlan, WeightPlan, matrix_shape
+from genctl.native.positions import sinusoids
 
 
-class WeightPlan:
-    """What a checkpoint holds for a spec: names and shapes. Raises Unfit where its files hold something else."""
+def read(
+    plan: WeightPlan,
+    files: tuple[Path, ...],
+    config: dict[str, Any],
+    special: SpecialTokens,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    look: Callable[[str, Tensor], object] | None = None,
+    products: Products | None = None,
+    name: str = "",
+) -> NativeModel:
+    """Map the files and build the model. `dtype` is what to compute in: None for that of the embeddings.
 
-    def __init__(self, spec: Spec, names: Names, shapes: Shapes) -> None:
-        self.spec, self.names = spec, names
-        self.prefix = prefix_of(self.names.prefix, self.names.embed, shapes)
-        self.embed = f"{self.prefix}{self.names.embed}.weight"
-        self.head = next((head for head in self.names.heads if f"{head}.weight" in shapes), "")
-        if not self.head and not self.spec.tied:
-            raise Unfit(f"the weight files lack {self.names.heads[0]}.weight")
-        self.reads, self.unused = checked(self._wanted(), shapes, self.names.ignored)
-
-    def _wanted(self) -> Iterator[tuple[str, Shape]]:
-        spec, names = self.spec, self.names
-        yield self.embed, (spec.vocab, spec.width)
-        if spec.learned is not None:
-            assert spec.context is not None
-            yield f"{self.prefix}{names.positions}.weight", (spec.context + spec.learned, spec.hidden)
-        if spec.embed_norm:
-            yield from _norm(f"{self.prefix}{names.embed_norm}", spec)
-        if spec.embed_size:
-            yield f"{self.prefix}{names.project_in}.weight", (spec.hidden, spec.width)
-            yield f"{self.prefix}{names.project_out}.weight", (spec.width, spec.hidden)
-        for number in range(spec.layers):
-            begin = self.prefix + names.layer.format(number)
-            for part, theirs in names.parts.items():
-                yield from _part(part, begin + theirs, spec, transposed=names.transposed)
-        if spec.final_norm:
-            yield from _norm(f"{self.prefix}{names.final}", spec)
-        if self.head:
-            yield f"{self.head}.weight", (spec.vocab, spec.width)
-        if spec.head_bias:
-            yield f"{self.head or names.heads[0]}.bias", (spec.vocab,)
-
-
-def prefix_of(prefix: str, embed: str, shapes: Shapes) -> str:
-    """What the names in the files begin with: `prefix`, or without its first part in a checkpoint of the bare model."""
-    bare = prefix.partition(".")[2]
-    return bare if f"{bare}{embed}.weight" in shapes and f"{prefix}{embed}.weight" not in shapes else prefix
-
-
-def checked(
-    wanted: Iterable[tuple[str, Shape]], shapes: Shapes, ignored: tuple[str, ...], known: Collection[str] = ()
-) -> tuple[frozenset[str], list[str]]:
-    """The names of the tensors that are read, and of those in the files that nobody reads.
-
-    Raises Unfit where the files hold something else. `ignored` are endings of names.
+    `device` is where tensors go as they are read: None leaves them mapped. `look` is given each tensor by its name in
+    the files, and may raise. `products` says how matrices are held.
     """
-    shape_of = dict(wanted)
-    for name, shape in shape_of.items():
-        if shapes.get(name) != shape:
-            held = "nothing" if name not in shapes else str(list(shapes[name]))
-            raise Unfit(f"the weight files hold {held} as {name}, where config.json implies {list(shape)}")
-    others = (name for name in shapes.keys() - shape_of.keys() - set(known) if not name.endswith(ignored or ("\0",)))
-    return frozenset(shape_of), sorted(name for name in others if not COMPUTED.fullmatch(name.rpartition(".")[2]))
-
-
-def matrix_shape(part: str, spec: Spec) -> tuple[Shape, bool] | None:
-    """[out, in] of a part of a layer that is a matrix, and whether it has a bias; None for a norm."""
-    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    shapes: dict[str, tuple[Shape, bool]] = {
-        "q": ((queries, spec.hidden), spec.qkv_bias),
-        "k": ((keys, spec.hidden), spec.qkv_bias),
-        "v": ((keys, spec.hidden), spec.qkv_bias),
-        "qkv": ((queries + 2 * keys, spec.hidden), spec.qkv_bias),
-        "o": ((spec.hidden, queries), spec.o_bias),
-        "gate": ((spec.inner, spec.hidden), spec.mlp_bias),
-        "up": ((spec.inner, spec.hidden), spec.mlp_bias),
-        "gate_up": ((2 * spec.inner, spec.hidden), spec.mlp_bias),
-        "down": ((spec.hidden, spec.inner), spec.mlp_bias),
-    }
-    return shapes.get(part)
-
-
-def _part(part: str, name: str, spec: Spec, *, transposed: bool) -> Iterator[tuple[str, Shape]]:
-    found = matrix_shape(part, spec)
-    if found is not None:
-        (out, into), bias = found
-        yield f"{name}.weight", (into, out) if transposed else (out, into)
-        if bias:
-            yield f"{name}.bias", (out,)
-    elif part in _NORMS:
-        yield from _norm(name, spec)
-    else:  # q_norm, k_norm
-        heads = spec.heads if part == "q_norm" else spec.kv_heads
-        if spec.qk_norm == "each":
-            yield from ((f"{name}.{head}.weight", (spec.head_dim,)) for head in range(heads))
-        else:
-            yield from _norm(name, spec, spec.head_dim if spec.qk_norm == "head" else heads * spec.head_dim)
-
-
-def _norm(name: str, spec: Spec, size: int | None = None) -> Iterator[tuple[str, Shape]]:
-    if spec.norm_weight:
-        yield f"{name}.weight", (size or spec.hidden,)
-        if spec.norm == "layer" and spec.norm_bias:
-            yield f"{name}.bias", (size or spec.hidden,)
+    get = mapped(files, look)
+    model = build(plan, get, config, special, dtype=dtype, device=device, products=products, name=name)
+    pages.trim_rest()
+    return model
 
 
 def build(
     plan: WeightPlan,
     get: Callable[[str], Tensor],
+    config: dict[str, Any],
+    special: SpecialTokens,
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
     products: Products | None = None,
-) -> Decoder:
-    """The decoder of a plan, whose tensors `get` gives by their names in the files.
+    name: str = "",
+) -> NativeModel:
+    """The model of a plan, whose tensors `get` gives by their names in the files.
 
     Each is moved to `device` as it comes (None: it stays where it is), so that no second copy of the model is made.
     """
-    from genctl.native import pages
-    from genctl.native.decoder import Decoder
-    from genctl.native.linear import Products
-
-    held = products or Products()
-    embed = get(plan.embed)
-    kind = embed.dtype if dtype is None else dtype
+    products = products or Products()
+    tables = {table for part, table in plan.embeddings.items() if part != "head"}
+    embeddings: dict[str, Tensor] = {}  # which may have several uses
+    first = get(plan.embeddings["decoder"])
+    kind = first.dtype if dtype is None else dtype
 
     def converted(name: str) -> Tensor:
-        if name == plan.embed:
-            return pages.converted(embed, kind, device)
-        return held.converted(get(name), kind, device)
+        if name not in tables:
+            return products.converted(get(name), kind, device)
+        if name not in embeddings:
+            tensor = first if name == plan.embeddings["decoder"] else get(name)
+            embeddings[name] = pages.converted(tensor, kind, device)
+        return embeddings[name]
 
-    if plan.head or held.quantize is not None:  # whoever looked read them all; a step reads a row for each token
-        pages.release(embed, pages.mapped_files())
-    return Decoder(plan.spec, _Builder(plan, converted, held).weights())
+    encoder = None
+    if plan.encoder is not None:
+        stack = _Stack(plan.encoder, converted, products).weights(converted(plan.embeddings["encoder"]))
+        encoder = Encoder(plan.encoder.spec, stack)
+    stack = _Stack(plan.decoder, converted, products).weights(converted(plan.embeddings["decoder"]))
+    decoder = Decoder(plan.spec, stack, _head(plan, converted, products))
+    for table, tensor in embeddings.items():  # whoever looked read them all; a step reads a row for each token
+        if table != plan.embeddings["head"] or products.quantize is not None:
+            pages.release(tensor, pages.mapped_files())
+    return NativeModel(decoder, NativeConfig(config, plan.spec), special, name, encoder)
 
 
-class _Builder:
-    def __init__(self, plan: WeightPlan, get: Callable[[str], Tensor], products: Products) -> None:
+def _head(plan: WeightPlan, get: Callable[[str], Tensor], products: Products) -> Linear:
+    """The product that makes logits."""
+    bias = get(plan.head_bias) if plan.head_bias else get(plan.logits_bias)[0] if plan.logits_bias else None
+    return products.head(get(plan.embeddings["head"]), bias)
+
+
+class _Stack:
+    """Makes the weights of one stack."""
+
+    def __init__(self, plan: StackPlan, get: Callable[[str], Tensor], products: Products) -> None:
         self.plan, self.get, self.products = plan, get, products
-        self.spec, self.names, self.prefix = plan.spec, plan.names, plan.prefix
+        self.spec, self.names = plan.spec, plan.names
 
-    def weights(self) -> Any:
-        from genctl.native.decoder import DecoderWeights, same
-
-        spec, names, prefix, get = self.spec, self.names, self.prefix, self.get
-        embed = get(self.plan.embed)
-        head = get(f"{self.plan.head}.weight") if self.plan.head else embed
-        bias = get(f"{self.plan.head or names.heads[0]}.bias") if spec.head_bias else None
-        layers = [self.layer(prefix + names.layer.format(number)) for number in range(spec.layers)]
-        return DecoderWeights(
+    def weights(self, embed: Tensor) -> StackWeights:
+        spec, names, prefix, get = self.spec, self.names, self.plan.prefix, self.get
+        positions = get(self.plan.positions) if self.plan.positions else None
+        if spec.sinusoidal and positions is None:
+            assert spec.context is not None
+            positions = sinusoids(spec.context, spec.hidden).to(embed)
+        return StackWeights(
             embed,
-            layers,
-            self.products.head(head, bias),
+            [self.layer(self.plan.layer(number)) for number in range(spec.layers)],
             self.norm(prefix + names.final) if spec.final_norm else same,
-            get(f"{prefix}{names.positions}.weight") if spec.learned is not None else None,
+            positions,
+            get(f"{prefix}{names.relative}.weight") if spec.relative is not None else None,
             self.norm(prefix + names.embed_norm) if spec.embed_norm else same,
             self.products.linear(get(f"{prefix}{names.project_in}.weight")) if spec.embed_size else same,
             self.products.linear(get(f"{prefix}{names.project_out}.weight")) if spec.embed_size else same,
         )
 
-    def layer(self, begin: str) -> LayerWeights:
-        from genctl.native.decoder import LayerNorm, LayerWeights
+    def layer(self, names: dict[str, str]) -> LayerWeights:
+        """One layer. `names`: our names for its parts -> theirs."""
+        spec = self.spec
+        norms = {part: self.part_norm(part, name) for part, name in names.items() if matrix_shape(part, spec) is None}
+        cross = None
+        if "cross_q" in names:
+            cross_norms = {part.removeprefix("cross_"): norms.pop(part) for part in list(norms) if "cross_" in part}
+            kv = self.products.joined(*(self.matrix(part, names) for part in ("cross_k", "cross_v")))
+            cross = CrossWeights(self.linear("cross_q", names), kv, self.linear("cross_o", names), **cross_norms)
+        return LayerWeights(self.qkv(names), self.linear("o", names), self.mlp(names), cross=cross, **norms)
 
-        spec, products = self.spec, self.products
-        theirs = {part: begin + name for part, name in self.names.parts.items()}
-        norms: dict[str, Any] = {}
-        for part, name in theirs.items():
-            if part not in _NORMS and part in ("q_norm", "k_norm") and spec.qk_norm == "each":
-                norms[part] = LayerNorm(self._heads(name, part), None, spec.eps)
-            elif matrix_shape(part, spec) is None:
-                norms[part] = self.norm(name)
+    def qkv(self, names: dict[str, str]) -> Joined:
+        if "qkv" not in names:
+            return self.products.joined(*(self.matrix(part, names) for part in ("q", "k", "v")))
+        spec = self.spec
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        if "qkv" in theirs:
-            sizes = [queries + 2 * keys] if spec.qkv == "grouped" else [queries, keys, keys]
-            qkv = products.split(*self.matrix("qkv", theirs), sizes)
-        else:
-            qkv = products.joined(*(self.matrix(part, theirs) for part in ("q", "k", "v")))
-        if "gate_up" in theirs:
-            up = products.split(*self.matrix("gate_up", theirs), [spec.inner, spec.inner])
-        else:
-            up = products.joined(*(self.matrix(part, theirs) for part in ("gate", "up") if part in theirs))
-        o, down = (products.linear(*self.matrix(part, theirs)) for part in ("o", "down"))
-        return LayerWeights(qkv, o, up, down, **norms)
+        sizes = [queries + 2 * keys] if spec.qkv == "grouped" else [queries, keys, keys]
+        return self.products.split(*self.matrix("qkv", names), sizes)
 
-    def matrix(self, part: str, theirs: dict[str, str]) -> tuple[Tensor, Tensor | None]:
+    def mlp(self, names: dict[str, str]) -> MLP:
+        spec = self.spec
+        if "gate_up" in names:
+            up = self.products.split(*self.matrix("gate_up", names), [spec.inner, spec.inner])
+        else:
+            up = self.products.joined(*(self.matrix(part, names) for part in ("gate", "up") if part in names))
+        return MLP(up, self.linear("down", names), ACTIVATIONS[spec.activation])
+
+    def linear(self, part: str, names: dict[str, str]) -> Linear:
+        return self.products.linear(*self.matrix(part, names))
+
+    def matrix(self, part: str, names: dict[str, str]) -> tuple[Tensor, Tensor | None]:
         """Weight [out, in] and bias of a part of a layer."""
-        found = matrix_shape(part, self.spec)
-        assert found is not None
-        weight = self.get(f"{theirs[part]}.weight")
-        bias = self.get(f"{theirs[part]}.bias") if found[1] else None
+        shape = matrix_shape(part, self.spec)
+        assert shape is not None
+        weight = self.get(f"{names[part]}.weight")
+        bias = self.get(f"{names[part]}.bias") if shape[1] else None
         return weight.t() if self.names.transposed else weight, bias
 
-    def _heads(self, name: str, part: str) -> Tensor:
-        import torch
-
+    def part_norm(self, part: str, name: str) -> Norm:
+        """A norm of a layer; of queries and keys it may be one for each head."""
+        if part not in ("q_norm", "k_norm") or self.spec.qk_norm != "each":
+            return self.norm(name)
         heads = self.spec.heads if part == "q_norm" else self.spec.kv_heads
-        return torch.stack([self.get(f"{name}.{head}.weight") for head in range(heads)])
+        weight = torch.stack([self.get(f"{name}.{head}.weight") for head in range(heads)])
+        return LayerNorm(weight, None, self.spec.eps)
 
-    def norm(self, name: str) -> Any:
-        from genctl.native.decoder import LayerNorm, RMSNorm
-
+    def norm(self, name: str) -> Norm:
         spec = self.spec
         weight = self.get(f"{name}.weight") if spec.norm_weight else None
         if spec.norm == "rms":

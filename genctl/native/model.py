@@ -1,4 +1,4 @@
-"""A native decoder with what its checkpoint says of itself: the part of transformers' models that genctl asks for."""
+"""A native model with what its checkpoint says of itself: the part of transformers' models that genctl asks for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.native.decoder import Decoder
+from genctl.native.decoder import Decoder, Encoder
 from genctl.native.linear import Joined, Linear
-from genctl.native.seq2seq_spec import Seq2SeqSpec
 from genctl.native.spec import Spec
 
 
@@ -21,9 +20,9 @@ class NativeConfig:
     The sizes of an encoder-decoder are its decoder's.
     """
 
-    def __init__(self, fields: dict[str, Any], spec: Spec | Seq2SeqSpec) -> None:
+    def __init__(self, fields: dict[str, Any], spec: Spec) -> None:
         self.__dict__.update(fields)
-        self.is_encoder_decoder = isinstance(spec, Seq2SeqSpec)
+        self.is_encoder_decoder = spec.encoder is not None
         self.model_type: str = spec.family
         self.vocab_size, self.hidden_size, self.num_hidden_layers = spec.vocab, spec.hidden, spec.layers
         self.num_attention_heads, self.num_key_value_heads, self.head_dim = spec.heads, spec.kv_heads, spec.head_dim
@@ -47,16 +46,24 @@ class SpecialTokens:
 
 
 class NativeModel:
-    """A decoder, its configuration, its special tokens."""
+    """A decoder, perhaps with an encoder before it, its configuration, its special tokens."""
 
-    def __init__(self, decoder: Decoder, config: NativeConfig, special: SpecialTokens, name: str = "") -> None:
-        self.decoder = decoder
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: NativeConfig,
+        special: SpecialTokens,
+        name: str = "",
+        encoder: Encoder | None = None,
+    ) -> None:
+        self.decoder, self.encoder = decoder, encoder
         self.config = config
         self.generation_config = special
         self.name = name or f"a native {decoder.spec.family} model"
 
     @property
     def spec(self) -> Spec:
+        """The decoder's, in which the encoder's is."""
         return self.decoder.spec
 
     @property
@@ -80,20 +87,26 @@ class NativeModel:
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor once, with a name of ours."""
         seen: set[int] = set()
-        for name, tensor in _tensors("", self.decoder.weights):
+        parts = {"head": self.decoder.output, "decoder": self.decoder.weights}
+        if self.encoder is not None:
+            parts = {"encoder": self.encoder.weights, **parts}
+        for name, tensor in _tensors("", parts):
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield name, tensor
 
     def products(self) -> Iterator[Linear | Joined]:
         """Every matrix product, the head's last."""
-        for layer in self.decoder.weights.layers:
-            yield from (layer.qkv, layer.o, layer.up, layer.down)
-        yield self.decoder.weights.head
+        encoder = [] if self.encoder is None else self.encoder.weights.layers
+        for layer in (*encoder, *self.decoder.weights.layers):
+            yield from (layer.qkv, layer.o, *layer.mlp.products())
+            if layer.cross is not None:
+                yield from (layer.cross.q, layer.cross.kv, layer.cross.o)
+        yield self.decoder.output
 
     def get_input_embeddings(self) -> Any:
-        """Something whose `weight` are the embeddings, [V, E]."""
-        return SimpleNamespace(weight=self.decoder.weights.embed)
+        """Something whose `weight` are the embeddings of what the model reads, [V, E]."""
+        return SimpleNamespace(weight=(self.encoder or self.decoder).weights.embed)
 
     def bytes(self) -> int:
         """What all tensors take, tied ones counted once."""
@@ -108,6 +121,9 @@ def _tensors(name: str, part: Any) -> Iterator[tuple[str, Tensor]]:
         return
     if hasattr(part, "tensors"):
         part = part.tensors()
-    inner = enumerate(part) if isinstance(part, (list, tuple)) else getattr(part, "__dict__", {}).items()
+    if isinstance(part, dict):
+        inner: Any = part.items()
+    else:
+        inner = enumerate(part) if isinstance(part, (list, tuple)) else getattr(part, "__dict__", {}).items()
     for key, value in inner:
         yield from _tensors(f"{name}.{key}".lstrip("."), value)

@@ -19,12 +19,16 @@ COMPUTED = re.compile(
 class Names:
     """The tensors of a family, without `.weight` and `.bias`."""
 
-    prefix: str  # of everything but the head; a checkpoint of the bare decoder is without it
+    prefix: str  # of everything but the head; a checkpoint of the bare model is without its first part
     embed: str
     layer: str  # with {} for the number
-    parts: dict[str, str]  # our name for a part of a layer -> theirs (see `load.matrix_shape`)
+    parts: dict[str, str]  # our name for a part of a layer -> theirs (see `plan.matrix_shape`)
     final: str
     heads: tuple[str, ...] = ("lm_head",)  # what the head may be called
+    logits_bias: tuple[str, ...] = ()  # what a bias of the logits may be called, that files may hold
+    relative: str = ""  # the table of distances
+    shared: str = ""  # the embeddings of both stacks of an encoder-decoder
+    encoder: Names | None = None
     positions: str = ""
     embed_norm: str = ""
     project_in: str = ""
@@ -37,5 +41,6 @@ Found = tuple[Spec, Names]
 
 
 def whole_heads(hidden: int, heads: int) -> None:
+    """Raises NotNative where heads are no whole number of features."""
     if hidden % heads:
         raise NotNative(f"{heads} heads do not divide {hidden} features")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from genctl.decode import cut_windows
 from genctl.decode.cache.cache import Cache, new_cache
+from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.encoder_inputs import Sources
 from genctl.decode.prefill import Reader
 from genctl.decode.runtime import Output, Passed
@@ -23,7 +24,7 @@ from genctl.native.model import NativeModel
 
 
 class NativeRuntime(Reader):
-    """A native decoder. `forwards` counts its passes.
+    """A native model. `forwards` counts the passes of its decoder.
 
     With `graphs` steps of one token go through `graphs.Graphs`, on a cache of fixed size: on a GPU unless it is False,
     on a CPU if it is True.
@@ -31,14 +32,15 @@ class NativeRuntime(Reader):
 
     model: NativeModel
     kind = "native"
-    is_encoder_decoder = False
-    supports_cache = reads_together = savable = True
+    supports_cache = savable = True
     together = pads = pads_sources = pads_behind = True
     compiled = None
 
     def __init__(self, model: NativeModel, *, graphs: bool | None = None) -> None:
         self.model = model
-        self.decoder = model.decoder
+        self.decoder, self.encoder = model.decoder, model.encoder
+        self.is_encoder_decoder = model.encoder is not None
+        self.reads_together = model.encoder is None  # there, texts begin with a token or two: nothing is gained
         self.config = model.config
         self.device, self.dtype, self.name = model.device, model.dtype, model.name
         ropes = [rope for rope in (model.spec.rope, model.spec.local_rope) if rope and rope.depends_on_length]
@@ -60,7 +62,7 @@ class NativeRuntime(Reader):
     @property
     def head(self) -> Callable[[Tensor], Tensor]:
         """[..., H] -> logits [..., V]."""
-        return self.decoder.weights.head
+        return self.decoder.head
 
     @property
     def recurrent(self) -> bool:
@@ -68,10 +70,12 @@ class NativeRuntime(Reader):
         return False
 
     def first_layers(self, count: int) -> NativeRuntime:
-        """The same model without the layers after `count`. It shares the weights."""
+        """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
+        if self.encoder is not None:  # its layers are not left early
+            raise ModelError(f"assistant_early_exit: {self.name} is an encoder-decoder")
         spec, weights = self.decoder.spec, self.decoder.weights
         spec = replace(spec, layers=count, windows=spec.windows[:count])
-        part = Decoder(spec, replace(weights, layers=weights.layers[:count]))
+        part = Decoder(spec, replace(weights, layers=weights.layers[:count]), self.decoder.output)
         config = copy.copy(self.config)
         config.num_hidden_layers = count
         return NativeRuntime(NativeModel(part, config, self.model.generation_config, self.model.name))
@@ -81,7 +85,10 @@ class NativeRuntime(Reader):
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
         """An empty cache with `room` for columns after the prefill; a `whole` one keeps what windows would drop."""
         windows = self.model.spec.windows
-        return new_cache([None] * len(windows) if whole else windows, room)
+        cache = new_cache([None] * len(windows) if whole else windows, room)
+        if self.encoder is not None:  # keys and values of the source
+            cache.cross = [GrowingLayer() for _ in windows]
+        return cache
 
     def prepare(self, cache: Cache | None) -> None:
         """Bring a cache into the form that the steps to come want, in place."""
@@ -89,17 +96,23 @@ class NativeRuntime(Reader):
             cache.use_slots()
 
     def shares(self, prefix: Prefix) -> bool:
-        """Whether rows that continue a prompt may share its keys and values: not where scores are changed by hand."""
+        """Whether rows that continue a prompt may share its keys and values: not where scores are changed by hand.
+
+        With an encoder what is long is the source, which rows have in common (see `groups`).
+        """
         spec = self.model.spec
-        return self.device.type == "cpu" and spec.softcap is None and not spec.alibi
+        return self.encoder is None and self.device.type == "cpu" and spec.softcap is None and not spec.alibi
 
     def groups(self, prefix: Prefix) -> bool:
-        """There is no encoder."""
-        return False
+        """Whether several rows may attend to one row of an encoder's."""
+        return self.encoder is not None
 
     def encode(self, ids: Sequence[int]) -> Source:
-        """There is no encoder."""
-        raise ModelError(f"{self.name} has no encoder")
+        """Run the encoder over one prompt. Shapes: ids [S] -> states [1, S, H]."""
+        if self.encoder is None:
+            raise ModelError(f"{self.name} has no encoder")
+        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
+        return Source(tokens, self.encoder(tokens))
 
     # -- the pass ------------------------------------------------------------------------------------------------------
 
@@ -117,6 +130,8 @@ class NativeRuntime(Reader):
         history: Tensor | None = None,
     ) -> Output:
         """One pass, as `decode.runtime.ModelRuntime` says."""
+        if cache is not None and sources is not None and sources.cross is not None:
+            cache = cache.with_cross(sources.cross)
         past = 0 if cache is None else cache.length
         grown = self._grown(feed, cache, history, past, first=first, hidden=hidden)
         if grown is not None:
@@ -127,13 +142,26 @@ class NativeRuntime(Reader):
         if self.graphs is not None and cache is not None and self.graphs.takes(feed, cache, hidden=hidden):
             logits = self.graphs.step(feed, cache, mask, positions)
         else:
-            layers = None if cache is None else cache.layers
-            logits = self.decoder(feed, positions, layers, mask=mask, past=past, keep=keep, states=states)
+            logits = self.decoder(
+                feed,
+                positions,
+                None if cache is None else cache.layers,
+                mask=mask,
+                past=past,
+                keep=keep,
+                states=states,
+                source=None if sources is None else sources.states,
+                source_mask=None if sources is None else sources.mask,
+                cross=None if cache is None else cache.cross,
+            )
         self.forwards += 1
         if self.watch is not None:
-            inputs = {"input_ids": feed, "attention_mask": mask}
-            if not self.model.spec.alibi:  # the mask says it all
-                inputs["position_ids"] = positions
+            if sources is not None:
+                inputs = {"decoder_input_ids": feed, "decoder_attention_mask": mask, "attention_mask": sources.mask}
+            else:
+                inputs = {"input_ids": feed, "attention_mask": mask}
+                if not self.model.spec.alibi:  # the mask says it all
+                    inputs["position_ids"] = positions
             self.watch(Passed(inputs, cache, past, first))
         if states is None:
             return Output(logits.float(), cache)

@@ -1,4 +1,4 @@
-"""Encoder-decoder families: config.json -> `Seq2SeqSpec`, and what their tensors are called.
+"""Encoder-decoder families: config.json -> the `Spec` of the decoder, with that of the encoder in it, and names.
 
 Defaults are those of transformers' configuration classes.
 """
@@ -6,12 +6,12 @@ Defaults are those of transformers' configuration classes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from genctl.native.config import Config, NotNative
-from genctl.native.names import whole_heads
-from genctl.native.seq2seq_spec import Relative, Seq2SeqSpec, Side
+from genctl.native.names import Found, Names, whole_heads
+from genctl.native.spec import Relative, Spec
 
 # Fields of encoder-decoders that change nothing in a forward pass.
 _HARMLESS = (
@@ -25,24 +25,6 @@ _HARMLESS = (
 
 
 FARTHEST = 1 << 16  # the largest distance with a bias of its own: a table has one for each
-
-
-@dataclass(frozen=True)
-class Seq2SeqNames:
-    """The tensors of a family, without `.weight` and `.bias`. Those of a side follow "encoder." or "decoder."."""
-
-    prefix: str  # of everything but the head; a checkpoint of the bare model is without it
-    layer: str  # with {} for the number
-    encoder: dict[str, str]  # our name for a part of a layer -> theirs
-    decoder: dict[str, str]
-    final: str
-    positions: str = "embed_positions"
-    embed_norm: str = "layernorm_embedding"
-    relative: str = ""  # the table of distances
-    ignored: tuple[str, ...] = ()  # endings of tensors that are there but mean nothing
-
-
-Found = tuple[Seq2SeqSpec, Seq2SeqNames]
 
 
 def t5(c: Config) -> Found:
@@ -70,32 +52,37 @@ def _t5(c: Config, family: str, feed_forward: str, *, scaled_head: bool) -> Foun
     if buckets < 4 or buckets % 2 or not buckets // 2 < farthest <= FARTHEST:
         raise NotNative(f"config.json: {buckets} buckets for distances up to {farthest}")
     vocab, inner = c.size("vocab_size"), c.size("d_ff")
-    spec = Seq2SeqSpec(
+    encoder = Spec(
         family,
+        vocab,
         hidden,
-        Side(vocab, layers, heads, head_dim, inner),
-        Side(vocab, decoder_layers, heads, head_dim, inner),
-        norm="rms",
-        norm_first=True,
+        layers,
+        heads,
+        heads,
+        head_dim,
+        inner,
+        causal=False,
         eps=c.number("layer_norm_epsilon", 1e-6),
         relative=Relative(buckets, farthest),
-        scaled=False,
         activation=activation,
         gated=gated,
-        head_scale=hidden**-0.5 if scaled_head else 1.0,
+        windows=(None,) * layers,
     )
+    scale = hidden**-0.5 if scaled_head else 1.0
+    spec = _decoder(encoder, layers=decoder_layers, tied=True, head_scale=scale)
     attention = {part: f"layer.0.SelfAttention.{part}" for part in "qkvo"} | {"attn_norm": "layer.0.layer_norm"}
     cross = {f"cross_{part}": f"layer.1.EncDecAttention.{part}" for part in "qkvo"}
-    names = Seq2SeqNames(
-        "",
+    names = Names(
+        "decoder.",
+        "embed_tokens",
         "block.{}.",
-        attention | _t5_mlp("layer.1", gated),
         attention | cross | {"cross_norm": "layer.1.layer_norm"} | _t5_mlp("layer.2", gated),
         "final_layer_norm",
         relative="block.0.layer.0.SelfAttention.relative_attention_bias",
+        shared="shared",
         ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
     )
-    return spec, names
+    return spec, replace(names, encoder=replace(names, prefix="encoder.", parts=attention | _t5_mlp("layer.1", gated)))
 
 
 def _feed_forward(kind: Any) -> tuple[bool, str]:
@@ -155,38 +142,68 @@ def _bart(c: Config, family: str, *, norm_first: bool, embed_norm: bool, learned
     decoder_heads = c.size("decoder_attention_heads")
     whole_heads(hidden, heads)
     whole_heads(hidden, decoder_heads)
-    spec = Seq2SeqSpec(
+    encoder = Spec(
         family,
+        vocab,
         hidden,
-        Side(vocab, layers, heads, hidden // heads, c.size("encoder_ffn_dim")),
-        Side(target, c.size("decoder_layers"), decoder_heads, hidden // decoder_heads, c.size("decoder_ffn_dim")),
+        layers,
+        heads,
+        heads,
+        hidden // heads,
+        c.size("encoder_ffn_dim"),
+        c.size("max_position_embeddings"),
+        causal=False,
         norm="layer",
-        norm_first=norm_first,
+        norm_bias=True,
         eps=1e-5,
-        embed_norm=embed_norm,
-        final_norm=norm_first,
         learned=learned,
         sinusoidal=learned is None,
-        context=c.size("max_position_embeddings"),
-        bias=True,
+        scaling=(hidden // heads) ** -0.5,
+        qkv_bias=True,
+        o_bias=True,
+        windows=(None,) * layers,
         activation=c.take("activation_function", "gelu"),
+        gated=False,
+        mlp_bias=True,
         embed_scale=math.sqrt(hidden) if c.flag("scale_embedding", False) else 1.0,
+        embed_norm=embed_norm,
+        final_norm=norm_first,
+    )
+    spec = _decoder(
+        encoder,
+        vocab=target,
+        layers=c.size("decoder_layers"),
+        heads=decoder_heads,
+        kv_heads=decoder_heads,
+        head_dim=hidden // decoder_heads,
+        scaling=(hidden // decoder_heads) ** -0.5,
+        inner=c.size("decoder_ffn_dim"),
         shared=shared,
         tied=c.flag("tie_word_embeddings", True),
     )
+    where = "norm" if norm_first else "sum_norm"
     attention = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
-    encoder = {part: f"self_attn.{theirs}" for part, theirs in attention.items()}
-    encoder |= {"attn_norm": "self_attn_layer_norm", "up": "fc1", "down": "fc2", "mlp_norm": "final_layer_norm"}
+    parts = {part: f"self_attn.{theirs}" for part, theirs in attention.items()}
+    parts |= {f"attn_{where}": "self_attn_layer_norm", f"mlp_{where}": "final_layer_norm", "up": "fc1", "down": "fc2"}
     cross = {f"cross_{part}": f"encoder_attn.{theirs}" for part, theirs in attention.items()}
-    names = Seq2SeqNames(
-        "model.",
+    names = Names(
+        "model.decoder.",
+        "embed_tokens",
         "layers.{}.",
-        encoder,
-        encoder | cross | {"cross_norm": "encoder_attn_layer_norm"},
+        parts | cross | {f"cross_{where}": "encoder_attn_layer_norm"},
         "layer_norm",
+        logits_bias=("model.final_logits_bias", "final_logits_bias"),
+        positions="embed_positions",
+        embed_norm="layernorm_embedding",
+        shared="model.shared",
         ignored=("encoder.version", "decoder.version"),
     )
-    return spec, names
+    return spec, replace(names, encoder=replace(names, prefix="model.encoder.", parts=parts))
+
+
+def _decoder(encoder: Spec, *, layers: int, **more: Any) -> Spec:
+    """The decoder that stands beside an encoder, and differs by these fields."""
+    return replace(encoder, causal=True, encoder=encoder, layers=layers, windows=(None,) * layers, **more)
 
 
 def _of_both(c: Config) -> None:

@@ -1,6 +1,6 @@
-"""What makes one decoder family differ from another, as values. No torch.
+"""What makes one family differ from another, as values. No torch.
 
-`families` fills these from a checkpoint's config.json; `decoder` computes what they say.
+The functions of the families fill these from a checkpoint's config.json; `decoder` computes what they say.
 """
 
 from __future__ import annotations
@@ -47,8 +47,19 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Relative:
+    """Relative positions (Raffel et al. 2020, arXiv:1910.10683, section 2.1): a bias of the scores for each distance.
+
+    Distances share buckets: near ones have one each, farther ones share on a logarithmic scale.
+    """
+
+    buckets: int
+    farthest: int  # from this distance on there is one bucket
+
+
+@dataclass(frozen=True)
 class Spec:
-    """One decoder. Sizes are counted in features unless something else is said."""
+    """One stack of layers: a decoder, or an encoder. Sizes are counted in features unless something else is said."""
 
     family: str
     vocab: int
@@ -59,6 +70,11 @@ class Spec:
     head_dim: int
     inner: int  # width of the MLP
     context: int | None = None  # most tokens; None where nothing bounds them
+
+    # -- two stacks ----------------------------------------------------------------------------------------------------
+    encoder: Spec | None = None  # of an encoder-decoder: what reads the source, at which every layer looks
+    causal: bool = True  # False for an encoder: its tokens look at all others, not at those before them alone
+    shared: bool = True  # both stacks have one vocabulary (not in some Marian models)
 
     # -- norms ---------------------------------------------------------------------------------------------------------
     norm: Literal["rms", "layer"] = "rms"
@@ -71,6 +87,8 @@ class Spec:
     rope: Rope | None = None
     local_rope: Rope | None = None  # of the layers with a window, where they have their own (Gemma 3)
     learned: int | None = None  # a table of positions, which begins this many rows late (OPT: 2)
+    sinusoidal: bool = False  # a table of sines, computed where the files hold none (Marian, Pegasus)
+    relative: Relative | None = None  # T5
     alibi: Literal["", "bloom", "falcon"] = ""  # a bias that grows with the distance; Falcon rounds it to bfloat16
 
     # -- attention -----------------------------------------------------------------------------------------------------
@@ -95,11 +113,13 @@ class Spec:
     parallel: bool = False  # attention and MLP read the same x (GPT-J, GPT-NeoX, Falcon)
     residual_scale: float = 1.0  # what a sublayer adds is multiplied by it (Granite)
     embed_scale: float = 1.0  # Gemma: sqrt(hidden)
+    embed_scale_rounded: bool = False  # to the type of the weights (Gemma)
     embed_norm: bool = False  # BLOOM
     embed_size: int = 0  # OPT-350m: embeddings are narrower, and projected; 0: as wide as `hidden`
 
     # -- the head ------------------------------------------------------------------------------------------------------
     tied: bool = False  # the head's matrix is the embeddings'
+    head_scale: float = 1.0  # what the head reads is multiplied by it (T5 1.0)
     head_bias: bool = False
     final_norm: bool = True
     logits_scale: float = 1.0  # logits are divided by it (Granite)

@@ -11,7 +11,6 @@ import pytest
 
 from genctl.cli.interrupt import Interrupt
 from genctl.native.runtime import NativeRuntime
-from genctl.native.seq2seq_runtime import Seq2SeqRuntime
 from genctl.transformers.runtime import TransformersRuntime
 from tests.cli.tool import genctl
 
@@ -41,10 +40,9 @@ def sets(knobs: dict[str, Any]) -> list[str]:
 def passes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often the model was asked, and how often it was given a prompt."""
     counted = {"forwards": 0, "prefills": 0}
-    for kind in (TransformersRuntime, NativeRuntime, Seq2SeqRuntime):
+    for kind in (TransformersRuntime, NativeRuntime):
         for method, name in (("__call__", "forwards"), ("prefill", "prefills")):
-            if kind is not Seq2SeqRuntime or method in vars(kind):  # what it inherits is counted there
-                monkeypatch.setattr(kind, method, _counting(getattr(kind, method), counted, name))
+            monkeypatch.setattr(kind, method, _counting(getattr(kind, method), counted, name))
     return counted
 
 

@@ -7,9 +7,8 @@ import pytest
 from genctl.engines.local.session import Session
 from genctl.errors import UsageError
 from genctl.inspecting.runtime_check import compare
-from genctl.native.decoder import RMSNorm
 from genctl.native.model import NativeModel
-from genctl.native.seq2seq_model import Seq2SeqModel
+from genctl.native.norms import RMSNorm
 from genctl.params import Runtime
 from genctl.requests import Request
 
@@ -23,7 +22,7 @@ def test_a_changed_number_is_seen(name: str, prompt: str) -> None:
     assert plain.difference < 1e-5 * plain.largest
     model = session.loaded.model
     assert isinstance(model, NativeModel)
-    weights = model.network.weights.decoder if isinstance(model, Seq2SeqModel) else model.decoder.weights
+    weights = model.decoder.weights
     assert isinstance(weights.final_norm, RMSNorm)
     weights.final_norm.weight = weights.final_norm.weight * 1.01
     changed = compare(session, request)

@@ -15,7 +15,7 @@ import torch
 
 from genctl.errors import ModelError, UsageError
 from genctl.models import check, hub, runtime_choice
-from genctl.native import checkpoint as checkpoints
+from genctl.native import load
 from genctl.native.model import NativeModel
 from genctl.params import Runtime
 from tests.cli.tool import genctl
@@ -99,11 +99,13 @@ def test_tensors_are_moved_as_they_are_read(
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     given: list[Any] = []
 
+    plain = load.read
+
     def to_meta(*args: Any, device: Any, **kwargs: Any) -> Any:
         given.append(device)
-        return checkpoints.read(*args, device=torch.device("meta"), **kwargs)
+        return plain(*args, device=torch.device("meta"), **kwargs)
 
-    monkeypatch.setattr(runtime_choice, "read", to_meta)
+    monkeypatch.setattr(load, "read", to_meta)
     runtime = Runtime(model=str(llama), runtime="native", dtype=dtype)  # type: ignore[arg-type]
     made = check.inspect(llama, allow_pickle=False, trust_remote_code=False, need_tokenizer=False)
     plan, _ = runtime_choice.plan(runtime, made, trust_remote_code=False)

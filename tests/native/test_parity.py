@@ -15,7 +15,9 @@ from genctl.decode.cache.foreign import new_cache
 from genctl.models.architectures import read_native
 from genctl.native.decoder import Decoder
 from genctl.native.files import mapped
-from genctl.native.load import WeightPlan, build
+from genctl.native.load import build
+from genctl.native.model import SpecialTokens
+from genctl.native.plan import WeightPlan
 from tests.native.variations import VARIATIONS, model
 
 CLOSE = 1e-5  # of the largest number
@@ -43,7 +45,7 @@ def _native(name: str, folder: Path) -> Decoder:
         shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
     plan = WeightPlan(*read_native(json.loads((place / "config.json").read_text())), shapes)
     assert plan.unused == []
-    return build(plan, mapped((path,)))
+    return build(plan, mapped((path,)), {}, SpecialTokens({})).decoder
 
 
 def layers(name: str) -> list[Any]:

@@ -12,6 +12,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
+from genctl.native.decoder import Stack
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive
 from genctl.strategies.sample import Sample
@@ -138,15 +139,15 @@ def test_resuming_and_rereading_give_the_tokens_of_one_reading(name: str) -> Non
 def test_beams_of_two_sources_hold_each_source_once(name: str) -> None:
     runtime = runtimes.native(model(name))
     shapes = set()
-    plain = runtime.network.__class__._source
+    plain = Stack._source
 
-    def seen(self: Any, source: Any, w: Any, layer: Any) -> Any:
-        keys, values = plain(self, source, w, layer)
-        shapes.add((int(source.shape[0]), 1 if keys.stride(0) == 0 else int(keys.shape[0])))
+    def seen(self: Any, shared: Any, w: Any, layer: Any) -> Any:
+        keys, values = plain(self, shared, w, layer)
+        shapes.add((int(shared.source.shape[0]), 1 if keys.stride(0) == 0 else int(keys.shape[0])))
         return keys, values
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime.network.__class__, "_source", seen)
+        patch.setattr(Stack, "_source", seen)
         list(decode(runtime, lanes(name, lambda: Beam(4), returned=1)[:2], width=8))
         list(decode(runtime, lanes(name, lambda: Beam(4), returned=1)[:1], width=4))
     assert shapes == {(1, 1), (4, 1), (8, 2)}
@@ -166,10 +167,11 @@ def test_bfloat16_is_as_near_as_transformers() -> None:
     for name in FAMILIES:
         feed = torch.tensor([[*start(name), 7, 9]])
         half = copy.deepcopy(model(name)).bfloat16()
-        network = runtimes.native(half).network
+        network = runtimes.native(half).model
         with torch.no_grad():
             exact = model(name)(source, decoder_input_ids=feed).logits
             theirs = half(source, decoder_input_ids=feed).logits.float()
-        mine = network(feed, torch.arange(3)[None], network.encode(source)).float()
+        assert network.encoder is not None
+        mine = network.decoder(feed, torch.arange(3)[None], source=network.encoder(source)).float()
         assert network.dtype == torch.bfloat16
         assert (mine - exact).abs().max() < 2 * (theirs - exact).abs().max()

@@ -13,10 +13,11 @@ from safetensors import safe_open
 from genctl.decode.cache.cache import Cache, new_cache
 from genctl.models.architectures import read_native
 from genctl.native import kernels
-from genctl.native.encoder_decoder import EncoderDecoder
 from genctl.native.files import mapped
 from genctl.native.linear import Packed
-from genctl.native.seq2seq_load import Seq2SeqPlan, build
+from genctl.native.load import build
+from genctl.native.model import NativeModel, SpecialTokens
+from genctl.native.plan import WeightPlan
 from tests.native.seq2seq_variations import VARIATIONS, model
 
 CLOSE = 1e-5  # of the largest number
@@ -33,20 +34,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def native(name: str, folder: Path) -> EncoderDecoder:
+def native(name: str, folder: Path) -> NativeModel:
     place = folder / name.replace(" ", "_")
     model(name).save_pretrained(place)
     path = place / "model.safetensors"
     with safe_open(path, "pt") as file:
         shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-    plan = Seq2SeqPlan(*read_native(json.loads((place / "config.json").read_text())), shapes)
+    plan = WeightPlan(*read_native(json.loads((place / "config.json").read_text())), shapes)
     assert plan.unused == []
-    return build(plan, mapped([path]))
+    return build(plan, mapped([path]), {}, SpecialTokens({}))
 
 
-def empty(decoder: EncoderDecoder) -> tuple[Cache, Cache]:
-    layers = [None] * decoder.spec.decoder.layers
+def empty(network: NativeModel) -> tuple[Cache, Cache]:
+    layers = [None] * network.spec.layers
     return new_cache(layers), new_cache(layers)
+
+
+def encoded(network: NativeModel, source: torch.Tensor) -> torch.Tensor:
+    """What the encoder makes of sources int64 [P, S]: states [P, S, E]."""
+    assert network.encoder is not None
+    return network.encoder(source)
 
 
 def told(name: str, source: torch.Tensor, prompt: torch.Tensor) -> list[torch.Tensor]:
@@ -72,17 +79,17 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 def test_a_source_has_the_states_of_transformers(name: str, source: torch.Tensor, folder: Path) -> None:
     with torch.no_grad():
         wanted = model(name).get_encoder()(source[None]).last_hidden_state
-    assert distance(native(name, folder).encode(source[None]), wanted) < CLOSE
+    assert distance(encoded(native(name, folder), source[None]), wanted) < CLOSE
 
 
 @pytest.mark.parametrize("case", range(3))
 def test_prompt_and_steps_have_the_logits_of_transformers(name: str, case: int, folder: Path) -> None:
     network, source, feed, past = native(name, folder), SOURCES[case], PROMPTS[case][None], 0
     own, cross = empty(network)
-    states = network.encode(source[None])
+    states = encoded(network, source[None])
     for wanted in told(name, source, PROMPTS[case]):
         positions = torch.arange(past, past + feed.shape[1])[None]
-        logits = network(feed, positions, states, own.layers, cross.layers, past=past)
+        logits = network.decoder(feed, positions, own.layers, source=states, cross=cross.layers, past=past)
         assert distance(logits[0], wanted) < CLOSE
         past += feed.shape[1]
         feed = logits[:, -1].argmax(-1, keepdim=True)
@@ -96,7 +103,7 @@ def test_padded_rows_of_packed_matrices(name: str, folder: Path, monkeypatch: py
     native.cache_clear()
     try:
         test_padded_rows_have_the_logits_of_each_row_alone(name, folder)
-        layer = native(name, folder).weights.decoder.layers[0]
+        layer = native(name, folder).decoder.weights.layers[0]
         assert layer.cross is not None
         if kernels.has_onednn(torch.float32):
             assert isinstance(layer.qkv.one, Packed)
@@ -114,7 +121,7 @@ def test_padded_rows_have_the_logits_of_each_row_alone(name: str, folder: Path) 
     states, cross = torch.zeros(3, farthest, 32), empty(network)[1]
     source_mask = torch.zeros(6, farthest, dtype=torch.long)
     for row, source in enumerate(SOURCES):
-        states[row, : len(source)] = network.encode(source[None])[0]
+        states[row, : len(source)] = encoded(network, source[None])[0]
         source_mask[2 * row : 2 * row + 2, : len(source)] = 1
     wanted = [told(name, source, prompt) for source, prompt in zip(SOURCES, PROMPTS, strict=True)]
     own, _ = empty(network)
@@ -122,9 +129,8 @@ def test_padded_rows_have_the_logits_of_each_row_alone(name: str, folder: Path) 
         columns = torch.arange(past, past + feed.shape[1])[None]
         mask = (torch.arange(past + feed.shape[1])[None] >= pads).long()
         positions = (columns - pads).clamp(min=0)
-        logits = network(
-            feed, positions, states, own.layers, cross.layers, mask=mask, source_mask=source_mask, past=past, keep=1
-        )
+        side = {"source": states, "source_mask": source_mask, "cross": cross.layers}
+        logits = network.decoder(feed, positions, own.layers, mask=mask, past=past, keep=1, **side)
         assert cross.layers[0].content()[0].shape[0] == 3
         for row in range(6):
             assert distance(logits[row, -1], wanted[row // 2][step][-1]) < CLOSE
@@ -137,7 +143,8 @@ def test_hidden_states_are_those_of_transformers(name: str, folder: Path) -> Non
     states: list[torch.Tensor] = []
     own, cross = empty(network)
     positions = torch.arange(prompt.shape[1])[None]
-    network(prompt, positions, network.encode(source), own.layers, cross.layers, states=states)
+    held = encoded(network, source)
+    network.decoder(prompt, positions, own.layers, source=held, cross=cross.layers, states=states)
     with torch.no_grad():
         wanted = theirs(source, decoder_input_ids=prompt, output_hidden_states=True).decoder_hidden_states
     assert len(states) == len(wanted)
@@ -149,5 +156,5 @@ def test_without_a_cache_a_text_has_the_same_logits(name: str, folder: Path) -> 
     network, source, prompt = native(name, folder), SOURCES[2][None], PROMPTS[2][None]
     with torch.no_grad():
         wanted = model(name)(source, decoder_input_ids=prompt, use_cache=False).logits
-    logits = network(prompt, torch.arange(prompt.shape[1])[None], network.encode(source))
+    logits = network.decoder(prompt, torch.arange(prompt.shape[1])[None], source=encoded(network, source))
     assert distance(logits, wanted) < CLOSE

@@ -13,8 +13,8 @@ from genctl.errors import ModelError
 from genctl.models import hub
 from genctl.models.architectures import ARCHITECTURES, read_native
 from genctl.native.config import NotNative
-from genctl.native.seq2seq_load import Seq2SeqPlan
-from genctl.native.seq2seq_model import Seq2SeqModel
+from genctl.native.model import NativeModel
+from genctl.native.plan import WeightPlan
 from genctl.params import Runtime
 from tests.native.seq2seq_variations import VARIATIONS, model
 
@@ -85,23 +85,23 @@ def test_tensors_that_are_missing_or_not_used_are_named() -> None:
     held = shapes("bart")
     name = "model.decoder.layers.1.encoder_attn.v_proj.bias"
     with pytest.raises(NotNative, match=name):
-        Seq2SeqPlan(*read_native(config("bart")), {key: shape for key, shape in held.items() if key != name})
+        WeightPlan(*read_native(config("bart")), {key: shape for key, shape in held.items() if key != name})
     with pytest.raises(NotNative, match=r"\[1, 2\]"):
-        Seq2SeqPlan(*read_native(config("bart")), {**held, name: (1, 2)})
+        WeightPlan(*read_native(config("bart")), {**held, name: (1, 2)})
     more = {**held, "model.encoder.version": (1,), "model.encoder.extra": (1,)}
-    assert Seq2SeqPlan(*read_native(config("bart")), more).unused == ["model.encoder.extra"]
-    assert Seq2SeqPlan(*read_native(config("bart")), held).unused == []
+    assert WeightPlan(*read_native(config("bart")), more).unused == ["model.encoder.extra"]
+    assert WeightPlan(*read_native(config("bart")), held).unused == []
     bare = {key.removeprefix("model."): shape for key, shape in held.items() if key not in ("lm_head.weight",)}
-    assert Seq2SeqPlan(*read_native(config("bart")), bare).prefix == ""
+    assert WeightPlan(*read_native(config("bart")), bare).decoder.prefix == "decoder."
 
 
 def test_matrices_that_could_be_either_are_not_guessed() -> None:
     held = {key: shape for key, shape in shapes("t5").items() if key not in ("shared.weight", "lm_head.weight")}
     with pytest.raises(NotNative, match=r"no shared\.weight, and several"):
-        Seq2SeqPlan(*read_native(config("t5")), held)
+        WeightPlan(*read_native(config("t5")), held)
     without = {key: shape for key, shape in shapes("bart").items() if key != "lm_head.weight"}
     with pytest.raises(NotNative, match="lack"):
-        Seq2SeqPlan(*read_native(config("bart", tie_word_embeddings=False)), without)
+        WeightPlan(*read_native(config("bart", tie_word_embeddings=False)), without)
 
 
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
@@ -123,12 +123,12 @@ def test_what_a_file_holds_of_the_embeddings(name: str, held: tuple[int, ...], t
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     ours = hub.load(Runtime(model=str(tmp_path), runtime="native")).model
     theirs = hub.load(Runtime(model=str(tmp_path), runtime="transformers", pack=False)).model
-    assert isinstance(ours, Seq2SeqModel)
+    assert isinstance(ours, NativeModel)
+    assert ours.encoder is not None
     source, feed = torch.tensor([[5, 9, 17, 4]]), torch.tensor([[2, 7, 8]])
     with torch.no_grad():
         wanted = theirs(source, decoder_input_ids=feed).logits
-    states = ours.network.encode(source)
-    logits = ours.network(feed, torch.arange(3)[None], states)
+    logits = ours.decoder(feed, torch.arange(3)[None], source=ours.encoder(source))
     assert ((logits - wanted).abs().max() / wanted.abs().max()).item() < 1e-5
 
 
@@ -138,13 +138,13 @@ def test_tables_of_positions_are_read_where_they_are_there(tmp_path: Path) -> No
     tensors = load_file(tmp_path / "model.safetensors")
     assert not any("embed_positions" in name for name in tensors)
     ours = hub.load(Runtime(model=str(tmp_path), runtime="native")).model
-    table = ours.network.weights.encoder.positions
+    table = ours.encoder.weights.positions
     assert torch.equal(table, model("marian").model.encoder.embed_positions.weight)
     tensors["model.encoder.embed_positions.weight"] = table + 1
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    weights = hub.load(Runtime(model=str(tmp_path), runtime="native")).model.network.weights
-    assert torch.equal(weights.encoder.positions, table + 1)
-    assert torch.equal(weights.decoder.positions, table)
+    ours = hub.load(Runtime(model=str(tmp_path), runtime="native")).model
+    assert torch.equal(ours.encoder.weights.positions, table + 1)
+    assert torch.equal(ours.decoder.weights.positions, table)
 
 
 def test_float16_is_transformers(tmp_path: Path) -> None:

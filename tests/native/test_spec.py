@@ -10,7 +10,7 @@ import transformers
 
 from genctl.models.architectures import ARCHITECTURES, read_native
 from genctl.native.config import NotNative
-from genctl.native.load import WeightPlan
+from genctl.native.plan import WeightPlan
 from tests.native.variations import VARIATIONS, model
 
 
@@ -129,7 +129,7 @@ def shapes(name: str) -> dict[str, tuple[int, ...]]:
 
 def test_a_bare_decoder_has_no_prefix() -> None:
     bare = {key.removeprefix("transformer."): shape for key, shape in shapes("gpt2, tied").items()}
-    assert WeightPlan(*read_native(config("gpt2, tied")), bare).prefix == ""
+    assert WeightPlan(*read_native(config("gpt2, tied")), bare).decoder.prefix == ""
 
 
 def test_a_missing_tensor_and_another_shape_are_named() -> None:
@@ -142,9 +142,11 @@ def test_a_missing_tensor_and_another_shape_are_named() -> None:
 
 
 def test_a_head_of_its_own_is_read_even_where_it_could_be_tied() -> None:
-    assert WeightPlan(*read_native(config("llama", tie_word_embeddings=True)), shapes("llama")).head == "lm_head"
+    plan = WeightPlan(*read_native(config("llama", tie_word_embeddings=True)), shapes("llama"))
+    assert plan.embeddings["head"] == "lm_head.weight"
     without = {key: shape for key, shape in shapes("llama").items() if not key.startswith("lm_head")}
-    assert WeightPlan(*read_native(config("llama", tie_word_embeddings=True)), without).head == ""
+    plan = WeightPlan(*read_native(config("llama", tie_word_embeddings=True)), without)
+    assert plan.embeddings["head"] == "model.embed_tokens.weight"
     with pytest.raises(NotNative, match="lm_head"):
         WeightPlan(*read_native(config("llama")), without)
 

@@ -12,13 +12,7 @@ from genctl.native.runtime import NativeRuntime
 def runtime_of(model: Any, *, compile: bool = False) -> ModelRuntime:
     """A loaded model as the loop sees it. `compile` concerns transformers' models alone."""
     if isinstance(model, NativeModel):
-        if not model.config.is_encoder_decoder:
-            return NativeRuntime(model)
-        from genctl.native.seq2seq_model import Seq2SeqModel
-        from genctl.native.seq2seq_runtime import Seq2SeqRuntime
-
-        assert isinstance(model, Seq2SeqModel)
-        return Seq2SeqRuntime(model)
+        return NativeRuntime(model)
     from genctl.transformers.runtime import TransformersRuntime
 
     return TransformersRuntime(model, compile=compile)

@@ -1,0 +1,63 @@
+"""The MLP of a layer, and the activation functions.
+
+N rows, F tokens fed to each, E features of the residual stream, I features of the MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from genctl.native.linear import Joined, Linear
+from genctl.native.norms import Norm
+from genctl.native.products import ops
+
+
+class MLP:
+    """down(act(up(x))), or with a gate down(act(gate(x)) · up(x)) (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, up: Joined, down: Linear, activation: Activation) -> None:
+        self.up, self.down, self.activation = up, down, activation
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """h [N, F, E] -> [N, F, E]."""
+        gate, *up = self.up(h)  # one [N, F, I], or two
+        return self.down(self.activation(gate, *up))
+
+    def products(self) -> Iterator[Linear | Joined]:
+        """Its matrix products."""
+        yield from (self.up, self.down)
+
+
+class Activation:
+    """A function of each number: by the compiled library, or by torch."""
+
+    def __init__(self, name: str, plain: Norm) -> None:
+        self.name, self.plain = name, plain
+
+    def __call__(self, x: Tensor, times: Tensor | None = None) -> Tensor:
+        """act(x), or act(x) · times, each [..., features]."""
+        library = ops.compiled(x)
+        if library is not None:
+            return ops.activate(library, self.name, x, times)
+        return self.plain(x) if times is None else self.plain(x) * times
+
+
+TANH = Activation("tanh", torch.tanh)
+_SILU, _GELU = Activation("silu", F.silu), Activation("gelu", F.gelu)
+# Hendrycks and Gimpel 2016 (arXiv:1606.08415), its approximation
+_GELU_TANH = Activation("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"))
+ACTIVATIONS = {
+    "silu": _SILU,
+    "swish": _SILU,
+    "relu": Activation("relu", F.relu),
+    "gelu": _GELU,
+    "gelu_python": _GELU,
+    "gelu_new": _GELU_TANH,
+    "gelu_fast": _GELU_TANH,
+    "gelu_pytorch_tanh": _GELU_TANH,
+    "quick_gelu": Activation("quick_gelu", lambda x: x * torch.sigmoid(1.702 * x)),
+}

@@ -1,0 +1,163 @@
+"""Which tensors a checkpoint holds for a spec, and their shapes: known from the headers of its files. No torch.
+
+The embeddings of an encoder and of its decoder, and the head, may be one matrix, of which a file holds any copies: what
+it lacks is the shared one, and where it lacks that too, the one that it holds (as transformers ties them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from genctl.native.config import NotNative, Unfit
+from genctl.native.names import COMPUTED, Names
+from genctl.native.spec import Spec
+
+Shape = tuple[int, ...]
+Shapes = dict[str, Shape]  # of tensors, by their names in the files
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+class StackPlan:
+    """The tensors of one stack, by their names in the files."""
+
+    def __init__(self, spec: Spec, names: Names, shapes: Shapes) -> None:
+        self.spec, self.names = spec, names
+        self.bare = not any(name.startswith(names.prefix) for name in shapes)
+        self.prefix = self.name(names.prefix)
+        self.embed = f"{self.prefix}{names.embed}.weight"  # where the file holds one
+        table = f"{self.prefix}{names.positions}.weight"
+        self.positions = table if spec.learned is not None or (spec.sinusoidal and table in shapes) else ""
+
+    def name(self, name: str) -> str:
+        """A name in the files, of which a checkpoint of the bare model lacks the first part."""
+        return name.partition(".")[2] if self.bare else name
+
+    def layer(self, number: int) -> dict[str, str]:
+        """Our names for the parts of a layer -> theirs."""
+        begin = self.prefix + self.names.layer.format(number)
+        return {part: begin + theirs for part, theirs in self.names.parts.items()}
+
+    def wanted(self) -> Iterator[tuple[str, Shape]]:
+        """Names and shapes of all tensors but the embeddings."""
+        spec, names, prefix = self.spec, self.names, self.prefix
+        if self.positions:
+            assert spec.context is not None
+            yield self.positions, (spec.context + (spec.learned or 0), spec.hidden)
+        if spec.relative is not None:
+            yield f"{prefix}{names.relative}.weight", (spec.relative.buckets, spec.heads)
+        if spec.embed_norm:
+            yield from _norm(f"{prefix}{names.embed_norm}", spec)
+        if spec.embed_size:
+            yield f"{prefix}{names.project_in}.weight", (spec.hidden, spec.width)
+            yield f"{prefix}{names.project_out}.weight", (spec.width, spec.hidden)
+        for number in range(spec.layers):
+            for part, name in self.layer(number).items():
+                yield from _part(part, name, spec, transposed=names.transposed)
+        if spec.final_norm:
+            yield from _norm(f"{prefix}{names.final}", spec)
+
+
+class WeightPlan:
+    """What a checkpoint holds for a spec: names and shapes. Raises NotNative where its files hold something else."""
+
+    def __init__(self, spec: Spec, names: Names, shapes: Shapes) -> None:
+        self.spec, self.names = spec, names
+        self.decoder = StackPlan(spec, names, shapes)
+        self.encoder: StackPlan | None = None
+        if spec.encoder is not None and names.encoder is not None:
+            self.encoder = StackPlan(spec.encoder, names.encoder, shapes)
+        head = next((head for head in names.heads if f"{head}.weight" in shapes), names.heads[0])
+        self.embeddings, held = self._embeddings(f"{head}.weight", shapes)
+        self.head_bias = f"{head}.bias" if spec.head_bias else ""
+        self.logits_bias = next((name for name in names.logits_bias if name in shapes), "")
+        self.reads, self.unused = self._checked(shapes, held)
+
+    def _embeddings(self, head: str, shapes: Shapes) -> tuple[dict[str, str], list[str]]:
+        """Where the embeddings of each stack and the head are; and all names of such matrices in the files."""
+        spec = self.spec
+        own = {"decoder": self.decoder.embed, "head": head}
+        if self.encoder is not None:
+            own = {"encoder": self.encoder.embed, **own}
+        shared = f"{self.decoder.name(self.names.shared)}.weight" if self.names.shared else own["decoder"]
+        held = [name for name in {shared: None, **dict.fromkeys(own.values())} if name in shapes]
+        missing = [part for part, name in own.items() if name not in shapes]
+        fallback = {}
+        if spec.tied and self.encoder is None:
+            fallback = {"head": own["decoder"]} if own["decoder"] in shapes else {}
+        elif spec.tied and not spec.shared:  # two vocabularies: the head has the decoder's
+            pair = {"decoder": head, "head": own["decoder"]}
+            fallback = {part: name for part, name in pair.items() if name in shapes}
+        elif spec.tied:
+            if shared not in held and missing and len(held) > 1:
+                raise NotNative(f"the weight files hold no {shared}, and several matrices that could be it")
+            fallback = dict.fromkeys(own, held[0]) if held else {}
+        for part in missing:
+            if part not in fallback:
+                raise Unfit(f"the weight files lack {shared if self.encoder and spec.shared else own[part]}")
+            own[part] = fallback[part]
+        return own, held
+
+    def _wanted(self) -> Iterator[tuple[str, Shape]]:
+        spec, encoder = self.spec, self.encoder
+        yield self.embeddings["decoder"], (spec.vocab, spec.width)
+        yield self.embeddings["head"], (spec.vocab, spec.width)
+        if self.head_bias:
+            yield self.head_bias, (spec.vocab,)
+        if self.logits_bias:
+            yield self.logits_bias, (1, spec.vocab)
+        if encoder is not None:
+            yield self.embeddings["encoder"], (encoder.spec.vocab, encoder.spec.width)
+            yield from encoder.wanted()
+        yield from self.decoder.wanted()
+
+    def _checked(self, shapes: Shapes, known: list[str]) -> tuple[frozenset[str], list[str]]:
+        """The names of the tensors that are read, and of those in the files that nobody reads. Raises Unfit."""
+        shape_of = dict(self._wanted())
+        for name, shape in shape_of.items():
+            if shapes.get(name) != shape:
+                held = "nothing" if name not in shapes else str(list(shapes[name]))
+                raise Unfit(f"the weight files hold {held} as {name}, where config.json implies {list(shape)}")
+        ignored = self.names.ignored or ("\0",)
+        others = (name for name in shapes.keys() - shape_of.keys() - set(known) if not name.endswith(ignored))
+        return frozenset(shape_of), sorted(name for name in others if not COMPUTED.fullmatch(name.rpartition(".")[2]))
+
+
+def matrix_shape(part: str, spec: Spec) -> tuple[Shape, bool] | None:
+    """[out, in] of a part of a layer that is a matrix, and whether it has a bias; None for a norm."""
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    shapes: dict[str, tuple[Shape, bool]] = {
+        "q": ((queries, spec.hidden), spec.qkv_bias),
+        "k": ((keys, spec.hidden), spec.qkv_bias),
+        "v": ((keys, spec.hidden), spec.qkv_bias),
+        "qkv": ((queries + 2 * keys, spec.hidden), spec.qkv_bias),
+        "o": ((spec.hidden, queries), spec.o_bias),
+        "gate": ((spec.inner, spec.hidden), spec.mlp_bias),
+        "up": ((spec.inner, spec.hidden), spec.mlp_bias),
+        "gate_up": ((2 * spec.inner, spec.hidden), spec.mlp_bias),
+        "down": ((spec.hidden, spec.inner), spec.mlp_bias),
+    }
+    return shapes.get(part.removeprefix("cross_"))
+
+
+def _part(part: str, name: str, spec: Spec, *, transposed: bool) -> Iterator[tuple[str, Shape]]:
+    matrix = matrix_shape(part, spec)
+    if matrix is not None:
+        (out, into), bias = matrix
+        yield f"{name}.weight", (into, out) if transposed else (out, into)
+        if bias:
+            yield f"{name}.bias", (out,)
+    elif part in ("q_norm", "k_norm"):
+        heads = spec.heads if part == "q_norm" else spec.kv_heads
+        if spec.qk_norm == "each":
+            yield from ((f"{name}.{head}.weight", (spec.head_dim,)) for head in range(heads))
+        else:
+            yield from _norm(name, spec, spec.head_dim if spec.qk_norm == "head" else heads * spec.head_dim)
+    else:
+        yield from _norm(name, spec)
+
+
+def _norm(name: str, spec: Spec, size: int | None = None) -> Iterator[tuple[str, Shape]]:
+    if spec.norm_weight:
+        yield f"{name}.weight", (size or spec.hidden,)
+        if spec.norm == "layer" and spec.norm_bias:
+            yield f"{name}.bias", (size or spec.hidden,)
