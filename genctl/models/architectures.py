@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from genctl.native import gemma_families as gemma
 from genctl.native import gpt_families as gpt
 from genctl.native import llama_families as llama
 from genctl.native import seq2seq_families as seq2seq
@@ -105,20 +106,20 @@ _ROWS = (
     ),
     Architecture(
         "gemma",
-        native=Native(llama.gemma, "GemmaForCausalLM", context=8192),
+        native=Native(gemma.gemma, "GemmaForCausalLM", context=8192),
         tokenizer="GemmaTokenizer",
         compared="decoder",
         dense=True,
     ),
     Architecture(
         "gemma2",
-        native=Native(llama.gemma2, "Gemma2ForCausalLM", context=8192),
+        native=Native(gemma.gemma2, "Gemma2ForCausalLM", context=8192),
         tokenizer="GemmaTokenizer",
         compared="decoder",
     ),
     Architecture(
         "gemma3_text",
-        native=Native(llama.gemma3_text, "Gemma3ForCausalLM", context=131072),
+        native=Native(gemma.gemma3_text, "Gemma3ForCausalLM", context=131072),
         tokenizer="GemmaTokenizer",
         compared="decoder",
         dense=True,

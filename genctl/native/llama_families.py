@@ -24,7 +24,7 @@ _LLAMA_PARTS = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
-_QK_NORM = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
+QK_NORM = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 
 
 def llama_names(**changes: str | None) -> Names:
@@ -98,7 +98,7 @@ def qwen3(c: Config) -> Found:
     sizes = sizes_of(c, head_dim=128)
     c.size("num_key_value_heads")
     sizes["windows"] = _upper_windows(c, sizes["layers"])
-    return plain(c, "qwen3", sizes, **biases(c), qk_norm="head"), llama_names(**_QK_NORM)
+    return plain(c, "qwen3", sizes, **biases(c), qk_norm="head"), llama_names(**QK_NORM)
 
 
 def _upper_windows(c: Config, layers: int) -> tuple[int | None, ...]:
@@ -106,89 +106,6 @@ def _upper_windows(c: Config, layers: int) -> tuple[int | None, ...]:
     window, used = c.window(4096), c.flag("use_sliding_window", False)
     first = c.take("max_window_layers", 28)
     return c.windows(layers, window if used else None, lambda number: number >= first)
-
-
-def gemma(c: Config) -> Found:
-    """Gemma (Gemma Team 2024, arXiv:2403.08295)."""
-    sizes = sizes_of(c, head_dim=256)
-    c.size("num_key_value_heads")
-    act = c.take("hidden_act", "gelu_pytorch_tanh")
-    c.take("hidden_activation", None)  # not read: "gelu" here always meant its approximation by tanh
-    spec = plain(
-        c,
-        "gemma",
-        sizes,
-        tied=True,
-        activation="gelu_pytorch_tanh" if act == "gelu" else act,
-        **biases(c),
-        norm_from_one=True,
-        embed_scale=sizes["hidden"] ** 0.5,
-        embed_scale_rounded=True,
-    )
-    return spec, llama_names()
-
-
-_SANDWICH = {  # a norm before and after each sublayer
-    "attn_out_norm": "post_attention_layernorm",
-    "mlp_norm": "pre_feedforward_layernorm",
-    "mlp_out_norm": "post_feedforward_layernorm",
-}
-
-
-def gemma2(c: Config) -> Found:
-    """Gemma 2 (Gemma Team 2024, arXiv:2408.00118): every other layer has a window; scores and logits have soft caps."""
-    sizes = sizes_of(c, head_dim=256)
-    c.size("num_key_value_heads")
-    sizes["windows"] = c.windows(sizes["layers"], c.window(4096), lambda number: number % 2 == 0)
-    c.take("sliding_window_size", None)  # an older name, which is not read
-    spec = _gemma(c, "gemma2", sizes, rope=c.rope(sizes["head_dim"]), softcap=50.0, final=30.0)
-    return spec, llama_names(**_SANDWICH)
-
-
-def gemma3_text(c: Config) -> Found:
-    """Gemma 3 (Gemma Team 2025, arXiv:2503.19786): five layers with a window to one without; two sets of angles."""
-    sizes = sizes_of(c, head_dim=256)
-    c.size("num_key_value_heads")
-    pattern = c.take("sliding_window_pattern", 6)
-    c.take("_sliding_window_pattern", None)  # written, but not read
-    if type(pattern) is not int or pattern < 1:
-        raise NotNative(f"config.json: sliding_window_pattern = {pattern!r:.40}")
-    sizes["windows"] = c.windows(sizes["layers"], c.window(4096), lambda number: (number + 1) % pattern != 0)
-    plainly = {"rope_type": "default"}  # so that a `type` in `rope_scaling`, the older name of the key, is not read
-    ropes = {"full_attention": plainly, "sliding_attention": plainly, **(c.take("rope_parameters", None) or {})}
-    if set(ropes) != {"full_attention", "sliding_attention"}:
-        raise NotNative("config.json: rope_parameters are not those of the two kinds of layers")
-    ropes["full_attention"] = {**(ropes["full_attention"] or {}), **(c.take("rope_scaling", None) or {})}
-    if any("truncate" in (entry or {}) for entry in ropes.values()):  # transformers does not read it here
-        raise NotNative("config.json: truncate in rope_parameters of one kind of layers")
-    c.take("original_max_position_embeddings", None)  # not read outside of `rope_parameters`
-    theta, local_theta = c.number("rope_theta", 1e6), c.number("rope_local_base_freq", 1e4)
-    rope = c.one_rope(ropes["full_attention"], sizes["head_dim"], theta=theta)
-    local = c.one_rope(ropes["sliding_attention"] or {}, sizes["head_dim"], theta=local_theta)
-    c.take("attn_logit_softcapping", None)  # not read: queries and keys are normalised instead
-    spec = _gemma(c, "gemma3_text", sizes, rope=rope, local_rope=local, final=None, qk_norm="head")
-    return spec, llama_names(**_SANDWICH, **_QK_NORM)
-
-
-def _gemma(c: Config, family: str, sizes: dict[str, Any], *, final: float | None, **more: Any) -> Spec:
-    """What Gemma 2 and 3 have in common."""
-    c.take("hidden_act", None)  # not read
-    if "softcap" in more:
-        more["softcap"] = c.optional("attn_logit_softcapping", more["softcap"])
-    return plain(
-        c,
-        family,
-        sizes,
-        tied=True,
-        activation=c.take("hidden_activation", "gelu_pytorch_tanh"),
-        **biases(c),
-        norm_from_one=True,
-        embed_scale=sizes["hidden"] ** 0.5,
-        embed_scale_rounded=True,
-        scaling=c.number("query_pre_attn_scalar", 256) ** -0.5,
-        final_softcap=c.optional("final_logit_softcapping", final),
-        **more,
-    )
 
 
 def granite(c: Config) -> Found:
@@ -218,7 +135,7 @@ def olmo2(c: Config) -> Found:
     """OLMo 2 (OLMo Team 2024, arXiv:2501.00656): norms after each sublayer only, and over all queries and keys."""
     spec = plain(c, "olmo2", sizes_of(c), **biases(c), qk_norm="whole", eps=c.number("rms_norm_eps", 1e-5))
     after = {"attn_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"}
-    return spec, llama_names(attn_norm=None, mlp_norm=None, **after, **_QK_NORM)
+    return spec, llama_names(attn_norm=None, mlp_norm=None, **after, **QK_NORM)
 
 
 def stablelm(c: Config) -> Found:
