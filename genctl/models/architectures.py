@@ -204,6 +204,12 @@ _ROWS = (
     Architecture(
         "falcon", native=Native(gpt.falcon, "FalconForCausalLM", context=2048), tokenizer=NO_CLASS, compared="decoder"
     ),
+    Architecture(
+        "smollm3",
+        native=Native(llama.smollm3, "SmolLM3ForCausalLM", context=32768),
+        tokenizer=NO_CLASS,
+        compared="decoder",
+    ),
     # -- encoder-decoders with a native family
     Architecture(
         "t5",
@@ -294,7 +300,7 @@ hunyuan_v1_moe hy_v3 hyperclovax inkling2_text inkling_text internlm3 iquestcode
 kolibri1 laguna lfm2 lfm2_moe lfm3 llama4_text longcat_flash megatron-bert mellum mimo_v2_flash minicpm3 minimax_m2
 minimax_m3_vl_text ministral ministral3 mixtral modernbert-decoder nanochat nemotron olmo3 olmo_hybrid olmoe persimmon
 qwen2_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next rembert roberta roberta-prelayernorm roc_bert seed_oss
-smollm3 solar_open vaultgemma xlm-roberta xlm-roberta-xl xmod youtu zaya
+solar_open vaultgemma xlm-roberta xlm-roberta-xl xmod youtu zaya
 """
 _ENCODER_DECODERS = """
 bigbird_pegasus blenderbot blenderbot-small encoder-decoder led moss_transcribe_diarize mvp plbart seamless_m4t

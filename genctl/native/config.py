@@ -156,13 +156,16 @@ class Config:
 
     # -- what several families have in common --------------------------------------------------------------------------
 
-    def rope(self, head_dim: int, *, partial: float | None = None, theta: str = "rope_theta") -> Rope:
+    def rope(
+        self, head_dim: int, *, partial: float | None = None, theta: str = "rope_theta", base: float = 10000.0
+    ) -> Rope:
         """Rotary positions from `rope_parameters`, or from `rope_scaling` and the older fields beside it.
 
         `partial` is the part of a head that turns where nothing is said; None where the family turns whole heads.
+        `theta` is the field of the base, and `base` its value where it is missing.
         """
         scaling, parameters = self.take("rope_scaling", None), self.take("rope_parameters", None)
-        base, original = self.number(theta, 10000.0), self.take("original_max_position_embeddings", None)
+        base, original = self.number(theta, base), self.take("original_max_position_embeddings", None)
         return self.one_rope(scaling or parameters or {}, head_dim, theta=base, partial=partial, original=original)
 
     def one_rope(

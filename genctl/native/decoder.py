@@ -146,7 +146,7 @@ class Stack:
         window = spec.windows[number]
         angles = shared.angles if window is None else shared.local_angles
         rotary = self.rotary if window is None else self.local_rotary
-        if rotary is not None and angles is not None:
+        if rotary is not None and angles is not None and number not in spec.still:
             q, k = rotary.turn(q, *angles), rotary.turn(k, *angles)
         scaling = spec.scaling / (number + 1) if spec.scaling_by_layer else spec.scaling
         if not spec.causal:

@@ -108,6 +108,29 @@ def _upper_windows(c: Config, layers: int) -> tuple[int | None, ...]:
     return c.windows(layers, window if used else None, lambda number: number >= first)
 
 
+def smollm3(c: Config) -> Found:
+    """SmolLM3 (Bakouch et al. 2025): every fourth layer has no positions (Yang et al. 2025, arXiv:2501.18795)."""
+    c.take("num_key_value_heads")  # transformers' default is not `num_attention_heads` here
+    sizes = sizes_of(c)
+    layers = sizes["layers"]
+    turns, interval = c.take("no_rope_layers", None), c.size("no_rope_layer_interval", 4)
+    if turns is None:
+        turns = [int((number + 1) % interval != 0) for number in range(layers)]
+    if not isinstance(turns, list) or len(turns) < layers:
+        raise NotNative(f"config.json: no_rope_layers = {turns!r:.60}")
+    still = frozenset(number for number in range(layers) if not turns[number])
+    window, used = c.window(), c.flag("use_sliding_window", False)
+    c.take("max_window_layers", None)  # written, but not read
+    # a window of the config counts for the layers that `layer_types` names, used or not
+    listed = c.values.get("layer_types") is not None
+    sizes["windows"] = c.windows(layers, window if used or listed else None, lambda number: number in still)
+    rope = c.rope(sizes["head_dim"], base=2000000.0)
+    spec = plain(
+        c, "smollm3", sizes, tied=True, rope=rope, still=still, **biases(c), mlp_bias=c.flag("mlp_bias", False)
+    )
+    return spec, llama_names()
+
+
 def granite(c: Config) -> Found:
     """Granite 3 (IBM 2024): Llama with four multipliers (muP, Yang et al. 2022, arXiv:2203.03466)."""
     spec = plain(

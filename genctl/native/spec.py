@@ -86,6 +86,7 @@ class Spec:
     # -- positions: one of these ---------------------------------------------------------------------------------------
     rope: Rope | None = None
     local_rope: Rope | None = None  # of the layers with a window, where they have their own (Gemma 3)
+    still: frozenset[int] = frozenset()  # the layers in which nothing turns (SmolLM3, Command R7B)
     learned: int | None = None  # a table of positions, which begins this many rows late (OPT: 2)
     sinusoidal: bool = False  # a table of sines, computed where the files hold none (Marian, Pegasus)
     relative: Relative | None = None  # T5
