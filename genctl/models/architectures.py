@@ -210,6 +210,9 @@ _ROWS = (
         tokenizer=NO_CLASS,
         compared="decoder",
     ),
+    Architecture(
+        "olmo3", native=Native(llama.olmo3, "Olmo3ForCausalLM", context=2048), tokenizer=BACKEND, compared="decoder"
+    ),
     # -- encoder-decoders with a native family
     Architecture(
         "t5",
@@ -298,7 +301,7 @@ gemma4_unified gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite got_ocr2 gpt_
 gpt_oss granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense
 hunyuan_v1_moe hy_v3 hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe kimi_linear
 kolibri1 laguna lfm2 lfm2_moe lfm3 llama4_text longcat_flash megatron-bert mellum mimo_v2_flash minicpm3 minimax_m2
-minimax_m3_vl_text ministral ministral3 mixtral modernbert-decoder nanochat nemotron olmo3 olmo_hybrid olmoe persimmon
+minimax_m3_vl_text ministral ministral3 mixtral modernbert-decoder nanochat nemotron olmo_hybrid olmoe persimmon
 qwen2_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next rembert roberta roberta-prelayernorm roc_bert seed_oss
 solar_open vaultgemma xlm-roberta xlm-roberta-xl xmod youtu zaya
 """

@@ -168,6 +168,19 @@ class Config:
         base, original = self.number(theta, base), self.take("original_max_position_embeddings", None)
         return self.one_rope(scaling or parameters or {}, head_dim, theta=base, partial=partial, original=original)
 
+    def ropes(self, head_dim: int, *, theta: float, local_theta: float) -> tuple[Rope, Rope]:
+        """Rotary positions of the layers that see everything, and of those with a window: `rope_parameters` by kind."""
+        plain = {"rope_type": "default"}  # so that a `type` in `rope_scaling`, the older name of the key, is not read
+        given = {"full_attention": plain, "sliding_attention": plain, **(self.take("rope_parameters", None) or {})}
+        if set(given) != {"full_attention", "sliding_attention"}:
+            raise NotNative("config.json: rope_parameters are not those of the two kinds of layers")
+        given["full_attention"] = {**(given["full_attention"] or {}), **(self.take("rope_scaling", None) or {})}
+        if any("truncate" in (entry or {}) for entry in given.values()):  # transformers does not read it here
+            raise NotNative("config.json: truncate in rope_parameters of one kind of layers")
+        self.take("original_max_position_embeddings", None)  # not read outside of `rope_parameters`
+        rope = self.one_rope(given["full_attention"], head_dim, theta=theta)
+        return rope, self.one_rope(given["sliding_attention"] or {}, head_dim, theta=local_theta)
+
     def one_rope(
         self, given: Any, head_dim: int, *, theta: float, partial: float | None = None, original: int | None = None
     ) -> Rope:

@@ -59,17 +59,8 @@ def gemma3_text(c: Config) -> Found:
     if type(pattern) is not int or pattern < 1:
         raise NotNative(f"config.json: sliding_window_pattern = {pattern!r:.40}")
     sizes["windows"] = c.windows(sizes["layers"], c.window(4096), lambda number: (number + 1) % pattern != 0)
-    plainly = {"rope_type": "default"}  # so that a `type` in `rope_scaling`, the older name of the key, is not read
-    ropes = {"full_attention": plainly, "sliding_attention": plainly, **(c.take("rope_parameters", None) or {})}
-    if set(ropes) != {"full_attention", "sliding_attention"}:
-        raise NotNative("config.json: rope_parameters are not those of the two kinds of layers")
-    ropes["full_attention"] = {**(ropes["full_attention"] or {}), **(c.take("rope_scaling", None) or {})}
-    if any("truncate" in (entry or {}) for entry in ropes.values()):  # transformers does not read it here
-        raise NotNative("config.json: truncate in rope_parameters of one kind of layers")
-    c.take("original_max_position_embeddings", None)  # not read outside of `rope_parameters`
     theta, local_theta = c.number("rope_theta", 1e6), c.number("rope_local_base_freq", 1e4)
-    rope = c.one_rope(ropes["full_attention"], sizes["head_dim"], theta=theta)
-    local = c.one_rope(ropes["sliding_attention"] or {}, sizes["head_dim"], theta=local_theta)
+    rope, local = c.ropes(sizes["head_dim"], theta=theta, local_theta=local_theta)
     c.take("attn_logit_softcapping", None)  # not read: queries and keys are normalised instead
     spec = _gemma(c, "gemma3_text", sizes, rope=rope, local_rope=local, final=None, qk_norm="head")
     return spec, llama_names(**_SANDWICH, **QK_NORM)

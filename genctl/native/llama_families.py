@@ -157,8 +157,35 @@ def olmo(c: Config) -> Found:
 def olmo2(c: Config) -> Found:
     """OLMo 2 (OLMo Team 2024, arXiv:2501.00656): norms after each sublayer only, and over all queries and keys."""
     spec = plain(c, "olmo2", sizes_of(c), **biases(c), qk_norm="whole", eps=c.number("rms_norm_eps", 1e-5))
+    return spec, olmo2_names()
+
+
+def olmo2_names() -> Names:
+    """Llama's names, with norms after the sublayers."""
     after = {"attn_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"}
-    return spec, llama_names(attn_norm=None, mlp_norm=None, **after, **QK_NORM)
+    return llama_names(attn_norm=None, mlp_norm=None, **after, **QK_NORM)
+
+
+def olmo3(c: Config) -> Found:
+    """OLMo 3 (OLMo Team 2025, arXiv:2512.13961): OLMo 2 with windows; only layers without one stretch their angles."""
+    sizes = sizes_of(c)
+    sizes["windows"] = c.windows(sizes["layers"], c.window(4096), lambda number: (number + 1) % 4 != 0)
+    # `rope_theta` counts for one kind of layers alone: transformers has taken it when it comes to the others
+    rope, local = c.ropes(sizes["head_dim"], theta=c.number("rope_theta", 5e5), local_theta=5e5)
+    eps = c.number("rms_norm_eps", 1e-5)
+    spec = plain(
+        c,
+        "olmo3",
+        sizes,
+        **biases(c),
+        qk_norm="whole",
+        norm="rms",
+        eps=eps,
+        norm_late=True,
+        rope=rope,
+        local_rope=local,
+    )
+    return spec, olmo2_names()
 
 
 def stablelm(c: Config) -> Found:

@@ -21,11 +21,11 @@ def same(x: Tensor) -> Tensor:
 class RMSNorm:
     """x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich 2019, arXiv:1910.07467)."""
 
-    def __init__(self, weight: Tensor, eps: float, *, from_one: bool = False) -> None:
+    def __init__(self, weight: Tensor, eps: float, *, from_one: bool = False, late: bool = False) -> None:
         self.weight = weight.float() + 1 if from_one else weight  # Gemma stores the distance from 1
         self.eps = torch.tensor(eps, device=weight.device)
         self.number = eps
-        self.late = from_one  # Gemma rounds to the weights' type after the product, the others before
+        self.late = late or from_one  # rounded to the weights' type after the product, and not before
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., features]."""

@@ -82,6 +82,7 @@ class Spec:
     norm_bias: bool = False  # layer norm: whether it has a bias
     norm_weight: bool = True  # False: it only normalises (OLMo)
     norm_from_one: bool = False  # the stored weight is the distance from 1 (Gemma)
+    norm_late: bool = False  # rounded to the type of the weights after the product with them, not before (OLMo 3)
 
     # -- positions: one of these ---------------------------------------------------------------------------------------
     rope: Rope | None = None

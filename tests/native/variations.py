@@ -75,6 +75,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "tie_word_embeddings": False},
     ),
     "falcon": ("Falcon", _FALCON),
+    "olmo3": ("Olmo3", {**_GROUPED, "sliding_window": WINDOW, "layer_types": _ALTERNATE}),
     "smollm3": ("SmolLM3", {**_GROUPED, "no_rope_layer_interval": 2}),
 }
 
@@ -210,6 +211,12 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
         {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
     ),
     "falcon, tied": ("falcon", {"tie_word_embeddings": True}),
+    "olmo3, biases": ("olmo3", {"attention_bias": True}),
+    "olmo3, theta": ("olmo3", {"rope_theta": 500.0}),
+    "olmo3, yarn": (
+        "olmo3",
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+    ),
     "smollm3, windows": ("smollm3", {"use_sliding_window": True, "sliding_window": WINDOW}),
     "smollm3, listed windows": ("smollm3", {"layer_types": _ALTERNATE, "sliding_window": WINDOW}),
     "smollm3, listed layers": ("smollm3", {"no_rope_layers": [0, 1], "attention_bias": True, "mlp_bias": True}),
