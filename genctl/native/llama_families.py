@@ -147,6 +147,29 @@ def granite(c: Config) -> Found:
     return spec, llama_names()
 
 
+def glm4(c: Config) -> Found:
+    """GLM-4-0414 (GLM Team 2024, arXiv:2406.12793): norms before and after each sublayer, neighbours turn together."""
+    sizes = sizes_of(c, head_dim=128)
+    c.size("num_key_value_heads")
+    rope = c.rope(sizes["head_dim"], partial=c.number("partial_rotary_factor", 0.5))
+    spec = plain(
+        c,
+        "glm4",
+        sizes,
+        eps=c.number("rms_norm_eps", 1.5625e-07),
+        rope=replace(rope, interleaved=True),
+        qkv_bias=c.flag("attention_bias", True),
+    )
+    names = llama_names(
+        attn_out_norm="post_self_attn_layernorm",
+        mlp_out_norm="post_mlp_layernorm",
+        gate=None,
+        up=None,
+        gate_up="mlp.gate_up_proj",
+    )
+    return spec, names
+
+
 def olmo(c: Config) -> Found:
     """OLMo (Groeneveld et al. 2024, arXiv:2402.00838): layer norms without weights."""
     clip = c.optional("clip_qkv")

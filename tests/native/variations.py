@@ -76,6 +76,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon": ("Falcon", _FALCON),
     "olmo3": ("Olmo3", {**_GROUPED, "sliding_window": WINDOW, "layer_types": _ALTERNATE}),
+    "glm4": ("Glm4", {**_GROUPED, "head_dim": 8}),
     "smollm3": ("SmolLM3", {**_GROUPED, "no_rope_layer_interval": 2}),
 }
 
@@ -217,6 +218,9 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
         "olmo3",
         {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
     ),
+    "glm4, no biases": ("glm4", {"attention_bias": False}),
+    "glm4, whole heads turned": ("glm4", {"partial_rotary_factor": 1.0}),
+    "glm4, tied": ("glm4", {"tie_word_embeddings": True}),
     "smollm3, windows": ("smollm3", {"use_sliding_window": True, "sliding_window": WINDOW}),
     "smollm3, listed windows": ("smollm3", {"layer_types": _ALTERNATE, "sliding_window": WINDOW}),
     "smollm3, listed layers": ("smollm3", {"no_rope_layers": [0, 1], "attention_bias": True, "mlp_bias": True}),
