@@ -216,6 +216,12 @@ _ROWS = (
     Architecture(
         "glm4", native=Native(llama.glm4, "Glm4ForCausalLM", context=131072), tokenizer=BACKEND, compared="decoder"
     ),
+    Architecture(
+        "ernie4_5",
+        native=Native(llama.ernie4_5, "Ernie4_5ForCausalLM", context=131072),
+        tokenizer=BACKEND,
+        compared="decoder",
+    ),
     # -- encoder-decoders with a native family
     Architecture(
         "t5",
@@ -299,7 +305,7 @@ _ROWS = (
 _DECODERS = """
 afmoe apertus arcee aria_text axk1 bailing_hybrid beam bert bert-generation big_bird biogpt bitnet camembert cohere
 cohere2 cohere2_moe cohere_compass_text cwm data2vec-text dbrx deepseek_v2 deepseek_v3 diffllama doge dots1 electra
-ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint fuyu gemma3 gemma3n_text gemma4 gemma4_text
+ernie ernie4_5_moe exaone4 exaone_moe flex_olmo flint fuyu gemma3 gemma3n_text gemma4 gemma4_text
 gemma4_unified gemma4_unified_text glm glm4_moe glm4_moe_lite got_ocr2 gpt_bigcode gpt_neo gpt_neox_japanese
 gpt_oss granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense
 hunyuan_v1_moe hy_v3 hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe kimi_linear

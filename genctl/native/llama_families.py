@@ -170,6 +170,25 @@ def glm4(c: Config) -> Found:
     return spec, names
 
 
+def ernie4_5(c: Config) -> Found:
+    """ERNIE 4.5 (Baidu 2025), the dense ones: Llama with neighbours that turn together."""
+    sizes = sizes_of(c, head_dim=128)
+    c.take("num_key_value_heads")
+    rope = replace(c.rope(sizes["head_dim"], base=500000.0), interleaved=True)
+    bias = biases(c, "use_bias", False)
+    spec = plain(
+        c,
+        "ernie4_5",
+        sizes,
+        tied=True,
+        eps=c.number("rms_norm_eps", 1e-5),
+        rope=rope,
+        **bias,
+        mlp_bias=bias["o_bias"],
+    )
+    return spec, llama_names()
+
+
 def olmo(c: Config) -> Found:
     """OLMo (Groeneveld et al. 2024, arXiv:2402.00838): layer norms without weights."""
     clip = c.optional("clip_qkv")
