@@ -222,6 +222,12 @@ _ROWS = (
         tokenizer=BACKEND,
         compared="decoder",
     ),
+    Architecture(
+        "cohere2",
+        native=Native(llama.cohere2, "Cohere2ForCausalLM", context=8192),
+        tokenizer=LEFT_TO_TRANSFORMERS,
+        compared="decoder",
+    ),
     # -- encoder-decoders with a native family
     Architecture(
         "t5",
@@ -304,7 +310,7 @@ _ROWS = (
 # Architectures that were compared with `generate()`, of which nothing else has to be known.
 _DECODERS = """
 afmoe apertus arcee aria_text axk1 bailing_hybrid beam bert bert-generation big_bird biogpt bitnet camembert cohere
-cohere2 cohere2_moe cohere_compass_text cwm data2vec-text dbrx deepseek_v2 deepseek_v3 diffllama doge dots1 electra
+cohere2_moe cohere_compass_text cwm data2vec-text dbrx deepseek_v2 deepseek_v3 diffllama doge dots1 electra
 ernie ernie4_5_moe exaone4 exaone_moe flex_olmo flint fuyu gemma3 gemma3n_text gemma4 gemma4_text
 gemma4_unified gemma4_unified_text glm glm4_moe glm4_moe_lite got_ocr2 gpt_bigcode gpt_neo gpt_neox_japanese
 gpt_oss granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense

@@ -189,6 +189,45 @@ def ernie4_5(c: Config) -> Found:
     return spec, llama_names()
 
 
+def cohere2(c: Config) -> Found:
+    """Command R7B and Command A (Cohere 2025, arXiv:2504.00698): no positions in the layers without a window."""
+    sizes = sizes_of(c)
+    window, pattern = c.size("sliding_window", 4096), c.size("sliding_window_pattern", 4)
+    windows = c.windows(sizes["layers"], window, lambda number: (number + 1) % pattern != 0)
+    sizes["windows"] = windows
+    for name in _COHERE_UNREAD:
+        c.take(name, None)
+    c.only("use_qk_norm", False)
+    c.only("use_parallel_block", True)
+    c.only("use_gated_activation", True)
+    spec = plain(
+        c,
+        "cohere2",
+        sizes,
+        tied=True,
+        norm="layer",
+        eps=c.number("layer_norm_eps", 1e-5),
+        rope=replace(c.rope(sizes["head_dim"]), interleaved=True),
+        still=frozenset(number for number, size in enumerate(windows) if size is None),
+        **biases(c),
+        parallel=True,
+        logits_scale=1 / c.number("logit_scale", 0.0625),
+    )
+    return spec, llama_names(mlp_norm=None)
+
+
+# Written by Cohere's own tools; transformers does not read them.
+_COHERE_UNREAD = (
+    "layer_switch",
+    "order_of_interleaved_layers",
+    "position_embedding_type",
+    "rotary_pct",
+    "use_embedding_sharing",
+    "use_parallel_embedding",
+    "_sliding_window_pattern",
+)
+
+
 def olmo(c: Config) -> Found:
     """OLMo (Groeneveld et al. 2024, arXiv:2402.00838): layer norms without weights."""
     clip = c.optional("clip_qkv")

@@ -78,6 +78,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo3": ("Olmo3", {**_GROUPED, "sliding_window": WINDOW, "layer_types": _ALTERNATE}),
     "glm4": ("Glm4", {**_GROUPED, "head_dim": 8}),
     "ernie4_5": ("Ernie4_5", {**_GROUPED, "head_dim": 16}),
+    "cohere2": ("Cohere2", {**_GROUPED, "sliding_window": WINDOW, "layer_types": _ALTERNATE}),
     "smollm3": ("SmolLM3", {**_GROUPED, "no_rope_layer_interval": 2}),
 }
 
@@ -224,6 +225,9 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4, tied": ("glm4", {"tie_word_embeddings": True}),
     "ernie4_5, biases": ("ernie4_5", {"use_bias": True}),
     "ernie4_5, tied": ("ernie4_5", {"tie_word_embeddings": True}),
+    "cohere2, biases": ("cohere2", {"attention_bias": True}),
+    "cohere2, tied": ("cohere2", {"tie_word_embeddings": True, "logit_scale": 0.3}),
+    "cohere2, a pattern": ("cohere2", {"layer_types": None, "sliding_window_pattern": 2}),
     "smollm3, windows": ("smollm3", {"use_sliding_window": True, "sliding_window": WINDOW}),
     "smollm3, listed windows": ("smollm3", {"layer_types": _ALTERNATE, "sliding_window": WINDOW}),
     "smollm3, listed layers": ("smollm3", {"no_rope_layers": [0, 1], "attention_bias": True, "mlp_bias": True}),
