@@ -33,8 +33,8 @@ def _spec(c: Config, family: str, hidden: int, heads: int, layers: int, **more: 
     return Spec(family, c.size("vocab_size"), hidden, layers, heads, **{**common, **more})
 
 
-def _gpt_sizes(c: Config) -> dict[str, Any]:
-    """The sizes and the norm that GPT-2 and GPT-J name alike."""
+def _gpt_sizes(c: Config, activation: str = "gelu_new") -> dict[str, Any]:
+    """The sizes, the norm and the activation that GPT-2 and GPT-J name alike."""
     hidden = c.either("n_embd", "hidden_size")
     return {
         "hidden": hidden,
@@ -43,7 +43,7 @@ def _gpt_sizes(c: Config) -> dict[str, Any]:
         "context": c.either("n_positions", "max_position_embeddings"),
         "inner": _inner(c, "n_inner", hidden),
         "eps": c.number("layer_norm_epsilon", 1e-5),
-        "activation": c.take("activation_function", "gelu_new"),
+        "activation": c.take("activation_function", activation),
     }
 
 
@@ -79,16 +79,47 @@ def gpt2(c: Config) -> Found:
     )
     if not c.flag("scale_attn_weights", True):
         spec = replace(spec, scaling=1.0)
-    parts = {
-        "attn_norm": "ln_1",
-        "qkv": "attn.c_attn",
-        "o": "attn.c_proj",
-        "mlp_norm": "ln_2",
-        "up": "mlp.c_fc",
-        "down": "mlp.c_proj",
-    }
-    ignored = (".attn.bias", ".attn.masked_bias")
-    return spec, Names("transformer.", "wte", "h.{}.", parts, "ln_f", positions="wpe", transposed=True, ignored=ignored)
+    names = Names("transformer.", "wte", "h.{}.", _GPT2_PARTS, "ln_f", positions="wpe", transposed=True)
+    return spec, replace(names, ignored=(".attn.bias", ".attn.masked_bias"))
+
+
+_GPT2_PARTS = {
+    "attn_norm": "ln_1",
+    "qkv": "attn.c_attn",
+    "o": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "up": "mlp.c_fc",
+    "down": "mlp.c_proj",
+}
+
+
+def gpt_bigcode(c: Config) -> Found:
+    """SantaCoder and StarCoder (Li et al. 2023, arXiv:2305.06161): GPT-2, all of whose queries share one head."""
+    shared = c.flag("multi_query", True)
+    sizes = _gpt_sizes(c, "gelu_pytorch_tanh")
+    for name in _BIGCODE_UNREAD:
+        c.take(name, None)
+    spec = _spec(
+        c, "gpt_bigcode", **sizes, learned=0, qkv_bias=True, o_bias=True, qkv="joined" if shared else "grouped"
+    )
+    if shared:
+        spec = replace(spec, kv_heads=1)
+    if not c.flag("scale_attn_weights", True):
+        spec = replace(spec, scaling=1.0)
+    names = Names("transformer.", "wte", "h.{}.", _GPT2_PARTS, "ln_f", positions="wpe")
+    return spec, replace(names, ignored=(".attn.bias", ".attn.masked_bias", "transformer.bias"))
+
+
+# Written for the servers and the cache of the models' makers.
+_BIGCODE_UNREAD = (
+    "inference_runner",
+    "max_batch_size",
+    "pad_key_length",
+    "pre_allocate_kv_cache",
+    "runner_max_sequence_length",
+    "validate_runner_input",
+    "num_key_value_heads",
+)
 
 
 def gptj(c: Config) -> Found:

@@ -79,6 +79,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("Glm4", {**_GROUPED, "head_dim": 8}),
     "ernie4_5": ("Ernie4_5", {**_GROUPED, "head_dim": 16}),
     "cohere2": ("Cohere2", {**_GROUPED, "sliding_window": WINDOW, "layer_types": _ALTERNATE}),
+    "gpt_bigcode": ("GPTBigCode", _GPT),
     "smollm3": ("SmolLM3", {**_GROUPED, "no_rope_layer_interval": 2}),
 }
 
@@ -228,6 +229,10 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2, biases": ("cohere2", {"attention_bias": True}),
     "cohere2, tied": ("cohere2", {"tie_word_embeddings": True, "logit_scale": 0.3}),
     "cohere2, a pattern": ("cohere2", {"layer_types": None, "sliding_window_pattern": 2}),
+    "gpt_bigcode, own heads": ("gpt_bigcode", {"multi_query": False}),
+    "gpt_bigcode, tied": ("gpt_bigcode", {"tie_word_embeddings": True}),
+    "gpt_bigcode, inner": ("gpt_bigcode", {"n_inner": 48, "activation_function": "gelu"}),
+    "gpt_bigcode, not scaled": ("gpt_bigcode", {"scale_attn_weights": False}),
     "smollm3, windows": ("smollm3", {"use_sliding_window": True, "sliding_window": WINDOW}),
     "smollm3, listed windows": ("smollm3", {"layer_types": _ALTERNATE, "sliding_window": WINDOW}),
     "smollm3, listed layers": ("smollm3", {"no_rope_layers": [0, 1], "attention_bias": True, "mlp_bias": True}),
