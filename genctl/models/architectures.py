@@ -231,6 +231,13 @@ _ROWS = (
     Architecture(
         "gpt_bigcode", native=Native(gpt.gpt_bigcode, "GPTBigCodeForCausalLM"), tokenizer=BACKEND, compared="decoder"
     ),
+    Architecture(
+        "codegen",
+        native=Native(gpt.codegen, "CodeGenForCausalLM"),
+        tokenizer="GPT2Tokenizer",
+        compared="decoder",
+        computes_positions=True,
+    ),
     # -- encoder-decoders with a native family
     Architecture(
         "t5",
@@ -281,7 +288,6 @@ _ROWS = (
         computes_positions=True,
     ),
     # -- those that run on transformers' classes, and of which more has to be known than that they were compared
-    Architecture("codegen", compared="decoder", computes_positions=True),
     Architecture("cpmant", cache_differs=True, reads_history=True),
     Architecture("ctrl", compared="decoder", computes_positions=True),
     Architecture("falcon_mamba", compared="decoder", unbounded=True),

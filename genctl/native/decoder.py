@@ -51,7 +51,7 @@ class CrossWeights:
 class LayerWeights:
     """One layer. A norm that the family does not have is `same`."""
 
-    qkv: Joined  # E -> H·D, K·D, K·D; of a `grouped` matrix all in one
+    qkv: Joined  # E -> H·D, K·D, K·D; of a `grouped` matrix and of one in `blocks` all in one
     o: Linear  # H·D -> E
     mlp: MLP
     q_norm: Norm = same
@@ -164,6 +164,8 @@ class Stack:
         if spec.qkv == "grouped":  # the queries that share a head, then its keys and values; K = H: q, k, v of a head
             together = w.qkv(h)[0].view(rows, fed, kv_heads, heads // kv_heads + 2, size)
             q, k, v = torch.split(together, [heads // kv_heads, 1, 1], 3)
+        elif spec.qkv == "blocks":
+            q, v, k = w.qkv(h)[0].view(rows, fed, 4, 3, -1).unbind(3)
         else:
             q, k, v = w.qkv(h)
         if spec.clip_qkv is not None:  # OLMo

@@ -151,6 +151,28 @@ def gptj(c: Config) -> Found:
     return spec, Names("transformer.", "wte", "h.{}.", parts, "ln_f", ignored=ignored)
 
 
+def codegen(c: Config) -> Found:
+    """CodeGen (Nijkamp et al. 2022, arXiv:2203.13474): GPT-J, with one matrix for queries, values and keys."""
+    size = c.size("rotary_dim", 64)
+    spec = _spec(
+        c,
+        "codegen",
+        **_gpt_sizes(c),
+        rope=Rope(size, interleaved=True),
+        qkv="blocks",
+        parallel=True,
+        tied=c.flag("tie_word_embeddings", False),
+        head_bias=True,
+    )
+    if size % 2 or size > spec.head_dim:
+        raise NotNative(f"config.json: rotary_dim = {size}, where a head has {spec.head_dim} features")
+    c.take("scale_attn_weights", True)  # written, but not read: scores are always scaled
+    if spec.heads % 4:
+        raise NotNative(f"config.json: {spec.heads} heads are not four blocks of heads")
+    parts = {"attn_norm": "ln_1", "qkv": "attn.qkv_proj", "o": "attn.out_proj", "up": "mlp.fc_in", "down": "mlp.fc_out"}
+    return spec, Names("transformer.", "wte", "h.{}.", parts, "ln_f", ignored=(".attn.causal_mask",))
+
+
 def gpt_neox(c: Config) -> Found:
     """GPT-NeoX and Pythia (Black et al. 2022, arXiv:2204.06745; Biderman et al. 2023, arXiv:2304.01373)."""
     sizes = sizes_of(c, kv_heads=False)

@@ -130,7 +130,7 @@ class _Stack:
             return self.products.joined(*(self.matrix(part, names) for part in ("q", "k", "v")))
         spec = self.spec
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        sizes = [queries + 2 * keys] if spec.qkv == "grouped" else [queries, keys, keys]
+        sizes = [queries, keys, keys] if spec.qkv == "joined" else [queries + 2 * keys]
         return self.products.split(*self.matrix("qkv", names), sizes)
 
     def mlp(self, names: dict[str, str]) -> MLP:

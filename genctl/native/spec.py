@@ -96,7 +96,8 @@ class Spec:
     # -- attention -----------------------------------------------------------------------------------------------------
     scaling: float = 1.0  # of the scores
     scaling_by_layer: bool = False  # divided by the number of the layer, from 1 (GPT-2's option)
-    qkv: Literal["split", "joined", "grouped"] = "split"  # three matrices; one; one with q, k, v of each group in turn
+    # three matrices; one; one with q, k, v of each group in turn; one with q, v, k of four blocks in turn (CodeGen)
+    qkv: Literal["split", "joined", "grouped", "blocks"] = "split"
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: Literal["", "head", "each", "whole"] = (

@@ -80,6 +80,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("Ernie4_5", {**_GROUPED, "head_dim": 16}),
     "cohere2": ("Cohere2", {**_GROUPED, "sliding_window": WINDOW, "layer_types": _ALTERNATE}),
     "gpt_bigcode": ("GPTBigCode", _GPT),
+    "codegen": ("CodeGen", {**_GPT, "n_head": 8, "rotary_dim": 2}),
     "smollm3": ("SmolLM3", {**_GROUPED, "no_rope_layer_interval": 2}),
 }
 
@@ -233,6 +234,10 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_bigcode, tied": ("gpt_bigcode", {"tie_word_embeddings": True}),
     "gpt_bigcode, inner": ("gpt_bigcode", {"n_inner": 48, "activation_function": "gelu"}),
     "gpt_bigcode, not scaled": ("gpt_bigcode", {"scale_attn_weights": False}),
+    "codegen, four heads": ("codegen", {"n_head": 4, "rotary_dim": 4}),
+    "codegen, inner": ("codegen", {"n_inner": 48}),
+    "codegen, whole heads turned": ("codegen", {"rotary_dim": HIDDEN // 8}),
+    "codegen, tied": ("codegen", {"tie_word_embeddings": True}),
     "smollm3, windows": ("smollm3", {"use_sliding_window": True, "sliding_window": WINDOW}),
     "smollm3, listed windows": ("smollm3", {"layer_types": _ALTERNATE, "sliding_window": WINDOW}),
     "smollm3, listed layers": ("smollm3", {"no_rope_layers": [0, 1], "attention_bias": True, "mlp_bias": True}),
