@@ -238,6 +238,13 @@ _ROWS = (
         compared="decoder",
         computes_positions=True,
     ),
+    Architecture(
+        "mpt",
+        native=Native(gpt.mpt, "MptForCausalLM"),
+        tokenizer="GPTNeoXTokenizer",
+        compared="decoder",
+        unbounded=True,
+    ),
     # -- encoder-decoders with a native family
     Architecture(
         "t5",
@@ -299,7 +306,6 @@ _ROWS = (
     Architecture("mamba", compared="decoder", unbounded=True),
     Architecture("mamba2", compared="decoder", unbounded=True),
     Architecture("moshi", compared="decoder", audio_parts=True),
-    Architecture("mpt", compared="decoder", unbounded=True),
     Architecture("musicgen", unfit="writes codes of sound"),
     Architecture("musicgen_melody", unfit="writes codes of sound"),
     Architecture("nllb-moe", compared="encoder-decoder", computes_positions=True),

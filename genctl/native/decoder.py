@@ -31,7 +31,7 @@ from genctl.native.attention import Mask, SlotMask, attention, cross_attention
 from genctl.native.linear import Joined, Linear
 from genctl.native.mlp import MLP, TANH
 from genctl.native.norms import Norm, same
-from genctl.native.positions import Distances, RelativeMask, alibi, alibi_slopes
+from genctl.native.positions import Distances, RelativeMask, alibi, alibi_slopes, mpt_slopes
 from genctl.native.rope import Rotary
 from genctl.native.spec import Spec
 
@@ -100,7 +100,8 @@ class Stack:
         self.dtype, self.device = weights.embed.dtype, device
         self.rotary = None if spec.rope is None else Rotary(spec.rope, device)
         self.local_rotary = self.rotary if spec.local_rope is None else Rotary(spec.local_rope, device)
-        self.slopes = alibi_slopes(spec.heads).to(device) if spec.alibi else None
+        slopes = mpt_slopes if spec.alibi == "mpt" else alibi_slopes
+        self.slopes = slopes(spec.heads).to(device) if spec.alibi else None
         self.distances: Distances | None = None
         if spec.relative is not None and weights.relative is not None:
             self.distances = Distances(weights.relative, spec.relative, causal=spec.causal)

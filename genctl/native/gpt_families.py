@@ -263,6 +263,67 @@ def bloom(c: Config) -> Found:
     return spec, replace(names, embed_norm="word_embeddings_layernorm")
 
 
+def mpt(c: Config) -> Found:
+    """MPT (MosaicML 2023): ALiBi, no biases anywhere."""
+    hidden, heads = c.either("d_model", "hidden_size"), c.either("n_heads", "num_attention_heads")
+    attention = Config(c.take("attn_config", None) or {})
+    for name in ("attn_impl", "attn_pdrop", "attn_uses_sequence_id", *_MPT_CONFIG):
+        attention.take(name, None)
+    attention.only("attn_type", "multihead_attention")
+    attention.only("alibi", True)
+    attention.only("alibi_bias_max", 8)  # transformers does not read another one
+    attention.only("prefix_lm", False)
+    attention.only("qk_ln", False)
+    # transformers does not read these: its class is for the published models
+    c.only("expansion_ratio", 4)
+    c.only("no_bias", True)
+    c.only("logit_scale", None)
+    c.only("norm_type", "low_precision_layernorm")
+    for name in _MPT_UNREAD:
+        c.take(name, None)
+    scale, clip = attention.optional("softmax_scale"), attention.optional("clip_qkv")
+    attention.rest()
+    spec = _spec(
+        c,
+        "mpt",
+        hidden,
+        heads,
+        c.either("n_layers", "num_hidden_layers"),
+        norm_bias=False,
+        eps=c.number("layer_norm_epsilon", 1e-5),
+        alibi="mpt",
+        qkv="joined",
+        clip_qkv=clip or None,  # 0 cuts off nothing
+        mlp_bias=False,
+        activation="gelu",
+    )
+    if scale is not None:
+        spec = replace(spec, scaling=scale)
+    parts = {
+        "attn_norm": "norm_1",
+        "qkv": "attn.Wqkv",
+        "o": "attn.out_proj",
+        "mlp_norm": "norm_2",
+        "up": "ffn.up_proj",
+        "down": "ffn.down_proj",
+    }
+    return spec, Names("transformer.", "wte", "blocks.{}.", parts, "norm_f")
+
+
+# What transformers writes into `attn_config`, as into every config; and what only MosaicML's own code reads.
+_MPT_CONFIG = ("model_type", "transformers_version", "dtype", "architectures", "id2label", "label2id", "problem_type")
+_MPT_UNREAD = (
+    "emb_pdrop",
+    "embedding_fraction",
+    "init_config",
+    "init_device",
+    "learned_pos_emb",
+    "max_seq_len",
+    "tokenizer_name",
+    "verbose",
+)
+
+
 def falcon(c: Config) -> Found:
     """Falcon (Almazrouei et al. 2023, arXiv:2311.16867), in three layouts.
 

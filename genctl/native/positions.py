@@ -49,6 +49,13 @@ def alibi_slopes(heads: int) -> Tensor:
     return torch.cat([slopes, between])
 
 
+def mpt_slopes(heads: int) -> Tensor:
+    """The same for MPT: where n is no power of 2, every other one of the next higher one, and then those between."""
+    power = 2 ** math.ceil(math.log2(heads))
+    slopes = 1.0 / torch.pow(2, torch.arange(1, power + 1, dtype=torch.float32) * (8 / power))
+    return slopes if power == heads else torch.cat([slopes[1::2], slopes[::2]])[:heads]
+
+
 # -- distances ---------------------------------------------------------------------------------------------------------
 
 

@@ -91,7 +91,8 @@ class Spec:
     learned: int | None = None  # a table of positions, which begins this many rows late (OPT: 2)
     sinusoidal: bool = False  # a table of sines, computed where the files hold none (Marian, Pegasus)
     relative: Relative | None = None  # T5
-    alibi: Literal["", "bloom", "falcon"] = ""  # a bias that grows with the distance; Falcon rounds it to bfloat16
+    # a bias that grows with the distance; Falcon rounds it to bfloat16, MPT has other slopes
+    alibi: Literal["", "bloom", "falcon", "mpt"] = ""
 
     # -- attention -----------------------------------------------------------------------------------------------------
     scaling: float = 1.0  # of the scores

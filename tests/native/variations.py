@@ -81,6 +81,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2", {**_GROUPED, "sliding_window": WINDOW, "layer_types": _ALTERNATE}),
     "gpt_bigcode": ("GPTBigCode", _GPT),
     "codegen": ("CodeGen", {**_GPT, "n_head": 8, "rotary_dim": 2}),
+    "mpt": ("Mpt", {"d_model": HIDDEN, "n_layers": LAYERS, "n_heads": HEADS, "max_seq_len": CONTEXT}),
     "smollm3": ("SmolLM3", {**_GROUPED, "no_rope_layer_interval": 2}),
 }
 
@@ -238,6 +239,10 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "codegen, inner": ("codegen", {"n_inner": 48}),
     "codegen, whole heads turned": ("codegen", {"rotary_dim": HIDDEN // 8}),
     "codegen, tied": ("codegen", {"tie_word_embeddings": True}),
+    "mpt, not tied": ("mpt", {"tie_word_embeddings": False}),
+    "mpt, three heads": ("mpt", {"n_heads": 3, "d_model": 24}),
+    "mpt, twelve heads": ("mpt", {"n_heads": 12, "d_model": 48}),
+    "mpt, clipped": ("mpt", {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.2}}),
     "smollm3, windows": ("smollm3", {"use_sliding_window": True, "sliding_window": WINDOW}),
     "smollm3, listed windows": ("smollm3", {"layer_types": _ALTERNATE, "sliding_window": WINDOW}),
     "smollm3, listed layers": ("smollm3", {"no_rope_layers": [0, 1], "attention_bias": True, "mlp_bias": True}),
