@@ -294,6 +294,14 @@ _ROWS = (
         dense=True,
         computes_positions=True,
     ),
+    Architecture(
+        "umt5",
+        native=Native(seq2seq.umt5, "UMT5ForConditionalGeneration"),
+        tokenizer=BACKEND,
+        compared="encoder-decoder",
+        relative=True,
+        unbounded=True,
+    ),
     # -- those that run on transformers' classes, and of which more has to be known than that they were compared
     Architecture("cpmant", cache_differs=True, reads_history=True),
     Architecture("ctrl", compared="decoder", computes_positions=True),
@@ -316,7 +324,6 @@ _ROWS = (
     Architecture("recurrent_gemma", compared="decoder", states_in_modules=True),
     Architecture("reformer", returns="past_buckets_states"),
     Architecture("switch_transformers", compared="encoder-decoder", relative=True, unbounded=True),
-    Architecture("umt5", compared="encoder-decoder", relative=True, unbounded=True),
     Architecture("voxtral_realtime", unfit="does not run without sound"),
     Architecture("xglm", compared="decoder", computes_positions=True),
     Architecture("xlnet", reads_history=True, returns="mems"),

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,8 @@ from genctl.native.norms import Norm, same
 from genctl.native.positions import Distances, RelativeMask, alibi, alibi_slopes, mpt_slopes
 from genctl.native.rope import Rotary
 from genctl.native.spec import Spec
+
+Part = TypeVar("Part")
 
 
 @dataclass
@@ -73,7 +76,7 @@ class StackWeights:
     layers: list[LayerWeights]
     final_norm: Norm = same
     positions: Tensor | None = None  # [T, E]
-    relative: Tensor | None = None  # [buckets, H]
+    relative: Sequence[Tensor] = ()  # [buckets, H], of all layers, or of each
     embed_norm: Norm = same
     project_in: Callable[[Tensor], Tensor] = same
     project_out: Callable[[Tensor], Tensor] = same
@@ -83,10 +86,10 @@ class StackWeights:
 class Pass:
     """What all layers of one pass share."""
 
-    visible: Mask
+    visible: Sequence[Mask]  # of all layers, or of each
     angles: tuple[Tensor, Tensor] | None = None  # cosines and sines, each [N, 1, F, r]
     local_angles: tuple[Tensor, Tensor] | None = None  # of layers with a window
-    bias: Tensor | None = None  # of the scores, [N or 1, H, 1 or F, T]
+    biases: Sequence[Tensor | None] = (None,)  # of the scores, [N or 1, H, 1 or F, T]; of all layers, or of each
     source: Tensor | None = None  # what the encoder ends with, [N or P, S, E]
     source_mask: Tensor | None = None  # bool [N, 1, 1, S]
 
@@ -102,9 +105,9 @@ class Stack:
         self.local_rotary = self.rotary if spec.local_rope is None else Rotary(spec.local_rope, device)
         slopes = mpt_slopes if spec.alibi == "mpt" else alibi_slopes
         self.slopes = slopes(spec.heads).to(device) if spec.alibi else None
-        self.distances: Distances | None = None
-        if spec.relative is not None and weights.relative is not None:
-            self.distances = Distances(weights.relative, spec.relative, causal=spec.causal)
+        self.distances: list[Distances] = []
+        if spec.relative is not None:
+            self.distances = [Distances(table, spec.relative, causal=spec.causal) for table in weights.relative]
         scale = torch.tensor(spec.embed_scale)
         self.embed_scale = float(scale.to(self.dtype)) if spec.embed_scale_rounded else spec.embed_scale
 
@@ -151,9 +154,17 @@ class Stack:
             q, k = rotary.turn(q, *angles), rotary.turn(k, *angles)
         scaling = spec.scaling / (number + 1) if spec.scaling_by_layer else spec.scaling
         if not spec.causal:
-            return w.o(cross_attention(q, k, v, shared.bias, scaling=scaling))
+            return w.o(cross_attention(q, k, v, _of(shared.biases, number), scaling=scaling))
         mixed = attention(
-            q, k, v, cache, shared.visible, scaling=scaling, window=window, softcap=spec.softcap, bias=shared.bias
+            q,
+            k,
+            v,
+            cache,
+            _of(shared.visible, number),
+            scaling=scaling,
+            window=window,
+            softcap=spec.softcap,
+            bias=_of(shared.biases, number),
         )  # [N, F, H·D]
         return w.o(mixed)
 
@@ -208,8 +219,9 @@ class Encoder(Stack):
         """Sources without padding: int64 [P, S] -> states [P, S, E]."""
         length = tokens.shape[1]
         x = self.embed(tokens, torch.arange(length, device=tokens.device)[None])
-        bias = None if self.distances is None else self.distances.bias(0, length)  # [1, H, S, S]
-        shared = Pass(Mask(0, length, None, self.device), bias=bias)
+        shared = Pass([Mask(0, length, None, self.device)])
+        if self.distances:
+            shared.biases = [distances.bias(0, length) for distances in self.distances]  # each [1, H, S, S]
         for number in range(self.spec.layers):
             x = self.layer(x, number, shared, None, None)
         return self.weights.final_norm(x)
@@ -286,9 +298,8 @@ class Decoder(Stack):
         return self(tokens, positions, layers, past=slots.shape[-1] - 1, visible=SlotMask(slots))
 
     def _shared(self, fed: int, positions: Tensor, mask: Tensor | None, past: int, visible: Mask | None) -> Pass:
-        if visible is None and self.distances is not None:
-            visible = RelativeMask(past, fed, mask, self.device, self.distances)
-        shared = Pass(visible or Mask(past, fed, mask, self.device))
+        masks = [RelativeMask(past, fed, mask, self.device, distances) for distances in self.distances]
+        shared = Pass(masks or [visible or Mask(past, fed, mask, self.device)])
         if self.rotary is not None:
             shared.angles = self._angles(self.rotary, positions, past)
             shared.local_angles = shared.angles
@@ -297,11 +308,16 @@ class Decoder(Stack):
         if self.slopes is not None:
             keys = torch.arange(past + fed, device=self.device)[None] if mask is None else (mask.cumsum(-1) - 1) * mask
             if self.spec.alibi == "falcon":  # rounded as in its training, and scaled with the scores
-                shared.bias = alibi(self.slopes.bfloat16(), keys).float() * self.spec.scaling
+                shared.biases = [alibi(self.slopes.bfloat16(), keys).float() * self.spec.scaling]
             else:
-                shared.bias = alibi(self.slopes, keys)
+                shared.biases = [alibi(self.slopes, keys)]
         return shared
 
     def _angles(self, rotary: Rotary, positions: Tensor, past: int) -> tuple[Tensor, Tensor]:
         cos, sin = rotary.angles(positions, first=past == 0)
         return cos.to(self.dtype), sin.to(self.dtype)
+
+
+def _of(parts: Sequence[Part], number: int) -> Part:
+    """That of a layer, where there is one for all layers, or one for each."""
+    return parts[number if len(parts) > 1 else 0]

@@ -108,7 +108,7 @@ class _Stack:
             [self.layer(self.plan.layer(number)) for number in range(spec.layers)],
             self.norm(prefix + names.final) if spec.final_norm else same,
             positions,
-            get(f"{prefix}{names.relative}.weight") if spec.relative is not None else None,
+            [get(table) for table in self.plan.relative],
             self.norm(prefix + names.embed_norm) if spec.embed_norm else same,
             self.products.linear(get(f"{prefix}{names.project_in}.weight")) if spec.embed_size else same,
             self.products.linear(get(f"{prefix}{names.project_out}.weight")) if spec.embed_size else same,

@@ -26,7 +26,7 @@ class Names:
     final: str
     heads: tuple[str, ...] = ("lm_head",)  # what the head may be called
     logits_bias: tuple[str, ...] = ()  # what a bias of the logits may be called, that files may hold
-    relative: str = ""  # the table of distances
+    relative: str = ""  # the table of distances, with {} for the layer
     shared: str = ""  # the embeddings of both stacks of an encoder-decoder
     encoder: Names | None = None
     positions: str = ""

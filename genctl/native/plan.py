@@ -26,6 +26,10 @@ class StackPlan:
         self.prefix = self.name(names.prefix)
         self.embed = f"{self.prefix}{names.embed}.weight"  # where the file holds one
         table = f"{self.prefix}{names.positions}.weight"
+        self.relative: list[str] = []  # a table of distances for all layers, or for each
+        if spec.relative is not None:
+            layers = range(spec.layers if spec.relative.every_layer else 1)
+            self.relative = [f"{self.prefix}{names.relative.format(number)}.weight" for number in layers]
         self.positions = table if spec.learned is not None or (spec.sinusoidal and table in shapes) else ""
 
     def name(self, name: str) -> str:
@@ -43,8 +47,9 @@ class StackPlan:
         if self.positions:
             assert spec.context is not None
             yield self.positions, (spec.context + (spec.learned or 0), spec.hidden)
-        if spec.relative is not None:
-            yield f"{prefix}{names.relative}.weight", (spec.relative.buckets, spec.heads)
+        for table in self.relative:
+            assert spec.relative is not None
+            yield table, (spec.relative.buckets, spec.heads)
         if spec.embed_norm:
             yield from _norm(f"{prefix}{names.embed_norm}", spec)
         if spec.embed_size:

@@ -60,7 +60,7 @@ def mpt_slopes(heads: int) -> Tensor:
 
 
 class Distances:
-    """The bias of a head's scores for each distance of a key from its query. All layers have those of the first."""
+    """The bias of a head's scores for each distance of a key from its query."""
 
     def __init__(self, table: Tensor, relative: Relative, *, causal: bool) -> None:
         far = self.farthest = relative.farthest

@@ -21,6 +21,7 @@ _HARMLESS = (
     "extra_pos_embeddings",
     "n_positions",
     "save_step",
+    "scalable_attention",
 )
 
 
@@ -40,7 +41,13 @@ def mt5(c: Config) -> Found:
     return _t5(c, "mt5", "gated-gelu", scaled_head=False)
 
 
-def _t5(c: Config, family: str, feed_forward: str, *, scaled_head: bool) -> Found:
+def umt5(c: Config) -> Found:
+    """umT5 (Chung et al. 2023, arXiv:2304.09151): mT5 with distances of each layer's own, T5's scaled head."""
+    c.take("tie_word_embeddings", None)
+    return _t5(c, "umt5", "gated-gelu", scaled_head=True, every_layer=True)
+
+
+def _t5(c: Config, family: str, feed_forward: str, *, scaled_head: bool, every_layer: bool = False) -> Found:
     _of_both(c)
     hidden, heads = c.either("d_model", "hidden_size"), c.either("num_heads", "num_attention_heads")
     head_dim, layers = c.either("d_kv", "head_dim"), c.either("num_layers", "num_hidden_layers")
@@ -63,7 +70,7 @@ def _t5(c: Config, family: str, feed_forward: str, *, scaled_head: bool) -> Foun
         inner,
         causal=False,
         eps=c.number("layer_norm_epsilon", 1e-6),
-        relative=Relative(buckets, farthest),
+        relative=Relative(buckets, farthest, every_layer),
         activation=activation,
         gated=gated,
         windows=(None,) * layers,
@@ -78,7 +85,7 @@ def _t5(c: Config, family: str, feed_forward: str, *, scaled_head: bool) -> Foun
         "block.{}.",
         attention | cross | {"cross_norm": "layer.1.layer_norm"} | _t5_mlp("layer.2", gated),
         "final_layer_norm",
-        relative="block.0.layer.0.SelfAttention.relative_attention_bias",
+        relative="block.{}.layer.0.SelfAttention.relative_attention_bias",
         shared="shared",
         ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
     )

@@ -55,6 +55,7 @@ class Relative:
 
     buckets: int
     farthest: int  # from this distance on there is one bucket
+    every_layer: bool = False  # each layer has biases of its own (umT5), else all have those of the first
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ _BART = {
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "t5": ("T5Config", "T5ForConditionalGeneration", _T5),
     "mt5": ("MT5Config", "MT5ForConditionalGeneration", _T5),
+    "umt5": ("UMT5Config", "UMT5ForConditionalGeneration", _T5),
     "bart": ("BartConfig", "BartForConditionalGeneration", _BART),
     "mbart": ("MBartConfig", "MBartForConditionalGeneration", _BART),
     "marian": ("MarianConfig", "MarianMTModel", _BART),
@@ -65,6 +66,7 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5, one layer": ("t5", {"num_layers": 1}),
     "t5, wide heads": ("t5", {"d_kv": 12, "num_heads": 3}),
     "t5, usual buckets": ("t5", {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}),
+    "umt5, plain gelu": ("umt5", {"feed_forward_proj": "gelu", "num_layers": 1, "num_decoder_layers": 3}),
     "mt5, relu": ("mt5", {"feed_forward_proj": "relu"}),
     **{f"{name}, scaled embeddings": (name, {"scale_embedding": True}) for name in _SIMILAR},
     **{f"{name}, not tied": (name, {"tie_word_embeddings": False}) for name in _SIMILAR},
