@@ -302,6 +302,13 @@ _ROWS = (
         relative=True,
         unbounded=True,
     ),
+    Architecture(
+        "m2m_100",
+        native=Native(seq2seq.m2m_100, "M2M100ForConditionalGeneration", context=1024),
+        tokenizer=LEFT_TO_TRANSFORMERS,
+        compared="encoder-decoder",
+        computes_positions=True,
+    ),
     # -- those that run on transformers' classes, and of which more has to be known than that they were compared
     Architecture("cpmant", cache_differs=True, reads_history=True),
     Architecture("ctrl", compared="decoder", computes_positions=True),
@@ -310,7 +317,6 @@ _ROWS = (
     Architecture("gemma4_assistant", unfit="drafts for another model, whose keys and values it reads"),
     Architecture("gemma4_unified_assistant", unfit="drafts for another model, whose keys and values it reads"),
     Architecture("longt5", compared="encoder-decoder", relative=True, unbounded=True),
-    Architecture("m2m_100", compared="encoder-decoder", computes_positions=True),
     Architecture("mamba", compared="decoder", unbounded=True),
     Architecture("mamba2", compared="decoder", unbounded=True),
     Architecture("moshi", compared="decoder", audio_parts=True),

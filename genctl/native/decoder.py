@@ -117,7 +117,10 @@ class Stack:
         x = weights.project_in(F.embedding(tokens, weights.embed))
         if spec.embed_scale != 1.0:
             x = x * self.embed_scale
-        if weights.positions is not None:
+        if weights.positions is not None and spec.padding is not None:  # M2M-100: padding reads the row of zeros
+            places = torch.where(tokens == spec.padding, spec.padding, positions + spec.padding + 1)
+            x = x + F.embedding(places, weights.positions)
+        elif weights.positions is not None:
             x = x + F.embedding(positions + (spec.learned or 0), weights.positions)
         return weights.embed_norm(x)
 
@@ -218,7 +221,10 @@ class Encoder(Stack):
     def __call__(self, tokens: Tensor) -> Tensor:
         """Sources without padding: int64 [P, S] -> states [P, S, E]."""
         length = tokens.shape[1]
-        x = self.embed(tokens, torch.arange(length, device=tokens.device)[None])
+        positions = torch.arange(length, device=tokens.device)[None]
+        if self.spec.padding is not None:  # M2M-100: padding inside of a source is not counted
+            positions = positions - (tokens == self.spec.padding).cumsum(-1)
+        x = self.embed(tokens, positions)
         shared = Pass([Mask(0, length, None, self.device)])
         if self.distances:
             shared.biases = [distances.bias(0, length) for distances in self.distances]  # each [1, H, S, S]

@@ -17,7 +17,7 @@ from genctl.native.mlp import ACTIVATIONS, MLP
 from genctl.native.model import NativeConfig, NativeModel, SpecialTokens
 from genctl.native.norms import LayerNorm, Norm, RMSNorm, same
 from genctl.native.plan import StackPlan, WeightPlan, matrix_shape
-from genctl.native.positions import sinusoids
+from genctl.native.positions import fairseq_sinusoids, sinusoids
 
 
 def read(
@@ -102,7 +102,11 @@ class _Stack:
         positions = get(self.plan.positions) if self.plan.positions else None
         if spec.sinusoidal and positions is None:
             assert spec.context is not None
-            positions = sinusoids(spec.context, spec.hidden).to(embed)
+            if spec.padding is None:
+                positions = sinusoids(spec.context, spec.hidden).to(embed)
+            else:
+                rows = spec.context + spec.padding + 1
+                positions = fairseq_sinusoids(rows, spec.hidden, spec.padding).to(embed)
         return StackWeights(
             embed,
             [self.layer(self.plan.layer(number)) for number in range(spec.layers)],

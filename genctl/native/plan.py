@@ -30,7 +30,7 @@ class StackPlan:
         if spec.relative is not None:
             layers = range(spec.layers if spec.relative.every_layer else 1)
             self.relative = [f"{self.prefix}{names.relative.format(number)}.weight" for number in layers]
-        self.positions = table if spec.learned is not None or (spec.sinusoidal and table in shapes) else ""
+        self.positions = table if spec.learned is not None or (spec.sinusoidal == "marian" and table in shapes) else ""
 
     def name(self, name: str) -> str:
         """A name in the files, of which a checkpoint of the bare model lacks the first part."""

@@ -25,6 +25,16 @@ def sinusoids(positions: int, features: int) -> Tensor:
     return torch.cat([angles[:, 0::2].sin(), angles[:, 1::2].cos()], -1).float()
 
 
+def fairseq_sinusoids(positions: int, features: int, padding: int) -> Tensor:
+    """f32 [positions, features]: the same as fairseq computes it, with one frequency less; the row of padding is 0."""
+    half = features // 2
+    frequencies = torch.exp(torch.arange(half, dtype=torch.int64).float() * -(math.log(10000) / (half - 1)))
+    angles = torch.arange(positions, dtype=torch.int64).float()[:, None] * frequencies
+    table = torch.cat([angles.sin(), angles.cos()], -1)
+    table[padding] = 0
+    return table
+
+
 # -- ALiBi -------------------------------------------------------------------------------------------------------------
 
 

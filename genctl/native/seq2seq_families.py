@@ -127,6 +127,27 @@ def pegasus(c: Config) -> Found:
     return _bart(c, "pegasus", norm_first=True, embed_norm=False, learned=None)
 
 
+def m2m_100(c: Config) -> Found:
+    """M2M-100 and NLLB-200 (Fan et al. 2020, arXiv:2010.11125; NLLB Team 2022, arXiv:2207.04672): many languages."""
+    padding = c.take("pad_token_id", 1)
+    if type(padding) is not int or not 0 <= padding < c.size("vocab_size"):
+        raise NotNative(f"config.json: pad_token_id = {padding!r:.40}")
+    c.take("static_position_embeddings", None)  # not read: they are always computed
+    c.values = {
+        **{"scale_embedding": True, "activation_function": "relu"},
+        **c.values,
+        "static_position_embeddings": True,
+    }
+    spec, names = _bart(c, "m2m_100", norm_first=True, embed_norm=False, learned=None)
+    if spec.hidden < 4 or spec.hidden % 2:
+        raise NotNative(f"config.json: d_model = {spec.hidden}, which has no table of sines")
+    assert spec.encoder is not None
+    positions: dict[str, Any] = {"sinusoidal": "fairseq", "padding": padding}
+    encoder = replace(spec.encoder, **positions)
+    names = replace(names, logits_bias=(), ignored=(*names.ignored, "embed_positions.weights"))
+    return replace(spec, encoder=encoder, **positions), names
+
+
 def _bart(c: Config, family: str, *, norm_first: bool, embed_norm: bool, learned: int | None) -> Found:
     _of_both(c)
     # transformers does not read these any more: the family says it
@@ -164,7 +185,7 @@ def _bart(c: Config, family: str, *, norm_first: bool, embed_norm: bool, learned
         norm_bias=True,
         eps=1e-5,
         learned=learned,
-        sinusoidal=learned is None,
+        sinusoidal="marian" if learned is None else "",
         scaling=(hidden // heads) ** -0.5,
         qkv_bias=True,
         o_bias=True,

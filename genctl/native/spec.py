@@ -90,7 +90,9 @@ class Spec:
     local_rope: Rope | None = None  # of the layers with a window, where they have their own (Gemma 3)
     still: frozenset[int] = frozenset()  # the layers in which nothing turns (SmolLM3, Command R7B)
     learned: int | None = None  # a table of positions, which begins this many rows late (OPT: 2)
-    sinusoidal: bool = False  # a table of sines, computed where the files hold none (Marian, Pegasus)
+    # a table of sines, computed where the files hold none (Marian, Pegasus), or always (M2M-100)
+    sinusoidal: Literal["", "marian", "fairseq"] = ""
+    padding: int | None = None  # a token without a position; the table begins behind its row (M2M-100)
     relative: Relative | None = None  # T5
     # a bias that grows with the distance; Falcon rounds it to bfloat16, MPT has other slopes
     alibi: Literal["", "bloom", "falcon", "mpt"] = ""

@@ -43,6 +43,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bart": ("BartConfig", "BartForConditionalGeneration", _BART),
     "mbart": ("MBartConfig", "MBartForConditionalGeneration", _BART),
     "marian": ("MarianConfig", "MarianMTModel", _BART),
+    "m2m_100": ("M2M100Config", "M2M100ForConditionalGeneration", _BART),
     "pegasus": ("PegasusConfig", "PegasusForConditionalGeneration", _BART),
 }
 _UNEVEN = {
@@ -53,7 +54,7 @@ _UNEVEN = {
     "encoder_ffn_dim": 40,
     "decoder_ffn_dim": 72,
 }
-_SIMILAR = ("bart", "mbart", "marian", "pegasus")
+_SIMILAR = ("bart", "mbart", "marian", "pegasus", "m2m_100")
 
 # name -> family, what is different
 VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -72,6 +73,8 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{name}, not tied": (name, {"tie_word_embeddings": False}) for name in _SIMILAR},
     **{f"{name}, uneven": (name, _UNEVEN) for name in _SIMILAR},
     "bart, one layer": ("bart", {"encoder_layers": 1, "decoder_layers": 1}),
+    "m2m_100, not scaled": ("m2m_100", {"scale_embedding": False, "activation_function": "gelu"}),
+    "m2m_100, another padding": ("m2m_100", {"pad_token_id": 7}),
     "pegasus, relu": ("pegasus", {"activation_function": "relu"}),
     "marian, silu": ("marian", {"activation_function": "swish"}),
     "marian, two vocabularies": ("marian", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 280}),
