@@ -218,7 +218,10 @@ KINDS: dict[str, type] = {
 
 
 def conversation(messages: Iterable[Mapping[str, Any]], system: str | None = None) -> str:
-    """What `Began.shown` has of messages: their text, after the `system` message; each names its role, unless a user says the only one."""
+    """What `Began.shown` has of messages: their text, after the `system` message.
+
+    Each names its role, unless a user says the only one.
+    """
     every: list[Mapping[str, Any]] = [*([] if system is None else [{"role": "system", "content": system}]), *messages]
     if [message.get("role") for message in every] == ["user"]:
         return _content(every[0])

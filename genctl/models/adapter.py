@@ -175,8 +175,8 @@ def _is_range(pair: Any) -> bool:
 def apply(model: Any, adapter: Adapter, *, merge: bool | None) -> tuple[Any, str]:
     """The base with the adapter inside, and a note. Raises ModelError where the two do not fit together.
 
-    With `merge` the product is added to the weights, and nothing of the adapter is left. None merges where that is right:
-    layers that layer_replication makes share their weights, so the products stay beside them.
+    With `merge` the product is added to the weights, and nothing of the adapter is left. None merges where that is
+    right: layers that layer_replication makes share their weights, so the products stay beside them.
     """
     from peft import PeftModel, get_peft_model_state_dict
 
