@@ -80,7 +80,7 @@ def broadcast(value: Any, *, wait: bool = False) -> Any:
 
 
 def awaited(make: Callable[[], Any]) -> Any:
-    """What `make` returns on rank 0, by `broadcast`. It may take long; a rank that does not answer is noticed as ever."""
+    """What `make` returns on rank 0, by `broadcast`. It may take long; a rank that does not answer is still noticed."""
     if dist.get_rank():
         while not (answer := broadcast(None))[0]:
             continue
