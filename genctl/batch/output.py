@@ -78,9 +78,16 @@ def open_output(
 def check_absent(paths: Iterable[str]) -> None:
     """Raises OutputError with all those files that exist, if there are several: `open_output` refuses one."""
     files = [path for path in map(Path, dict.fromkeys(paths)) if path.absolute().parent not in _STREAM_FOLDERS]
-    there = [printable(str(path)) for path in files if path.is_file()]
+    there = [printable(str(path)) for path in files if _is_file(path)]
     if len(there) > 1:
         raise OutputError(f"the outputs exist already: {', '.join(there)}", hint="--force replaces them")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, a folder that may not be read: opening it says why
+        return False
 
 
 def _replacement(target: Path, name: str) -> Sink:
@@ -137,7 +144,9 @@ def unwritable(error: OSError | ValueError, path: Path) -> OutputError:
     """The error for a file that cannot be opened for writing."""
     name = printable(str(path))
     if isinstance(error, FileNotFoundError):
-        return unwritten(f"there is no folder {printable(str(path.parent))}", name)
+        folder = printable(str(path.parent))
+        none = f"no file can be made in {folder}" if path.parent.is_dir() else f"there is no folder {folder}"
+        return unwritten(none, name)
     return unwritten(system_reason(error), name)
 
 

@@ -22,6 +22,7 @@ from genctl.batch.journal import DIGEST, Journal, Mark
 from genctl.batch.output import Sink, reopen, sync_folder
 from genctl.batch.printable import printable
 from genctl.batch.rows import BadRow, InputRow
+from genctl.batch.sink import unwritten
 from genctl.errors import GenctlError, InputError, UsageError
 from genctl.plural import count
 
@@ -39,6 +40,8 @@ class Resumable:
     def __init__(self, output: str | Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = Path(output)
         self.name = printable(str(output))
+        if _is_folder(self.path):
+            raise unwritten("it is a folder", self.name)
         self.journal = Journal(self.path)
         self.span = 1
         self._clock = clock
@@ -207,6 +210,12 @@ class Resumable:
             self.journal.add(replace(new, digests="".join(self._digests)))
             self._digests.clear()
         self._newest, self._marked = new, self._clock()
+
+
+def _is_folder(path: Path) -> bool:
+    with contextlib.suppress(OSError):  # the journal's error says more
+        return path.is_dir()
+    return False
 
 
 def _essence(row: InputRow | BadRow) -> bytes:

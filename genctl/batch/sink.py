@@ -258,10 +258,10 @@ class Sink:
             if not self._closed:
                 self._cut()
         hint = ""
-        if self._part is not None and self._path is not None:
-            hint = f"{self.name} is as it was"
-            if self._whole:
-                hint += f"; what was finished is in {printable(str(self._part))}"
+        if self._part is not None:
+            as_it_was = [f"{self.name} is as it was"] if self._replaces is not None else []
+            finished = [f"what was finished is in {printable(str(self._part))}"] if self._whole else []
+            hint = "; ".join(as_it_was + finished)
         self._failure = unwritten(system_reason(error), self.name, hint)
         raise self._failure from error
 

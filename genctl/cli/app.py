@@ -201,6 +201,10 @@ def _explained(error: BaseException) -> tuple[str, str, Exit | int]:
         return "the input is nested too deeply", "", Exit.USAGE
     if isinstance(error, MemoryError):
         return "not enough memory", "a smaller --batch-size or --dtype bfloat16 needs less", Exit.MODEL
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        from genctl.batch.printable import printable
+
+        return f"cannot use {printable(os.fsdecode(error.filename))}: {error.strerror}", "", Exit.USAGE
     first = next(iter(str(error).strip().splitlines()), "no message")
     if isinstance(error, Exception):
         return f"unexpected {type(error).__name__}: {first}", "this is a bug; --debug shows where", 1

@@ -30,5 +30,8 @@ class FileAtEnd(ABC):
         if kind is not None:
             self._sink.abandon()
             return
-        self._sink.write(self.content())
-        self._sink.close()
+        try:
+            self._sink.write(self.content())
+            self._sink.close()
+        finally:
+            self._sink.abandon()  # does nothing to what is closed

@@ -15,6 +15,7 @@ import pytest
 from genctl.batch.journal import Journal
 from genctl.batch.output import Sink, reopen
 from genctl.batch.writers import open_output
+from genctl.cli.file_at_end import FileAtEnd
 from genctl.errors import OutputError, UsageError
 
 
@@ -92,6 +93,29 @@ def test_a_file_that_cannot_be_made_is_one_line(tmp_path: Path, name: str, wante
     with pytest.raises(OutputError, match=f"^the output could not be written: {wanted}") as caught:
         open_output(f"{tmp_path}/{name}", io.BytesIO(), force=force)
     assert caught.value.message.isprintable()
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder of the Linux kernel")
+def test_a_folder_that_takes_no_files_is_not_called_missing() -> None:
+    with pytest.raises(OutputError, match=r"^the output .*: no file can be made in /proc \(/proc/out.jsonl\)$"):
+        open_output("/proc/out.jsonl", io.BytesIO())
+
+
+def test_a_file_that_is_made_at_once_and_does_not_fit_leaves_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page of --report: an empty part of it stayed, and an old file was named that never was."""
+
+    class Page(FileAtEnd):
+        def content(self) -> bytes:
+            return b"<html>"
+
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("genctl.batch.output.unbuffered", lambda number: Tearing(os.fdopen(number, "wb", 0), 0, full))
+    with pytest.raises(OutputError, match="No space left on device") as caught, Page(str(path), force=False):
+        pass
+    assert caught.value.hint == ""
+    assert list(path.parent.iterdir()) == []
 
 
 def test_a_long_name_can_be_replaced(tmp_path: Path) -> None:
@@ -184,6 +208,7 @@ def test_a_full_disk_leaves_whole_records_and_the_old_file(
     if force:
         assert found.pop(path) == b"old\n"
         assert [str(part) in caught.value.hint for part in found] == [True] * bool(fatal)
+    assert ("is as it was" in caught.value.hint) == force
     assert list(found.values()) == ([whole] if fatal else [])
 
 

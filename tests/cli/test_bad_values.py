@@ -101,3 +101,13 @@ def test_an_unknown_strategy_is_reported_with_all_other_mistakes() -> None:
 def test_messages_about_other_things_stay() -> None:
     assert plain_words("Nothing to do", []) == "Nothing to do"
     assert plain_words("Invalid value for '--at' / '-a': Value error, too late", []) == "--at: too late"
+
+
+@pytest.mark.parametrize("flag", ["--output", "--events", "--report", "--svg", "--adapter", "--prompt-cache"])
+def test_a_name_that_no_file_can_have_is_one_line(flag: str, tmp_path: Path) -> None:
+    """Python's `Path.is_file` raises for it."""
+    done = genctl("run", "-m", "builtin:numbers", "7", flag, f"{tmp_path}/{'n' * 300}")
+    assert done.status == 2
+    (line,) = done.err.splitlines()
+    assert line.startswith(("error: the output could not be written: File name too long (", "error: cannot use "))
+    assert "bug" not in line

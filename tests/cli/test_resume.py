@@ -339,6 +339,15 @@ def test_a_file_of_somebody_else_is_neither_gone_on_with_nor_replaced(gpt2: Path
     assert not beside(out).exists()
 
 
+@pytest.mark.parametrize("name", [".", "folder", "/"])
+def test_a_folder_is_no_output_to_go_on_with(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    done = genctl("run", "-m", "builtin:numbers", "7", "--resume", "-o", name)
+    assert (done.status, done.err) == (2, f"error: the output could not be written: it is a folder ({name})\n")
+    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
+
+
 def test_a_run_that_cannot_begin_leaves_no_files(given: Path, out: Path) -> None:
     done = run(Path("./no/such/folder"), given, out, "--resume")
     assert done.status == 3
