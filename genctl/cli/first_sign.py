@@ -46,16 +46,26 @@ class _Sign:
         """Draw what has changed."""
         line = self.line()
         if line != self.drawn:
-            start = "\r\x1b[K" if self.drawn else ""
+            start = self.erasing()
             os.write(self.terminal, (start + (line if self.plain else f"\x1b[2m{line}\x1b[0m")).encode())
             self.drawn = line
+
+    def erasing(self) -> str:
+        """What erases the line, in a window that may have become narrower: it takes several rows then."""
+        if not self.drawn:
+            return ""
+        from genctl.render.rewrapping import rows, wraps
+
+        width = os.get_terminal_size(self.terminal).columns or 80
+        more = rows(_cells(self.drawn), width) - 1 if wraps() else 0
+        return "\r" + "\x1b[K\x1b[A" * more + "\x1b[K"
 
     def hide(self) -> None:
         """Take the line away."""
         self.visible = False
-        if self.drawn:
-            self.drawn = ""
-            os.write(self.terminal, b"\r\x1b[K")
+        erasing, self.drawn = self.erasing(), ""
+        if erasing:
+            os.write(self.terminal, erasing.encode())
 
 
 _sign: _Sign | None = None
@@ -139,6 +149,15 @@ def _tick(sign: _Sign) -> None:
         with sign.lock:
             if _sign is sign and sign.visible:
                 _update(sign)
+
+
+def _cells(line: str) -> int:
+    """The columns of a line."""
+    if line.isascii():
+        return len(line)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(letter) else 1 + (east_asian_width(letter) in "WF") for letter in line)
 
 
 def _model(arguments: Sequence[str]) -> str:

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.text import Text
 
 from genctl.events import Loading
 from genctl.render import theme, widgets
 from genctl.render.live_region import FRAME_S, transient_progress
+from genctl.render.reflow import DrawnLines
 
 
 class LoadingBar:
@@ -24,6 +26,7 @@ class LoadingBar:
         self._progress: Progress | None = None
         self._tasks: dict[tuple[str, str], TaskID] = {}
         self._drawn = float("-inf")
+        self._lines = DrawnLines(console)
         self._lock = threading.Lock()  # files are downloaded by several threads
 
     def show(self, event: Loading) -> None:
@@ -33,6 +36,8 @@ class LoadingBar:
                 self._show(event)
 
     def _show(self, event: Loading) -> None:
+        if self._lines.outdated:
+            self.close()
         if self._progress is None:
             self._progress = transient_progress(
                 self._console, TextColumn("{task.description}", markup=False), _KnownBar(bar_width=24), _Amount()
@@ -48,11 +53,14 @@ class LoadingBar:
         self._progress.update(self._tasks[part], completed=event.done, total=event.total or None)
         if self._clock() - self._drawn >= FRAME_S or event.done >= event.total:
             self._progress.refresh()
+            drawn = self._console.render_lines(self._progress.get_renderable(), pad=False)
+            self._lines.note([Segment.get_line_length(line) for line in drawn])
             self._drawn = self._clock()
 
     def close(self) -> None:
         """Erase the bar."""
         if self._progress is not None:
+            self._lines.clear()
             self._progress.stop()
             self._progress = None
             self._tasks = {}

@@ -1,36 +1,14 @@
-"""Erase drawn lines correctly after the window became narrower.
-
-Most terminals then wrap the lines that no longer fit, which take more rows; others cut them off. A program cannot ask
-which, so terminals that wrap are recognised by their environment variables.
-"""
+"""Erase drawn lines correctly after the window became narrower, where the terminal wraps them (`rewrapping`)."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.control import Control
 from rich.segment import ControlType
 
-# Set by terminals that wrap.
-WRAPPING = (
-    "ALACRITTY_WINDOW_ID",
-    "GHOSTTY_RESOURCES_DIR",
-    "KITTY_WINDOW_ID",
-    "KONSOLE_VERSION",
-    "TMUX",
-    "VTE_VERSION",
-    "WEZTERM_EXECUTABLE",
-    "WT_SESSION",
-)
-PROGRAMS = ("Apple_Terminal", "iTerm.app", "vscode", "WezTerm", "ghostty")
-
-
-def wraps(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether this terminal rewraps lines when its window becomes narrower."""
-    variables = os.environ if environ is None else environ
-    return any(variables.get(name) for name in WRAPPING) or variables.get("TERM_PROGRAM") in PROGRAMS
+from genctl.render.rewrapping import rows, wraps
 
 
 class DrawnLines:
@@ -53,8 +31,8 @@ class DrawnLines:
 
     def clear(self) -> None:
         """Erase the additional rows of rewrapped lines. Rich erases one row per line."""
-        width = max(self._console.width, 1)
-        more = sum(max(-(-cells // width), 1) for cells in self._cells) - len(self._cells)
+        width = self._console.width
+        more = sum(rows(cells, width) for cells in self._cells) - len(self._cells)
         self._cells = []
         if more > 0 and wraps(self._environ):
             up = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * more

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from genctl.render import theme
-from genctl.render.reflow import wraps
+from genctl.render.rewrapping import wraps
 
 TAB = 8  # cells between tab stops
 _PART = re.compile(r"\n|[^\S\n]+|\S+")

@@ -158,7 +158,17 @@ def test_a_narrower_window_takes_more_rows_away_where_lines_wrap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "expected"), [({}, False), ({"TMUX": "x"}, True), ({"TERM_PROGRAM": "vscode"}, True)]
+    ("environ", "expected"),
+    [
+        ({}, False),
+        ({"TMUX": "x"}, True),
+        ({"TERM_PROGRAM": "vscode"}, True),
+        ({"TERM": "xterm-kitty"}, True),
+        ({"TERM": "xterm-256color"}, False),
+        ({"LC_TERMINAL": "iTerm2"}, True),
+        ({"VTE_VERSION": "7600", "STY": "1.pts"}, False),
+        ({"TMUX": "x", "STY": "1.pts"}, True),
+    ],
 )
 def test_which_terminals_wrap_is_known(environ: dict[str, str], expected: bool) -> None:
     assert wraps(environ) is expected
