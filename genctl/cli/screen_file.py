@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from genctl.cli.file_at_end import FileAtEnd
+from genctl.cli.page_file import repeating
 from genctl.cli.watcher import Watcher
 from genctl.events import Event
 from genctl.render.screen_picture import picture, terminal
@@ -59,4 +60,5 @@ class ScreenFile(FileAtEnd, Watcher):
         if self._view is not None:
             self._view.load_s = self._load_s
             self._view.close()
-        return picture(self.console, "genctl " + " ".join(sys.argv[1:2])).encode("utf-8", "replace")
+        title, command = "genctl " + " ".join(sys.argv[1:2]), repeating(sys.argv[1:])
+        return picture(self.console, title, command).encode("utf-8", "replace")

@@ -7,7 +7,12 @@ import re
 
 from rich.ansi import AnsiDecoder
 from rich.console import Console
+from rich.text import Text
 
+from genctl.render import theme
+from genctl.render.widgets import visible
+
+MOST, LAST = 200, 40  # lines of a picture, and how many of them are the last ones
 _REMOTE_FONTS = re.compile(r"@font-face\s*\{.*?\}\s*", re.DOTALL)
 
 
@@ -35,10 +40,19 @@ def terminal(width: int) -> Console:
     )
 
 
-def picture(console: Console, title: str) -> str:
-    """What was written on a `terminal`, as SVG. It loads nothing: fonts are those of the reader."""
+def picture(console: Console, title: str, command: str = "") -> str:
+    """What was written on a `terminal`, as SVG, after the `command`. It loads nothing: fonts are those of the reader.
+
+    Of more than MOST lines the first and the last are drawn.
+    """
     assert isinstance(console.file, _Screen)
     canvas = Console(record=True, width=console.width, file=io.StringIO(), markup=False, highlight=False, emoji=False)
-    for line in AnsiDecoder().decode(console.file.getvalue()):
+    if command:
+        canvas.print(Text(visible(f"$ {command}"), style=theme.DIM, overflow="fold"))
+    lines = list(AnsiDecoder().decode(console.file.getvalue()))
+    if len(lines) > MOST:
+        left = Text(f"⋮ {len(lines) - MOST:,} lines are left out of this picture", style=theme.DIM)
+        lines = [*lines[: MOST - LAST], left, *lines[-LAST:]]
+    for line in lines:
         canvas.print(line, no_wrap=True, crop=True)
     return _REMOTE_FONTS.sub("", canvas.export_svg(title=title, unique_id="genctl"))

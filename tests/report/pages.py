@@ -97,9 +97,9 @@ def _ended(row: Row, tokens: list[Token]) -> Ended:
 
 
 def sentence(
-    lane: str, words: Iterable[str], prompt: str = "A prompt", strategy: str = "sample", **more: Any
+    lane: str, words: Iterable[str], prompt: str = "A prompt", strategy: str = "sample", eos: str = "", **more: Any
 ) -> list[Event]:
-    """A lane with one row, a token for each word, which ends by itself."""
+    """A lane with one row, a token for each word, which ends by itself; `eos` is the name of the last token."""
     tokens = [Token(number, -0.5, word, 1, 0.5) for number, word in enumerate(words)]
     events: list[Event] = [Began(lane, prompt, strategy, "made-up", **more)]
     for step, token in enumerate(tokens):
@@ -108,5 +108,6 @@ def sentence(
     text = "".join(token.text for token in tokens)
     ids = (*(token.id for token in tokens), 99)
     ended = Hypothesis(ids, total, total, "eos", score=-0.5, text=text)
-    events.append(Stepped(lane, len(tokens), (), (Ended(lane, 0, (Token(99, -0.5),), ended),)))
+    last = Token(99, -0.5, top=((99, eos, -0.5),) if eos else ())
+    events.append(Stepped(lane, len(tokens), (), (Ended(lane, 0, (last,), ended),)))
     return [*events, Finished(lane, (ended,), prompt_tokens=3, seconds=0.5)]

@@ -137,6 +137,27 @@ def test_a_token_shows_its_alternatives_and_processors(window: Any) -> None:
     assert page.locator("#spoken").text_content().startswith("token 3:")
 
 
+def test_a_table_shows_each_sequence_from_where_it_leaves_its_nearest(window: Any) -> None:
+    page = window(page_of(search(12)))
+    rows = page.locator("#tokens .nbest tbody tr")
+    count = page.locator("#tokens select").last.locator("option").count()
+    assert rows.count() == count > 1
+    cells = [rows.nth(place).locator("th, td").all_inner_texts() for place in range(count)]
+    assert cells[0][0] == "★ 1"
+    assert len({one[2] for one in cells}) == count, "two rows look alike"
+    assert any(re.fullmatch(r"\+\d+", one[1]) and one[2].startswith("…") for one in cells[1:])
+    rows.nth(1).locator("button").click()
+    assert page.locator("#tokens select").last.evaluate("one => one.value") == "1"
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_eos_has_its_name_where_the_page_knows_it(window: Any) -> None:
+    page = window(page_of(sentence("0", [" an"], eos="</s>")))
+    page.locator("#tokens .token").last.click()
+    assert "</s>" in page.locator("#tokens aside h3").inner_text()
+    assert "‹id" not in page.locator("#tokens .strip").inner_text()
+
+
 def test_the_keyboard_goes_from_token_to_token(window: Any) -> None:
     page = window(page_of(sentence("0", [" an", " old", " owl"])))
     assert page.locator("#tokens .token[tabindex='0']").count() == 1

@@ -232,6 +232,33 @@ def test_the_screen_of_a_recording_has_its_prompt_and_table(tmp_path: Path) -> N
     assert "★" in shown
 
 
+def test_a_picture_has_its_command_and_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = tmp_path / "s.svg"
+    words = [
+        "run",
+        "One day",
+        "--explain",
+        "--do-sample",
+        "--top-k",
+        "9",
+        "--seed",
+        "1",
+        "-n",
+        "120",
+        "--svg",
+        str(drawn),
+    ]
+    monkeypatch.setattr("sys.argv", ["genctl", *words])
+    assert genctl(*words).status == 0
+    root = ElementTree.parse(drawn).getroot()
+    shown = unescape("".join(root.itertext())).replace("\xa0", " ")
+    assert "$ genctl run 'One day' --explain --do-sample --top-k 9 --seed 1 -n 120" in shown
+    assert "--svg" not in shown
+    assert re.search(r"⋮ \d+ lines are left out of this picture", shown)
+    assert "120 tokens" in shown
+    assert float(root.attrib["viewBox"].split()[3]) < 6000
+
+
 def test_what_a_model_says_cannot_break_a_picture(tmp_path: Path) -> None:
     drawn = tmp_path / "s.svg"
     hostile = "</text><script>alert(1)</script>&\x1b[2J\x00"

@@ -59,7 +59,8 @@
     .replace(/\r\n|\r|\n/g, "↵\n")
     .replace(/[\u0000-\u0008\u000b-\u001f]/g, (letter) => String.fromCharCode(0x2400 + letter.charCodeAt(0)))
     .replace(/[\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, code);
-  const nameless = (id) => `‹id ${id}›`;
+  const spelled = new Map(data.vocabulary.filter(([, text]) => text !== "" && text !== "\ufffd"));
+  const nameless = (id) => (spelled.has(id) ? visible(spelled.get(id)) : `‹id ${id}›`); // such as </s>
   const quoted = (id, text) => (text === "" ? nameless(id) : `“${visible(text).replaceAll("\n", "")}”`);
   const brief = (text, most) => {
     const letters = [...visible(text).replaceAll("\n", "")];
@@ -309,7 +310,7 @@
           + (end.score === undefined ? "" : ` · score ${number(nats(end.score))}`) + ` · ${ending(end)}`), (at) => show(place, at), sequence));
       }
       picker.replaceChildren(...pickers);
-      body.replaceChildren(...oneLane(lane, tree, tree && tree.ends[sequence]));
+      body.replaceChildren(...oneLane(lane, tree, tree && tree.ends[sequence], (at) => show(place, at)));
       if (drawTree) drawTree(place);
     };
     const drawTree = treeSection();
@@ -318,7 +319,28 @@
     return () => current;
   }
 
-  function oneLane(lane, tree, end) {
+  // All sequences of a lane, each from where it leaves the one above it with which it shares most.
+  function nbest(tree, open) {
+    const paths = tree.ends.slice(0, LISTED).map((end) => pathTo(end.at));
+    const shared = (one, other) => { let at = 0; while (at < one.length && at < other.length && one[at].id === other[at].id) at += 1; return at; };
+    const rows = paths.map((path, place) => {
+      const others = place ? paths.slice(0, place) : paths.slice(1);
+      const nearest = others.reduce((best, other) => (shared(path, other) > shared(path, best) ? other : best));
+      const most = shared(path, nearest), end = tree.ends[place];
+      let from = most; // back to the beginning of the word
+      while (from && from < path.length && !/^\s/.test(path[from].text)) from -= 1;
+      const rest = visible(path.slice(from).map((one) => one.text).join("")).replaceAll("\n", "").trim();
+      const words = rest || (most === nearest.length ? "(the same text)" : "(ends here)");
+      return [el("button", { type: "button", onclick: () => open(place), "aria-label": `show sequence ${place + 1}` }, `${end.place ? "★" : "○"} ${place + 1}`),
+        most ? `+${most}` : "", `${from ? "…" : ""}${brief(words, 120)}`, number(nats(end.score)), number(nats(end.logprob)), String(end.tokens), ending(end)];
+    });
+    const left = tree.ends.length - paths.length;
+    return el("div", { class: "scroll nbest" }, table("Sequences: +n tokens are shared with the nearest one above; ★ is returned",
+      ["", "shared", "text", "score", "log-probability", "tokens", "ended"], rows, { numbers: [1, 3, 4, 5] }),
+    left > 0 && el("p", { class: "note" }, `… and ${left} more`));
+  }
+
+  function oneLane(lane, tree, end, open) {
     const parts = [];
     if (lane.prompt) parts.push(el("p", { class: "prompt", "aria-label": "Prompt" }, visible(lane.prompt)));
     if (lane.error) parts.push(el("p", { class: "failed" }, `${lane.error.code}: ${lane.error.message}`));
@@ -327,6 +349,7 @@
       if (!lane.error && (lane.sequences || []).length) parts.push(el("p", { class: "note" }, "The tokens of this prompt are not on this page."));
       return parts;
     }
+    if (tree.ends.length > 1) parts.push(nbest(tree, open));
     const path = pathTo(end.at);
     const panel = el("aside", { class: "panel", "aria-label": "The chosen token" });
     const row = strip(path, "Tokens, coloured; arrow keys move", { open: (token, place) => {
@@ -355,6 +378,7 @@
     return parts;
   }
 
+  const LISTED = 40; // rows of a table of sequences
   const WIDE = 86, HIGH = 48, TALL = 38; // of a node's place in the search tree, and its height
   const RECENT = 60; // steps of which all dead branches are drawn
   const LONGEST = 5; // tokens in a row without a fork; more of them are folded
