@@ -6,7 +6,6 @@ to compute the same, None, or a refusal. tests/test_compat.py has a test for eac
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from genctl.errors import ModelError
 
-# -- torch: products on the CPU. Each is None where this torch has no such operator ------------------------------------
+# -- torch: attention --------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -29,63 +28,6 @@ def _operator(path: str) -> Any:
         except (AttributeError, RuntimeError):
             return None
     return operator
-
-
-def onednn_linear() -> Any:
-    """(x [..., I], weight, bias, activation, scalars, algorithm) -> [..., O], by oneDNN."""
-    return _operator("mkldnn._linear_pointwise.default")
-
-
-def onednn_reorder_weight() -> Any:
-    """(weight [O, I], rows or None) -> the weight in oneDNN's blocks."""
-    return _operator("mkldnn._reorder_linear_weight")
-
-
-def onednn_has_bfloat16() -> Any:
-    """() -> whether oneDNN computes bfloat16 by instructions of this CPU."""
-    return _operator("mkldnn._is_mkldnn_bf16_supported")
-
-
-def fbgemm_int8_linear() -> Any:
-    """(x float32 [N, I], its scale and zero point, panels) -> float32 [N, O], by FBGEMM."""
-    return _operator("quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default")
-
-
-def fbgemm_int8_prepack() -> Any:
-    """(codes int8 [O, I], scales [O]) -> panels for products with integers."""
-    pack, typed = _operator("quantized.linear_prepack"), getattr(torch, "_make_per_channel_quantized_tensor", None)
-    if pack is None or typed is None:
-        return None
-
-    def packed(codes: Tensor, scales: Tensor) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch plans to remove this type of tensor
-            return pack(typed(codes, scales.double(), torch.zeros(len(scales), dtype=torch.int64), 0), None)
-
-    return packed
-
-
-def fbgemm_float16_linear() -> Any:
-    """(x float32 [N, I], panels) -> float32 [N, O], by FBGEMM."""
-    return _operator("quantized.linear_dynamic_fp16.default")
-
-
-def fbgemm_float16_prepack() -> Any:
-    """(weight float32 [O, I], bias) -> float16 panels."""
-    return _operator("quantized.linear_prepack_fp16")
-
-
-def int4_linear() -> Any:
-    """(x bfloat16 [N, I], packed, features in a group, scales and zeros) -> bfloat16 [N, O]."""
-    return _operator("aten._weight_int4pack_mm_for_cpu")
-
-
-def int4_prepack() -> Any:
-    """(codes int32 [O, I] from 0 to 15, tiles) -> the codes, two in a byte."""
-    return _operator("aten._convert_weight_to_int4pack_for_cpu")
-
-
-# -- torch: attention --------------------------------------------------------------------------------------------------
 
 
 def flash_attention_cpu() -> Any:

@@ -389,7 +389,7 @@ class Runtime:
     merge_adapter: bool | None = knob(
         None, "add the adapter into the weights, rather than compute it beside them (default: where it can be)", MODEL
     )
-    pack: bool = knob(True, "on the CPU, pack weights for speed when several rows run", MODEL)
+    pack: bool = knob(True, "on the CPU, use genctl's own matrix products; else torch's", MODEL)
     quantize: Literal["int8", "int4"] | None = knob(
         None, "on the CPU, store the weights of linear layers in 8 or 4 bits: faster, less exact", MODEL
     )

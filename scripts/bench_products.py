@@ -1,4 +1,4 @@
-"""How fast a step could be with the products that torch has: all matrices of a step, nothing between.
+"""How fast a step could be with its products alone: all matrices of a step, nothing between.
 
     python scripts/bench_products.py [--size gpt2 qwen2] [--threads N] [--rows N]
 
@@ -41,7 +41,7 @@ def ways(dtype: str, *, transposed: bool) -> dict[str, Callable[[Any], Callable[
     """Ways to multiply with a weight [O, I] in a dtype: name -> (weight -> (x -> y)). One row takes the first."""
     import torch
 
-    from genctl.native import kernels, linear, quantized
+    from genctl.native import linear, quantized
     from genctl.native.products.library import library
     from genctl.native.products.weights import CompiledProduct
 
@@ -54,12 +54,8 @@ def ways(dtype: str, *, transposed: bool) -> dict[str, Callable[[Any], Callable[
             return CompiledProduct(found, lies, None, quantize)
 
         own = {f"genctl, {found.variant}": made}
-    if dtype == "int8":
-        return {**own, "FBGEMM int8": quantized.Int8}
-    if dtype == "int4":
-        return {**own, "torch int4 weights": quantized.Int4}
-    packed = {"oneDNN packed": linear.Packed, "plain": linear.Plain}
-    return {**own, **packed} if kernels.has_onednn(getattr(torch, dtype)) else {**own, "plain": linear.Plain}
+    torchs: dict[str, Any] = {"int8": quantized.Int8Plain, "int4": quantized.Int4Plain}
+    return {**own, "plain": torchs.get(dtype, linear.Plain)}
 
 
 def measured(size: Size, rows: int) -> Iterator[str]:

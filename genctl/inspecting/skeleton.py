@@ -36,11 +36,9 @@ from genctl.models import (
 from genctl.models.generation_settings import GenerationSettings
 from genctl.models.library_errors import guarded
 from genctl.models.progress import quiet
-from genctl.native import kernels
 from genctl.native.graphs import fits
-from genctl.native.kernels import GROUP
-from genctl.native.products.library import library
 from genctl.native.products.weights import int4_bytes
+from genctl.native.quantized import GROUP
 from genctl.native.spec import Spec
 from genctl.params import Runtime
 from genctl.transformers.runtime import TransformersRuntime
@@ -166,20 +164,16 @@ def _fill(layers: Sequence[CacheLayer], heads: int, size: int, dtype: torch.dtyp
 def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     """Bytes of the loaded model's parameters and buffers, tied ones once, in the layout of its device.
 
-    On the CPU the weights of linear layers are repacked (`models.packed_layers`, `native.linear`): a tied one is then
-    kept in both forms, and with --quantize they take 8 or 4 bits. The native runtime keeps them unchanged if oneDNN
-    accepts them, and has no buffers but those in the files.
+    With --quantize the weights of linear layers take 8 or 4 bits (`models.packed_layers`, `native.linear`): a tied one
+    is then kept in both forms. The native runtime has no buffers but those in the files.
     """
-    model, native, own = skeleton.model, skeleton.native is not None, library() is not None
+    model, native = skeleton.model, skeleton.native is not None
     tensors = model.state_dict(keep_vars=True).values() if native else (*model.parameters(), *model.buffers())
     held = {id(tensor): tensor.nbytes for tensor in tensors}
     if skeleton.native is not None and skeleton.native.norm_from_one:  # float32, see `native.norms.RMSNorm`
         named = model.named_parameters()
         held |= {id(tensor): 4 * tensor.numel() for name, tensor in named if name.endswith("norm.weight")}
-    packs = runtime.pack and not runtime.compile and runtime.device_map is None
-    if native and runtime.quantize is None:
-        packs = packs and not own and model.dtype != torch.float32 and not kernels.has_onednn(model.dtype)
-    if not packs or torch.device(skeleton.device).type != "cpu":
+    if runtime.quantize is None or torch.device(skeleton.device).type != "cpu":
         return int(sum(held.values()))
     users: dict[int, int] = {}
     packed: list[nn.Module] = []
@@ -187,8 +181,9 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     for module in model.modules():
         for _, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             users[id(parameter)] = users.get(id(parameter), 0) + 1
-        whole = native and runtime.quantize is not None  # small ones too
-        if packed_layers.is_linear(module) and (whole or _packs(model, module, places[id(module)], runtime)):
+        if packed_layers.is_linear(module) and (  # the native runtime: small ones too
+            native or not packed_layers.unfit(model, places[id(module)], runtime.quantize)
+        ):
             packed.append(module)
     extra, head = 0, model.get_output_embeddings()
     for module in packed:
@@ -196,22 +191,11 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
         users[id(weight)] -= 1
         inputs = getattr(module, "in_features", None) or weight.shape[0]
         outputs = weight.numel() // inputs
-        if runtime.quantize is None:
-            extra += weight.nbytes
-        elif native and runtime.quantize == "int4" and module is not head and own and inputs % GROUP == 0:
+        if native and runtime.quantize == "int4" and module is not head and inputs % GROUP == 0:
             extra += int4_bytes(outputs, inputs)
-        elif native and runtime.quantize == "int4" and module is not head and not (outputs % 16 or inputs % GROUP):
-            extra += weight.numel() // 2 + 4 * weight.numel() // GROUP  # a bfloat16 scale and zero for each group
         else:
             extra += weight.numel() + 4 * outputs  # int8 numbers, a float32 scale for each output
     return int(sum(size for key, size in held.items() if users.get(key, 1)) + extra)
-
-
-def _packs(model: nn.Module, module: nn.Module, names: Sequence[str], runtime: Runtime) -> bool:
-    if packed_layers.unfit(model, names, runtime.quantize):
-        return False
-    assert isinstance(module.weight, torch.Tensor)
-    return packed_layers.product_for(module.weight.dtype, runtime.quantize) is not None
 
 
 # -- finding the config ------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Replace linear layers of transformers' models by packed ones, whose weights are laid out for products with few rows.
+"""Replace linear layers of transformers' models by ones that genctl's own products compute (`native.linear`).
 
-The products are those of the native runtime (`native.linear`). oneDNN's layout gives the same numbers to 1e-4, FBGEMM's
-float16 to the last digit; int8 weights are rounded. An unsuitable layer stays as it is.
+Weights stay as they lie in the file, and the numbers agree to 1e-4; int8 weights are rounded. An unsuitable layer stays
+as it is.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from transformers.pytorch_utils import Conv1D
 
 from genctl import compat
 from genctl.errors import ModelError
-from genctl.native import kernels, pages
-from genctl.native.linear import Float16, Linear, Make, Packed
-from genctl.native.quantized import int8
+from genctl.native import pages
+from genctl.native.linear import Linear, maker
 
-# Numbers in a weight below which a layer stays as it is. A call of oneDNN takes about 20 µs more than a plain product;
-# 8-bit weights are asked for by name, so that only what is not worth it in memory either is left.
+# Numbers in a weight below which a layer stays as it is: a call takes some µs more than a plain product. 8-bit weights
+# are asked for by name, so that only what is not worth it in memory either is left.
 SMALLEST, SMALLEST_INT8 = 1 << 18, 1 << 14
-WIDTH_INT8 = 32  # numbers of a row that the 8-bit kernel reads at once, even past its end
 _READ = re.compile(r"\bself(?:\.\w+)*\.(\w+)\.weight\b")
 
 Look = Callable[[str, Tensor], None]
@@ -63,12 +61,6 @@ class PackedLinear(nn.Module):
     def extra_repr(self) -> str:
         """The description in the model's repr."""
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.product.form}"
-
-    def weight_bytes(self) -> int:
-        """Bytes of the packed weight."""
-        bias = None if self.bias is None else self.bias.data_ptr()
-        held = (part for part in self.product.tensors() if part.is_mkldnn or part.data_ptr() != bias)
-        return sum(part.numel() * part.element_size() for part in held)
 
 
 @dataclass
@@ -112,12 +104,9 @@ def pack(
 
 def weights_bytes(model: nn.Module) -> int:
     """Bytes that a model's parameters, buffers and packed weights take, tied ones counted once."""
-    held: dict[int, int] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
-        held[tensor.data_ptr()] = tensor.nbytes
-    return sum(held.values()) + sum(
-        module.weight_bytes() for module in model.modules() if isinstance(module, PackedLinear)
-    )
+    packed = (module.product.tensors() for module in model.modules() if isinstance(module, PackedLinear))
+    tensors = (*model.parameters(), *model.buffers(), *(tensor for held in packed for tensor in held))
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 def places_of(model: nn.Module) -> dict[int, list[str]]:
@@ -156,19 +145,7 @@ def unfit(model: nn.Module, names: Sequence[str], quantize: str | None, smallest
         return "whose weights the model reads by itself"
     if quantize is None:
         return ""
-    if weight.dtype not in (torch.float32, torch.bfloat16):
-        return _name(weight.dtype)
-    width = weight.shape[0 if kind is Conv1D else 1]
-    return "" if width % WIDTH_INT8 == 0 else f"with rows not a multiple of {WIDTH_INT8}"
-
-
-def product_for(dtype: torch.dtype, quantize: str | None) -> Make | None:
-    """The packed product that this CPU has for weights of this type; None if there is only the plain one."""
-    if quantize is not None:
-        return int8()
-    if kernels.has_onednn(dtype):
-        return Packed
-    return Float16 if dtype == torch.float16 and kernels.has_float16() else None
+    return "" if weight.dtype in (torch.float32, torch.bfloat16) else _name(weight.dtype)
 
 
 def _reads(model: nn.Module, name: str) -> bool:
@@ -191,15 +168,13 @@ def _weights_read(name: str) -> frozenset[str]:
 
 
 def _impossible(module: nn.Module, quantize: str | None) -> str:
-    """Why a linear layer stays as it is on this machine; "" if this CPU can pack it."""
+    """Why a linear layer stays as it is on this machine; "" if it need not."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     if weight.device.type != "cpu":
         return "not plain tensors on the CPU"
-    product = product_for(weight.dtype, quantize)
-    if product is None:
-        return f"{_name(weight.dtype)} without support in this CPU"
-    return ""
+    fits = maker(weight.dtype, quantize, weight.shape[-1]) is not None
+    return "" if fits else f"{_name(weight.dtype)} without a compiled product"
 
 
 def _replace(
@@ -210,13 +185,13 @@ def _replace(
     assert isinstance(original, Tensor)
     assert bias is None or isinstance(bias, nn.Parameter)
     weight = original.detach().t() if type(module) is Conv1D else original.detach()  # [in, out] there
-    make = product_for(weight.dtype, quantize)
+    make = maker(weight.dtype, quantize, weight.shape[1])
     assert make is not None
     new = PackedLinear(make(weight, None if bias is None else bias.detach()), weight.shape, bias)
     new.train(module.training)
     for name in names:
         model.set_submodule(name, new)
-    if users[original.data_ptr()] == 1:
+    if quantize is not None and users[original.data_ptr()] == 1:
         pages.release(original.detach(), mapped)
     users[original.data_ptr()] -= 1
 

@@ -130,7 +130,7 @@ def prepare_for_device(
         raise ModelError(f"--quantize {runtime.quantize}: no layer of this model can hold such weights{_left(report)}")
     if not report.packed and not set(report.left) - {"small"}:  # nothing to gain, so no note
         return []
-    how = f"weights in {runtime.quantize}" if runtime.quantize is not None else "weights packed for this CPU"
+    how = f"weights in {runtime.quantize}" if runtime.quantize is not None else "genctl's own products"
     note = f"{report.packed} linear layers with {how}{_left(report)}"
     if runtime.quantize is not None:
         note += f"; all weights {weights_bytes(model) / 1e6:,.1f} MB, {size / 1e6:,.1f} MB as read"

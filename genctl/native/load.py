@@ -66,7 +66,7 @@ def build(
 
     def converted(name: str) -> Tensor:
         if name not in tables:
-            return products.converted(get(name), kind, device)
+            return pages.converted(get(name), kind, device)
         if name not in embeddings:
             tensor = first if name == plan.embeddings["decoder"] else get(name)
             embeddings[name] = pages.converted(tensor, kind, device)

@@ -14,11 +14,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from genctl.native import kernels, pages
-from genctl.native.kernels import GROUP
+from genctl.native import pages
 
+GROUP = 32  # numbers of a row that share a scale in 4 bits
 EXACT = 1024  # products of two 8-bit codes whose sum float32 holds: 1,024 · 127² < 2²⁴
 AT_ONCE = 1 << 20  # numbers quantised at a time: they stay in the processor's cache
+UNPACKED = 1 << 18  # numbers that are float32 at a time, where nothing multiplies with codes
 ROUNDS = 2  # least-squares rounds for each group of 4-bit numbers
 
 
@@ -37,36 +38,8 @@ def int8_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-class Int8:
-    """8-bit weights and rows, multiplied as integers."""
-
-    form = "FBGEMM, int8"
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        codes, scales = int8_codes(weight)
-        self.packed, self.bias = kernels.int8_packed(codes, scales / 127), bias
-        self.size, self.most = weight.shape[0], torch.tensor(127.0)
-        self.counted = (torch.empty_like(codes, device="meta"), torch.empty_like(scales, device="meta"))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [..., I] -> [..., O]."""
-        flat = x.reshape(-1, x.shape[-1])
-        if not flat.numel():
-            return x.new_empty(*x.shape[:-1], self.size)
-        if flat.dtype != torch.float32:
-            flat = flat.float()
-        largest = torch.linalg.vector_norm(flat, torch.inf, -1, keepdim=True)  # where it is 0, so is the product
-        y = kernels.int8(flat * (self.most / largest), self.packed)
-        y = y.mul_(largest) if self.bias is None else torch.addcmul(self.bias, y, largest)
-        return y.to(x.dtype).view(*x.shape[:-1], -1)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What stands for codes and scales in the panels, which are no tensors, and the bias."""
-        return self.counted if self.bias is None else (*self.counted, self.bias)
-
-
 class Int8Plain:
-    """The same, bit by bit, where no kernel multiplies integers exactly: codes are multiplied as float32 numbers.
+    """8-bit weights and rows where nothing is compiled: codes are multiplied as float32 numbers.
 
     Each product has 14 bits, so that sums of `EXACT` of them are exact in any order, for any number of rows.
     """
@@ -82,7 +55,7 @@ class Int8Plain:
         flat = x.reshape(-1, x.shape[-1]).float()
         largest = torch.linalg.vector_norm(flat, torch.inf, -1, keepdim=True)
         rows = (flat * (self.most / largest)).round_().nan_to_num_(0.0, 0.0, 0.0)  # where all are 0, so is the product
-        y, step = rows.new_empty(len(rows), len(self.codes)), max(1, AT_ONCE // rows.shape[1])
+        y, step = rows.new_empty(len(rows), len(self.codes)), max(1, UNPACKED // rows.shape[1])
         for begin in range(0, len(self.codes), step):
             part = slice(begin, begin + step)
             y[:, part] = _integer_sums(rows, self.codes[part]) * (self.scales[part] / 127)
@@ -95,21 +68,11 @@ class Int8Plain:
         return held if self.bias is None else (*held, self.bias)
 
 
-def int8() -> type[Int8 | Int8Plain]:
-    """The 8-bit product of this CPU."""
-    return Int8 if kernels.has_int8() else Int8Plain
-
-
 def _integer_sums(rows: Tensor, codes: Tensor) -> Tensor:
     """rows f32 [N, I], whole numbers from -127 to 127, codes int8 [O, I] -> exact sums, rounded once to f32 [N, O]."""
     parts = zip(torch.split(rows, EXACT, 1), torch.split(codes, EXACT, 1), strict=True)
     sums = [torch.nn.functional.linear(part, few.float()) for part, few in parts]
     return sums[0] if len(sums) == 1 else torch.stack([one.int() for one in sums]).sum(0).float()
-
-
-def fits_int4(weight: Tensor) -> bool:
-    """Whether the 4-bit product takes a weight [O, I]."""
-    return kernels.has_int4() and weight.shape[0] % 16 == 0 and weight.shape[1] % GROUP == 0
 
 
 def int4_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,23 +124,52 @@ def _int4_groups(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return best[0] + 8, best[1], best[2]
 
 
-class Int4:
-    """4-bit weights; rows are bfloat16, sums float32."""
+def int4_packed(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight [O, I] -> codes uint8 [O, I / 64, 32], ranges bfloat16 [O, 2, I / 32]; I is rounded up to 64.
 
-    form = "torch, int4 weights"
+    A byte holds number k of a group of 32 in its lower half, and number k of the next group in its upper half. Of each
+    row, the scales of all groups come before the zeros.
+    """
+    codes, scales = int4_codes(weight)  # [O, I], [I / 32, O, 2]
+    size, width = codes.shape
+    full = -(-width // (2 * GROUP))
+    ranges = torch.zeros(size, 2, 2 * full, dtype=torch.bfloat16)
+    ranges[:, :, : width // GROUP] = scales.permute(1, 2, 0)
+    packed = torch.zeros(size, full, GROUP, dtype=torch.uint8)
+    groups = codes.view(size, -1, GROUP)
+    packed |= groups[:, ::2].to(torch.uint8)
+    packed[:, : groups.shape[1] // 2] |= groups[:, 1::2].to(torch.uint8) << 4
+    return packed, ranges
+
+
+class Int4Plain:
+    """4-bit weights where nothing is compiled: they are unpacked for each product, some outputs at a time."""
+
+    form = "plain, int4"
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        codes, self.scales = int4_codes(weight)
-        self.packed, self.bias = kernels.int4_packed(codes), bias
+        self.packed, self.ranges = int4_packed(weight)
+        self.bias, self.width = bias, weight.shape[1]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., I] -> [..., O]."""
-        rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
-        y = kernels.int4(rows, self.packed, self.scales).to(x.dtype)
-        y = y.view(*x.shape[:-1], y.shape[-1])
-        return y if self.bias is None else y.add_(self.bias)
+        rows = x.reshape(-1, x.shape[-1]).float()
+        y, step = rows.new_empty(len(rows), len(self.packed)), max(1, UNPACKED // self.width)
+        for begin in range(0, len(self.packed), step):
+            part = slice(begin, begin + step)
+            y[:, part] = torch.nn.functional.linear(rows, self._numbers(part))
+        if self.bias is not None:
+            y += self.bias
+        return y.to(x.dtype).view(*x.shape[:-1], len(self.packed))
+
+    def _numbers(self, part: slice) -> Tensor:
+        """float32 [o, I]."""
+        packed = self.packed[part]
+        codes = torch.stack([packed & 15, packed >> 4], 2).flatten(1, 2)  # [o, I / 32, 32]
+        scale, zero = (half.float()[..., None] for half in self.ranges[part].unbind(1))
+        return ((codes.float() - 8) * scale + zero).flatten(1)[:, : self.width]
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Codes, ranges and bias."""
-        held = (self.packed, self.scales)
+        held = (self.packed, self.ranges)
         return held if self.bias is None else (*held, self.bias)

@@ -17,12 +17,14 @@ from genctl.errors import ModelError, UsageError
 from genctl.models import packed_layers
 from genctl.models.hub import LoadedModel, load
 from genctl.models.text import encode_prompt
-from genctl.native import kernels, pages
-from genctl.native.linear import Float16
+from genctl.native import linear, pages
+from genctl.native.products.library import library
+from genctl.native.products.weights import CompiledProduct
 from genctl.params import Runtime
 from genctl.transformers.runtime import TransformersRuntime
 from tests.tiny import ARCHITECTURES, PAD, checkpoint, save, tiny
 
+pytestmark = pytest.mark.skipif(library() is None, reason="the products are not compiled here")
 PROMPTS = torch.tensor([[11, 48, 205, 93, 160], [5, 60, 250, 7, 31], [299, 3, 150, 9, 9]])
 
 
@@ -151,7 +153,7 @@ def test_a_packed_layer_is_a_plain_module() -> None:
         assert torch.equal(layer(given), calls[0])
     assert {name for name, _ in layer.named_parameters()} == {"bias"}
     assert not hasattr(layer, "weight")
-    assert str(layer) == "PackedLinear(in_features=32, out_features=48, oneDNN, packed)"
+    assert str(layer).startswith("PackedLinear(in_features=32, out_features=48, float32 by ")
 
 
 class Adapter(nn.Linear):
@@ -188,7 +190,7 @@ def test_what_is_not_fit_stays_as_it_is() -> None:
         "not plain tensors on the CPU": 1,
         "of mixed types": 1,
         "small": 1,
-        "float64 without support in this CPU": 1,
+        "float64 without a compiled product": 1,
     }
     assert [name for name, module in model.items() if type(module) is not kinds[name]] == ["fit"]
     assert type(model["fit"]) is packed_layers.PackedLinear
@@ -196,19 +198,9 @@ def test_what_is_not_fit_stays_as_it_is() -> None:
     assert again.packed == 0
 
 
-@pytest.fixture
-def no_16_bit_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a CPU with AVX2 only; FBGEMM must be there."""
-    if not kernels.has_float16():
-        pytest.skip("FBGEMM does not run here")
-    known = kernels.has_onednn
-    monkeypatch.setattr(kernels, "has_onednn", lambda dtype: dtype == torch.float32 and known(dtype))
-
-
 @pytest.mark.parametrize("kind", ["linear", "conv1d"])
-@pytest.mark.usefixtures("no_16_bit_onednn")
-def test_float16_layers_take_every_shape_and_sum_in_float32(kind: str) -> None:
-    dtype = torch.float16
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_short_layers_take_every_shape_and_sum_in_float32(kind: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     layer: Any = nn.Linear(64, 40) if kind == "linear" else Conv1D(40, 64)
     nn.init.normal_(layer.weight, std=0.125)
@@ -219,7 +211,7 @@ def test_float16_layers_take_every_shape_and_sum_in_float32(kind: str) -> None:
     weight = before if kind == "linear" else before.t()
     with torch.no_grad():
         packed = in_a_model(layer)
-        assert isinstance(packed.product, Float16)
+        assert isinstance(packed.product, CompiledProduct)
         for x in (given, given[:, -1:], given.transpose(0, 1), given[0, 0], given[:, ::2], given[:0], given[:1, :1]):
             wanted = functional.linear(x.float(), weight.float(), layer.bias.float())
             made = packed(x)
@@ -228,22 +220,19 @@ def test_float16_layers_take_every_shape_and_sum_in_float32(kind: str) -> None:
     assert packed_layers.weights_bytes(packed) == 2 * 64 * 40 + 2 * 40
 
 
-@pytest.mark.usefixtures("no_16_bit_onednn")
-def test_bfloat16_stays_plain_without_onednn() -> None:
-    """float16 has fewer exponents: panels of it would lose small weights."""
-    model = nn.Sequential(nn.Linear(64, 64)).to(torch.bfloat16)
-    assert packed_layers.pack(model, smallest=0).left == {"bfloat16 without support in this CPU": 1}
-
-
-def test_without_onednn_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    kernels.has_onednn.cache_clear()
-    model = nn.Sequential(nn.Linear(512, 512))
-    try:
-        assert packed_layers.pack(model).left == {"float32 without support in this CPU": 1}
-    finally:
-        kernels.has_onednn.cache_clear()
-    assert type(model[0]) is nn.Linear
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_where_nothing_is_compiled_layers_stay_and_8_bits_are_exact(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, layer = torch.randn(3, 512), nn.Linear(512, 512)
+    with torch.no_grad():
+        wanted = in_a_model(copy.deepcopy(layer), "int8")(given)
+        monkeypatch.setattr(linear, "library", lambda: None)
+        model = nn.Sequential(copy.deepcopy(layer).to(dtype))
+        name = str(dtype).removeprefix("torch.")
+        assert packed_layers.pack(model).left == {f"{name} without a compiled product": 1}
+        assert type(model[0]) is nn.Linear
+        torch.testing.assert_close(in_a_model(layer, "int8")(given), wanted)
 
 
 def test_tied_embeddings_stay_embeddings_and_the_head_is_packed(tmp_path: Path) -> None:
@@ -268,13 +257,13 @@ def test_bytes_are_counted_in_every_form() -> None:
     packed_layers.pack(short, smallest=0, quantize="int8")
     assert packed_layers.weights_bytes(short) == 100 * 64 * 4 + 100 * 4 + 100 * 64 + 100 * 4
     packed_layers.pack(exact, smallest=0)
-    assert packed_layers.weights_bytes(exact) == 2 * 100 * 64 * 4 + 100 * 4
+    assert packed_layers.weights_bytes(exact) == 100 * 64 * 4 + 100 * 4  # read where it lies
 
 
 def test_loading_packs_by_default_and_says_so(tmp_path: Path) -> None:
     save(tiny("gpt2", n_embd=256, tie_word_embeddings=True), tmp_path)
     found = loaded(tmp_path)
-    assert found.notes == ("4 linear layers with weights packed for this CPU, 5 left (small)",)
+    assert found.notes == ("4 linear layers with genctl's own products, 5 left (small)",)
     plain = loaded(tmp_path, pack=False)
     assert plain.notes == ()
     assert not any(isinstance(module, packed_layers.PackedLinear) for module in plain.model.modules())
@@ -302,12 +291,12 @@ def test_damaged_numbers_are_found_before_packing(quantize: str | None, pack: bo
         loaded(tmp_path, pack=pack, quantize=quantize)
 
 
-def test_bfloat16_is_packed_or_left_and_computes_either_way(tmp_path: Path) -> None:
+def test_bfloat16_is_packed_and_computes_the_same(tmp_path: Path) -> None:
     folder = checkpoint("llama", tmp_path)
     plain = loaded(folder, dtype="bfloat16", pack=False).model
     model = loaded(folder, dtype="bfloat16", pack=False).model
     report = packed_layers.pack(model, smallest=0)
-    assert report.packed == (15 if kernels.has_onednn(torch.bfloat16) else 0)
+    assert report.packed == 15
     assert model.dtype == torch.bfloat16
     torch.testing.assert_close(logits(model, PROMPTS), logits(plain, PROMPTS), rtol=0.0, atol=0.5)
 
@@ -351,20 +340,20 @@ def test_a_model_without_a_layer_for_int8_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells what is mapped")
-def test_originals_are_not_kept_in_memory(tmp_path: Path) -> None:
-    """What was read of the file goes as soon as it is packed: nearly nothing of it is resident in the end."""
+def test_originals_of_8_bit_weights_are_not_kept_in_memory(tmp_path: Path) -> None:
+    """What was read of the file goes as soon as there are codes of it; plain weights stay mapped, in no copy."""
     torch.manual_seed(0)
     folder = save(tiny("gpt2", n_embd=512, n_layer=3, tie_word_embeddings=True), tmp_path)
     file = folder / "model.safetensors"
     held = {}
-    for pack in (True, False):
-        found = load(Runtime(model=str(folder), pack=pack, runtime="transformers"))
-        held[pack] = resident(file)
+    for quantize in (None, "int8"):
+        found = load(Runtime(model=str(folder), quantize=quantize, runtime="transformers"))
+        held[quantize] = resident(file)
         del found
         gc.collect()
         assert resident(file) == 0  # what is counted next is the next model's
-    assert held[False] > 0.9 * file.stat().st_size
-    assert held[True] < 0.15 * file.stat().st_size
+    assert held[None] > 0.9 * file.stat().st_size
+    assert held["int8"] < 0.15 * file.stat().st_size
 
 
 def resident(file: Path) -> int:

@@ -15,7 +15,7 @@ from genctl.errors import UsageError
 from genctl.native import quantized
 from genctl.native.products import build, library
 from genctl.native.products.library import FOLDER, Library
-from genctl.native.products.weights import CompiledProduct
+from genctl.native.products.weights import CompiledProduct, CompiledProducts
 from tests.warm import python
 
 SIZES = [(1, 1), (5, 3), (67, 33), (130, 96), (300, 257), (513, 800)]  # [O, I]: multiples of nothing, and some
@@ -203,7 +203,7 @@ from pathlib import Path
 from genctl.native.products import library
 library._openmp = lambda: None
 found = library.Library(Path(sys.argv[1]))
-from genctl.native.products.weights import CompiledProduct
+from genctl.native.products.weights import CompiledProduct, CompiledProducts
 torch.manual_seed(0)
 product, x = CompiledProduct(found, torch.randn(600, 700)), torch.randn(40, 700)
 torch.set_num_threads(1)
@@ -247,3 +247,22 @@ def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch)
         assert "older than their sources" in library.why_not()
     finally:
         library._choice.cache_clear()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_products_of_one_call_have_the_bits_of_calls_of_their_own(compiled: Library, form: Form, rows: int) -> None:
+    """Like q, k and v of a layer: 130, 300 and 67 outputs of the same x."""
+    width = 96
+    parts = [made(compiled, (size, width), form, biased=size != 300) for size in (130, 300, 67)]
+    assert CompiledProducts.fits(parts)
+    x = inputs(rows, width, form[0])
+    together = CompiledProducts(parts)(x)
+    assert torch.equal(together, torch.cat([part(x) for part in parts], -1))
+
+
+def test_products_of_several_forms_are_not_one_call(compiled: Library) -> None:
+    eight, plain, short = (made(compiled, (67, 96), form, biased=False) for form in (FORMS[6], FORMS[0], FORMS[2]))
+    assert not CompiledProducts.fits([plain, eight])
+    assert not CompiledProducts.fits([plain, short])
+    assert not CompiledProducts.fits([plain] * 5)

@@ -12,9 +12,7 @@ from safetensors import safe_open
 
 from genctl.decode.cache.cache import Cache, new_cache
 from genctl.models.architectures import read_native
-from genctl.native import kernels
 from genctl.native.files import mapped
-from genctl.native.linear import Packed
 from genctl.native.load import build
 from genctl.native.model import NativeModel, SpecialTokens
 from genctl.native.plan import WeightPlan
@@ -96,18 +94,14 @@ def test_prompt_and_steps_have_the_logits_of_transformers(name: str, case: int, 
         states = states * torch.nan  # keys and values of the source are computed once
 
 
-def test_padded_rows_of_packed_matrices(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large matrices are packed where several rows share a pass, and q, k and v are then one product."""
+def test_padded_rows_with_the_products_of_torch(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where nothing is compiled: q, k and v are products of their own."""
     monkeypatch.setattr("genctl.native.linear.library", lambda: None)
-    monkeypatch.setattr("genctl.native.linear.SMALL", 0)
     native.cache_clear()
     try:
         test_padded_rows_have_the_logits_of_each_row_alone(name, folder)
         layer = native(name, folder).decoder.weights.layers[0]
-        assert layer.cross is not None
-        if kernels.has_onednn(torch.float32):
-            assert isinstance(layer.qkv.one, Packed)
-            assert isinstance(layer.cross.kv.one, Packed)
+        assert layer.qkv.form == "plain"
     finally:
         native.cache_clear()
 

@@ -32,7 +32,7 @@ class Library:
         self.built_from: str = loaded.built_from().decode()
         loaded.runs.argtypes, loaded.runs.restype = (ctypes.c_char_p,), ctypes.c_int
         self._runs = loaded.runs
-        self.product = _typed(loaded.product, _POINTER, _POINTER, _POINTER, _LONG, _INT, _INT)
+        self.products = _typed(loaded.products, _POINTER, _INT, _POINTER, _POINTER, _LONG, _INT, _INT)
         self.attention = _typed(loaded.attention, _POINTER, _INT)
         self.rms_norm = _typed(loaded.rms_norm, _POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG, _INT, _INT, _INT)
         self.layer_norm = _typed(

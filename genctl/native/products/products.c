@@ -25,14 +25,16 @@ typedef struct {
   void *y;
   int type, threads, count;
   int64_t rows, width; /* of a row of codes, with its padding */
+  int64_t first, y_row; /* of y: where this product's numbers begin in a row, and how far rows are apart */
   float *parts;
   int64_t length, block;
+  int pieces; /* of the outputs */
 } Job;
 
 IN void put(const Job *j, int64_t row, int64_t o, float v) {
   const Weight *w = j->w;
   if (w->bias) v += w->bias[o];
-  const int64_t at = row * w->out + o;
+  const int64_t at = row * j->y_row + j->first + o;
   if (j->type == F32) ((float *)j->y)[at] = v;
   else ((uint16_t *)j->y)[at] = j->type == BF16 ? to_bf16(v) : to_f16(v);
 }
@@ -273,7 +275,8 @@ static void codes4(const Job *job, int64_t from, int64_t to) {
 }
 
 static void outputs(void *p, int number) {
-  const Job *job = p;
+  const Job *job = p; /* products of the same x stand one after the other */
+  for (; number >= job->pieces; job++) number -= job->pieces;
   const int64_t out = job->w->out, from = number * job->block, to = from + job->block < out ? from + job->block : out;
   switch (job->w->form) {
   case PLAIN:
@@ -343,27 +346,23 @@ static void sum_parts(void *p, int number) {
       for (int64_t l = 0; l < 16 && o + l < to; l++) put(job, i, o + l, y[l]);
     }
 }
-/* Many rows: R rows by C times 16 columns in registers, part after part. */
-IN void tile_across(const Job *job, const int type, int64_t row, int64_t o, const int r, const int c, float *total) {
-  const int64_t in = job->w->in, out = job->w->out, size = type == F32 ? 4 : 2;
-  const int64_t n = out - o < 16 * c ? out - o : 16 * c;
+/* Many rows: R rows by C times 16 columns in registers, part after part. `w` [I, 16 C] is a copy of these columns: in the file
+   each row of it is another page. */
+IN void tile_across(const Job *job, const float *w, int64_t row, int64_t o, const int r) {
+  const int64_t in = job->w->in, out = job->w->out, n = out - o < 16 * C ? out - o : 16 * C;
+  float total[R * C * 16];
   for (int part = 0; part < job->count; part++) {
     F s[R][C], v[C];
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = all(0);
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) s[i][j] = all(0);
     const int64_t stop = (part + 1) * job->length < in ? (part + 1) * job->length : in;
     for (int64_t k = part * job->length; k < stop; k++) {
-      const char *w = (const char *)job->w->w + (k * out + o) * size;
-      if (n == 16 * c) {
-        UNROLL for (int j = 0; j < c; j++) v[j] = load(w, 16 * j, type);
-      } else {
-        UNROLL for (int j = 0; j < c; j++) v[j] = n <= 16 * j ? all(0) : loadn(w, 16 * j, type, n - 16 * j < 16 ? (int)(n - 16 * j) : 16);
-      }
+      UNROLL for (int j = 0; j < C; j++) v[j] = ld(w + k * 16 * C + 16 * j);
       UNROLL for (int i = 0; i < r; i++) {
         F u = all(job->x[(row + i) * in + k]);
-        UNROLL for (int j = 0; j < c; j++) s[i][j] = fma16(u, v[j], s[i][j]);
+        UNROLL for (int j = 0; j < C; j++) s[i][j] = fma16(u, v[j], s[i][j]);
       }
     }
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) {
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) {
       float *t = total + (i * C + j) * 16;
       st(t, add(part ? ld(t) : all(0), s[i][j]));
     }
@@ -373,16 +372,21 @@ IN void tile_across(const Job *job, const int type, int64_t row, int64_t o, cons
 }
 static void many_across(void *p, int number) {
   const Job *job = p;
-  float total[R * C * 16];
-  const int64_t o = (int64_t)number * C * 16, rows = job->rows;
+  const int64_t o = (int64_t)number * C * 16, rows = job->rows, in = job->w->in, out = job->w->out;
+  float *w = scratch(4, sizeof(float) * (size_t)(in * 16 * C));
+  for (int64_t k = 0; k < in; k++)
+    for (int64_t c = 0; c < 16 * C; c += 16) {
+      const int64_t n = out - o - c;
+      st(w + k * 16 * C + c, n >= 16 ? load(job->w->w, k * out + o + c, job->w->type) : n > 0 ? loadn(job->w->w, k * out + o + c, job->w->type, (int)n) : all(0));
+    }
   int64_t row = 0;
-#define ACROSS_ROWS(type) \
-  for (; row + R <= rows; row += R) tile_across(job, type, row, o, R, C, total); \
-  for (; row < rows; row++) tile_across(job, type, row, o, 1, C, total);
-  switch (job->w->type) {
-  case F32: ACROSS_ROWS(F32) break;
-  case BF16: ACROSS_ROWS(BF16) break;
-  default: ACROSS_ROWS(F16)
+  for (; row + R <= rows; row += R) tile_across(job, w, row, o, R);
+  switch (rows - row) {
+  case 5: tile_across(job, w, row, o, 5 < R ? 5 : R); break;
+  case 4: tile_across(job, w, row, o, 4 < R ? 4 : R); break;
+  case 3: tile_across(job, w, row, o, 3 < R ? 3 : R); break;
+  case 2: tile_across(job, w, row, o, 2 < R ? 2 : R); break;
+  case 1: tile_across(job, w, row, o, 1); break;
   }
 }
 
@@ -450,40 +454,64 @@ static void code4(void *p, int row) {
   }
 }
 
-void product(const Weight *w, const void *x, void *y, int64_t rows, int32_t type, int32_t threads) {
-  if (rows <= 0) return;
-  Job job = {.w = w, .given = x, .y = y, .type = type, .threads = threads, .rows = rows};
-  const int ready = rows * w->in > 1 << 15 ? threads : 1;
-  const int64_t size = w->form == CODES8 ? 1 : w->form == CODES4 ? 0 : w->type == F32 ? 4 : 2;
+/* x in the form that the product reads; others of the same form and width read the same. */
+static void prepare(Job *job) {
+  const Weight *w = job->w;
+  const int64_t rows = job->rows;
+  const int ready = rows * w->in > 1 << 15 ? job->threads : 1;
   if (w->form == CODES8 || w->form == CODES4) {
-    job.width = (w->in + 63) & ~(int64_t)63;
-    const int64_t pad = (job.width / 32 + 15) & ~(int64_t)15;
-    job.codes = scratch(0, (size_t)(rows * job.width));
-    job.largest = scratch(1, sizeof(float) * (size_t)(w->form == CODES8 ? rows : rows * 2 * pad));
-    job.total = scratch(2, sizeof(int32_t) * (size_t)rows);
-    pieces(w->form == CODES8 ? code8 : code4, &job, (int)rows, ready);
-  } else if (type == F32) {
-    job.x = x;
+    job->width = (w->in + 63) & ~(int64_t)63;
+    const int64_t pad = (job->width / 32 + 15) & ~(int64_t)15;
+    job->codes = scratch(0, (size_t)(rows * job->width));
+    job->largest = scratch(1, sizeof(float) * (size_t)(w->form == CODES8 ? rows : rows * 2 * pad));
+    job->total = scratch(2, sizeof(int32_t) * (size_t)rows);
+    pieces(w->form == CODES8 ? code8 : code4, job, (int)rows, ready);
+  } else if (job->type == F32) {
+    job->x = job->given;
   } else {
-    job.x = scratch(0, sizeof(float) * (size_t)(rows * w->in));
-    pieces(widen, &job, (int)rows, ready);
+    job->x = scratch(0, sizeof(float) * (size_t)(rows * w->in));
+    pieces(widen, job, (int)rows, ready);
   }
-  if (w->form == ACROSS) {
-    job.length = ((w->in + PARTS - 1) / PARTS + 7) & ~(int64_t)7;
-    job.count = (int)((w->in + job.length - 1) / job.length);
-    if (rows > FEW) {
-      pieces(many_across, &job, (int)((w->out + 16 * C - 1) / (16 * C)), threads);
-      return;
-    }
-    const int64_t step = (w->out + 15) & ~(int64_t)15, blocks = (w->out + COLUMNS - 1) / COLUMNS;
-    job.parts = scratch(1, sizeof(float) * (size_t)(job.count * rows * step));
-    pieces(few_across, &job, (int)(job.count * blocks), threads);
-    pieces(sum_parts, &job, (int)blocks, rows * w->out > 1 << 14 ? threads : 1);
+}
+static void across(Job *job) {
+  const Weight *w = job->w;
+  const int64_t rows = job->rows;
+  job->length = ((w->in + PARTS - 1) / PARTS + 7) & ~(int64_t)7;
+  job->count = (int)((w->in + job->length - 1) / job->length);
+  if (rows > FEW) {
+    pieces(many_across, job, (int)((w->out + 16 * C - 1) / (16 * C)), job->threads);
     return;
   }
-  const int64_t bytes = size ? w->in * size : w->in / 2 + w->in / 8; /* of an output: a piece is 128 KB of the weight, and strips */
+  const int64_t step = (w->out + 15) & ~(int64_t)15, blocks = (w->out + COLUMNS - 1) / COLUMNS;
+  job->parts = scratch(1, sizeof(float) * (size_t)(job->count * rows * step));
+  pieces(few_across, job, (int)(job->count * blocks), job->threads);
+  pieces(sum_parts, job, (int)blocks, rows * w->out > 1 << 14 ? job->threads : 1);
+}
+static void cut(Job *job) { /* a piece is 128 KB of the weight, and strips */
+  const Weight *w = job->w;
+  const int64_t bytes = w->form == CODES8 ? w->in : w->form == CODES4 ? w->in / 2 + w->in / 8 : w->in * (w->type == F32 ? 4 : 2);
   int64_t block = (131072 / (bytes ? bytes : 1) + STRIP) / STRIP * STRIP;
-  const int64_t share = ((w->out + threads - 1) / threads + 3) / 4 * 4;
-  job.block = block < share ? block : share < 4 ? 4 : share;
-  pieces(outputs, &job, (int)((w->out + job.block - 1) / job.block), w->in * w->out * rows < 1 << 15 ? 1 : threads);
+  const int64_t share = ((w->out + job->threads - 1) / job->threads + 3) / 4 * 4;
+  job->block = block < share ? block : share < 4 ? 4 : share;
+  job->pieces = (int)((w->out + job->block - 1) / job->block);
+}
+
+void products(const Weight *const *w, int32_t count, const void *x, void *y, int64_t rows, int32_t type, int32_t threads) {
+  Job jobs[MOST_PRODUCTS];
+  int64_t first = 0, work = 0;
+  int all_pieces = 0;
+  if (rows <= 0 || count > MOST_PRODUCTS) return;
+  for (int n = 0; n < count; n++) first += w[n]->out;
+  const int64_t y_row = first;
+  first = 0;
+  for (int n = 0; n < count; n++) {
+    jobs[n] = (Job){.w = w[n], .given = x, .y = y, .type = type, .threads = threads, .rows = rows, .first = first, .y_row = y_row};
+    first += w[n]->out;
+    work += w[n]->in * w[n]->out * rows;
+    if (n == 0) prepare(jobs);
+    else jobs[n].x = jobs->x, jobs[n].codes = jobs->codes, jobs[n].largest = jobs->largest, jobs[n].total = jobs->total, jobs[n].width = jobs->width;
+    if (w[n]->form == ACROSS) across(jobs + n);
+    else cut(jobs + n), all_pieces += jobs[n].pieces;
+  }
+  if (all_pieces) pieces(outputs, jobs, all_pieces, work < 1 << 15 ? 1 : threads);
 }

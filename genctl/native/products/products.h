@@ -19,7 +19,9 @@ typedef struct {
   const uint16_t *range; /* CODES4: bfloat16, of each row G scales, then G zeros, G = I / 32: w = (code - 8) * scale + zero */
   const float *bias;     /* [O] or NULL */
 } Weight;
-void product(const Weight *w, const void *x, void *y, int64_t rows, int32_t type, int32_t threads); /* x [N, I] -> y [N, O] */
+/* x [N, I] -> y [N, O1 + O2 + ...]: products of the same x, whose weights have one form, and are all ACROSS or none is */
+#define MOST_PRODUCTS 4
+void products(const Weight *const *w, int32_t count, const void *x, void *y, int64_t rows, int32_t type, int32_t threads);
 
 /* -- attention (attention.c): y [N, F, H, D] = softmax(q k' scaling + bias) v over the columns that a token sees -- */
 typedef struct {

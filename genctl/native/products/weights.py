@@ -8,16 +8,17 @@ N rows, I features in, O features out.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from genctl.native import quantized
-from genctl.native.kernels import GROUP
 from genctl.native.products.library import TYPES, Library
 
 _PLAIN, _ACROSS, _CODES8, _CODES4 = range(4)  # forms of products.h
+MOST_TOGETHER = 4  # as there
 
 
 class _Weight(ctypes.Structure):
@@ -42,9 +43,8 @@ class CompiledProduct:
         self, library: Library, weight: Tensor, bias: Tensor | None = None, quantize: str | None = None
     ) -> None:
         """weight [O, I] of a type in `TYPES`; `quantize` is None, "int8" or "int4" (I a multiple of 32)."""
-        self.call, self.size = library.product, weight.shape[0]
+        self.call, self.size = library.products, weight.shape[0]
         self.form = f"{quantize or str(weight.dtype).removeprefix('torch.')} by {library.variant}"
-        self.copies = quantize is not None
         fields = _Weight(in_=weight.shape[1], out=weight.shape[0])
         held: tuple[Tensor, ...]
         if quantize == "int8":
@@ -53,7 +53,7 @@ class CompiledProduct:
             held = (codes, scales)
             fields.form, fields.w, fields.scale = _CODES8, codes.data_ptr(), scales.data_ptr()
         elif quantize == "int4":
-            codes, ranges = _nibbles(weight)
+            codes, ranges = quantized.int4_packed(weight)
             held = (codes, ranges)
             fields.form, fields.w, fields.range = _CODES4, codes.data_ptr(), ranges.data_ptr()
         else:
@@ -65,38 +65,44 @@ class CompiledProduct:
         self.wide_bias = None if bias is None else bias.float().contiguous()
         if self.wide_bias is not None:
             fields.bias = self.wide_bias.data_ptr()
-        self.fields, self.address = fields, ctypes.addressof(fields)
+        self.fields = fields
+        self.together = CompiledProducts([self])
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., I] -> [..., O] of the same type."""
-        x = x.contiguous()
-        y = x.new_empty((*x.shape[:-1], self.size))
-        rows = y.numel() // self.size
-        self.call(self.address, x.data_ptr(), y.data_ptr(), rows, TYPES[x.dtype], torch.get_num_threads())
-        return y
+        return self.together(x)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The weight in its form, and the bias."""
         return self.held
 
 
-def _nibbles(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [O, I] -> codes uint8 [O, I / 64, 32], ranges bfloat16 [O, 2, I / 32]; I is rounded up to 64.
+class CompiledProducts:
+    """Products of the same x in one call, with their outputs side by side: x is widened or quantised once."""
 
-    A byte holds number k of a group of 32 in its lower half, and number k of the next group in its upper half.
-    """
-    codes, scales = quantized.int4_codes(weight)  # [O, I], [I / 32, O, 2]
-    size, width = codes.shape
-    full = -(-width // (2 * GROUP))
-    ranges = torch.zeros(size, 2, 2 * full, dtype=torch.bfloat16)
-    ranges[:, :, : width // GROUP] = scales.permute(1, 2, 0)
-    packed = torch.zeros(size, full, GROUP, dtype=torch.uint8)
-    groups = codes.view(size, -1, GROUP)
-    packed |= groups[:, ::2].to(torch.uint8)
-    packed[:, : groups.shape[1] // 2] |= groups[:, 1::2].to(torch.uint8) << 4
-    return packed, ranges
+    def __init__(self, parts: Sequence[CompiledProduct]) -> None:
+        """`parts` have weights of one form."""
+        self.held = [(part.fields, part.held, part.wide_bias) for part in parts]  # not the parts: one may hold this
+        self.call, self.count = parts[0].call, len(parts)
+        self.size = sum(part.size for part in parts)
+        self.addresses = (ctypes.c_void_p * len(parts))(*(ctypes.addressof(part.fields) for part in parts))
+
+    @staticmethod
+    def fits(parts: Sequence[object]) -> bool:
+        """Whether one call computes all of them."""
+        forms = {(part.fields.form, part.fields.type) if isinstance(part, CompiledProduct) else None for part in parts}
+        return len(parts) <= MOST_TOGETHER and len(forms) == 1 and None not in forms
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., I] -> [..., O1 + O2 + …] of the same type."""
+        x = x.contiguous()
+        y = x.new_empty((*x.shape[:-1], self.size))
+        rows, type_ = y.numel() // self.size, TYPES[x.dtype]
+        threads = torch.get_num_threads()
+        self.call(self.addresses, self.count, x.data_ptr(), y.data_ptr(), rows, type_, threads)
+        return y
 
 
 def int4_bytes(size: int, width: int) -> int:
     """Bytes of a weight [O, I] in 4 bits: of 64 numbers, 32 bytes of codes, and two scales and zeros of 2 bytes."""
-    return size * -(-width // (2 * GROUP)) * (GROUP + 8)
+    return size * -(-width // (2 * quantized.GROUP)) * (quantized.GROUP + 8)
