@@ -198,6 +198,7 @@ class Failed:
     lane: str
     code: str
     message: str
+    hint: str = ""  # what may help
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,9 @@ class CompareJob(Job[CompareOptions]):
         for note in result.shortfalls(self.of(prompt.row, f"run {self.runs[run].name}")):
             self.say(f"warning: {note}")
         failure = result.error
-        prompt.cells[run][repetition] = result if failure is None else Failure(failure.code, failure.message)
+        prompt.cells[run][repetition] = (
+            result if failure is None else Failure(failure.code, failure.message, failure.hint)
+        )
 
     def _requests(self, engine: Engine, members: Sequence[int], prompt: ComparedPrompt) -> list[Request]:
         """The lanes of one prompt. Those that look at hidden states come first: their prefill serves all others."""

@@ -105,17 +105,18 @@ class ComparisonOutput:
         """Say which runs failed, where no record does. Returns how many."""
         row = prompt.row
         failures = [
-            (self.job.of(row, f"run {name}"), one.message)
+            (self.job.of(row, f"run {name}"), one.message, one.hint)
             for place, name in enumerate(self.names)
             for one in prompt.failures(place)
         ]
         if isinstance(row, BadRow):
-            failures = [(self.job.of(row), row.message)]
-        for subject, message in failures if self.writer is None and not self.silent else ():
+            failures = [(self.job.of(row), row.message, "")]
+        for subject, message, hint in failures if self.writer is None and not self.silent else ():
             if self.picture:
                 put(self.out, Text(f"error: {widgets.visible(subject + message)}"))
             elif self.job.repeated.is_new(message):
                 self.job.say(f"error: {subject}{message}")
+                self.job.advise(hint)
         return len(failures)
 
     def _parts(self, prompt: ComparedPrompt, by_run: ByRun, tally: RunStatistics) -> Iterator[list[Text]]:

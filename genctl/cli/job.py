@@ -62,6 +62,7 @@ class Job(ABC, Generic[SomeOptions]):
         self.failed = 0  # rows
         self.lone = False  # there is one prompt, so messages do not say which
         self.subjects: dict[str, str] = {}  # what messages call the rows that failed, by id
+        self.hints: dict[str, str] = {}  # what may help them, by id
         self.repeated = RepeatedErrors(self.say)
         self.load_s = 0.0
         self.watchers: list[Watcher] = []  # the page of --report, the picture of --svg
@@ -193,9 +194,16 @@ class Job(ABC, Generic[SomeOptions]):
 
     def say_failed(self, record: Mapping[str, Any]) -> None:
         """Print why a row failed, once for all rows that failed alike."""
-        subject, message = self.subjects.pop(record["id"], ""), record["error"]["message"]
+        subject, hint = self.subjects.pop(record["id"], ""), self.hints.pop(record["id"], "")
+        message = record["error"]["message"]
         if self.repeated.is_new(message):
             self.say(f"error: {subject}{message}")
+            self.advise(hint)
+
+    def advise(self, hint: str) -> None:
+        """Print what may help after an error, if there is anything."""
+        if hint:
+            self.say(f"hint: {hint}")
 
     def say_shortage(self, what: str, width: int, fewer: int) -> None:
         """Say that memory is short."""
@@ -322,13 +330,15 @@ class Job(ABC, Generic[SomeOptions]):
             else:
                 yield row, made
 
-    def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False) -> None:
+    def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False, hint: str = "") -> None:
         """Count a row that failed, and write its record; where there is none to read, say why, unless it is `said`."""
         self.failed += 1
         for watcher in self.watchers:
             watcher.failed(row.id, code, message)
         record = error_record(row.id, code, message)
         self.subjects[row.id] = self.of(row)
+        if hint:
+            self.hints[row.id] = hint
         with self.interrupt.busy():
             if (self.output is None or self.shown) and not said:
                 self.say_failed(record)

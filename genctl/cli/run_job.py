@@ -350,7 +350,7 @@ class RunJob(job.Job[RunOptions]):
         if self.interrupt.status and self.options.resume:
             return  # incomplete: the next run decodes it again
         if result.error is not None:
-            self.fail(row, result.error.code, result.error.message, said=self.live)
+            self.fail(row, result.error.code, result.error.message, said=self.live, hint=result.error.hint)
             return
         if self.stop_at is not None and row.index > self.stop_at:
             return
@@ -369,10 +369,10 @@ class RunJob(job.Job[RunOptions]):
         )
         self.output.put(row.index, records)
 
-    def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False) -> None:
+    def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False, hint: str = "") -> None:
         """Write the record of a row that failed; with --strict it is the last one."""
         if not self.options.strict:
-            super().fail(row, code, message, said=said)
+            super().fail(row, code, message, said=said, hint=hint)
         elif self.stop_at is None or row.index < self.stop_at:
             self.subjects[row.id] = self.of(row)
             self.stop_at, self.stopper = row.index, [error_record(row.id, code, message)]

@@ -22,6 +22,7 @@ class Failure:
 
     code: str
     message: str
+    hint: str = ""  # what may help
 
 
 Cell: TypeAlias = Result | Failure | None

@@ -17,7 +17,7 @@ from genctl.render.nbest_table import table
 from genctl.render.run_view import RunView
 from genctl.render.score_formula import formula, meaning, searches
 from genctl.render.search_tree import SearchTrees
-from genctl.render.summary import failure, lane_summary, put, put_words, stop_words
+from genctl.render.summary import lane_summary, put, stop_words
 from genctl.render.text_width import wrap
 from genctl.render.tree_formats import tree_lines
 
@@ -145,7 +145,7 @@ class BeamView(RunView):
         self._end_line()
         self.out.file.flush()
         if lane.failed:
-            put_words(self.err, failure(lane, numbered=self.look.numbered))
+            self._say_failed(lane, lane.failed)
         elif self._verbose and self.look.labels and not self._quiet:
             put(self.err, lane_summary(lane))
 

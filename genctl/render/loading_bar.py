@@ -1,4 +1,7 @@
-"""The progress bar of downloading and reading a checkpoint. Only on a terminal, erased when done."""
+"""The progress bar of downloading and reading a checkpoint. Only on a terminal, erased when done.
+
+A dumb terminal gets a line now and then, more and more rarely.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,11 @@ from rich.text import Text
 
 from genctl.events import Loading
 from genctl.render import theme, widgets
+from genctl.render.console import takes_lines
 from genctl.render.live_region import FRAME_S, transient_progress
 from genctl.render.reflow import DrawnLines
+
+LINE_S = 10.0  # until the first line on a dumb terminal; each pause is twice the one before
 
 
 class LoadingBar:
@@ -27,13 +33,23 @@ class LoadingBar:
         self._tasks: dict[tuple[str, str], TaskID] = {}
         self._drawn = float("-inf")
         self._lines = DrawnLines(console)
+        self._takes_lines = takes_lines(console)
+        self._began: float | None = None
+        self._pause = LINE_S
         self._lock = threading.Lock()  # files are downloaded by several threads
 
     def show(self, event: Loading) -> None:
         """Update the bar; redraws at most every 50 ms, and whenever a part is complete."""
-        if self._console.is_interactive:
+        if self._console.is_interactive or self._takes_lines:
             with self._lock:
-                self._show(event)
+                (self._print if self._takes_lines else self._show)(event)
+
+    def _print(self, event: Loading) -> None:
+        now = self._clock()
+        self._began = now if self._began is None else self._began
+        if now - self._began >= self._pause:
+            self._pause = 2 * (now - self._began)
+            self._console.print(Text(f"{_words(event)}: {_amount(event.done, event.total, event.unit)}"))
 
     def _show(self, event: Loading) -> None:
         if self._lines.outdated:
@@ -45,8 +61,7 @@ class LoadingBar:
             self._progress.start()
         part = (event.what, event.unit)
         if part not in self._tasks:
-            words = f"{'downloading' if event.unit == 'B' else 'reading'} {event.what}"
-            description = widgets.first_words(words, max(self._console.width - 44, 16))
+            description = widgets.first_words(_words(event), max(self._console.width - 44, 16))
             self._tasks[part] = self._progress.add_task(
                 description, total=event.total or None, completed=event.done, unit=event.unit
             )
@@ -80,9 +95,15 @@ class _Amount(ProgressColumn):
     """How much of how much, in the event's own unit."""
 
     def render(self, task: Task) -> Text:
-        unit = task.fields["unit"]
-        if unit == "B":
-            total = f"/{task.total / 1e6:,.1f}" if task.total else ""
-            return Text(f"{task.completed / 1e6:,.1f}{total} MB", style=theme.DIM)
-        total = f"/{task.total:,.0f}" if task.total else ""
-        return Text(f"{task.completed:,.0f}{total} {unit}", style=theme.DIM)
+        return Text(_amount(task.completed, task.total, task.fields["unit"]), style=theme.DIM)
+
+
+def _words(event: Loading) -> str:
+    return f"{'downloading' if event.unit == 'B' else 'reading'} {widgets.visible(event.what)}"
+
+
+def _amount(done: float, total: float | None, unit: str) -> str:
+    """How much of how much."""
+    if unit == "B":
+        return f"{done / 1e6:,.1f}{f'/{total / 1e6:,.1f}' if total else ''} MB"
+    return f"{done:,.0f}{f'/{total:,.0f}' if total else ''} {unit}"

@@ -258,9 +258,14 @@ class RunView:
         self.out.file.flush()
         if lane.failed:
             if self._errors.is_new(lane.failed.message):
-                put_words(self.err, failure(lane, numbered=self.look.numbered))
+                self._say_failed(lane, lane.failed)
         elif self._verbose and self.look.labels and not self._quiet:
             put(self.err, lane_summary(lane))
+
+    def _say_failed(self, lane: LaneHistory, failed: Failed) -> None:
+        put_words(self.err, failure(lane, numbered=self.look.numbered))
+        if failed.hint:
+            put_words(self.err, Text(f"hint: {widgets.visible(failed.hint)}"))
 
     def _candidates(self, lane: LaneHistory, finished: Finished) -> None:
         """A table of all samples, where best_of or mbr_samples chose among them."""

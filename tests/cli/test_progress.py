@@ -12,7 +12,7 @@ from rich.console import Console
 from genctl.cli.run_options import RunOptions
 from genctl.cli.view import wants_bar
 from genctl.events import Hypothesis, Loading, Row, Stepped, Token
-from genctl.render.console import takes_lines
+from genctl.render.console import make_consoles, takes_lines
 from genctl.render.loading_bar import LoadingBar
 from genctl.render.reflow import DrawnLines, wraps
 from genctl.render.rows_bar import RowsBar
@@ -91,6 +91,23 @@ def test_a_dumb_terminal_gets_a_line_now_and_then_and_fewer_with_time() -> None:
     lines = to.file.bytes.getvalue().decode().splitlines()  # type: ignore[attr-defined]
     assert [line.partition("/")[0] for line in lines] == ["10", "20", "40", "80", "160", "320", "640"]
     assert lines[0] == "10/1,000 rows · 16 min 30 s left"
+
+
+def test_a_download_on_a_dumb_terminal_gets_a_line_now_and_then() -> None:
+    stream = _Stream(terminal=True)
+    terminal, _ = make_consoles("auto", stdout=stream, stderr=stream, environ={"TERM": "dumb"})
+    clock = Clock()
+    bar = LoadingBar(terminal, clock)
+    for second in range(60):
+        clock.now = float(second)
+        bar.show(Loading("model.safetensors", second * 1_000_000, 60_000_000))
+    bar.close()
+    stream.flush()
+    assert stream.bytes.getvalue().decode().splitlines() == [
+        "downloading model.safetensors: 10.0/60.0 MB",
+        "downloading model.safetensors: 20.0/60.0 MB",
+        "downloading model.safetensors: 40.0/60.0 MB",
+    ]
 
 
 def test_rows_that_compete_write_one_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,21 @@ def test_on_a_terminal_too(tmp_path: Path) -> None:
 def test_records_keep_every_error() -> None:
     done = genctl("run", "--input-format", "jsonl", "--format", "jsonl", stdin=f"{BAD}\n" * 3)
     assert [record["error"]["code"] for record in done.records] == ["input"] * 3
+
+
+def test_a_prompt_beyond_the_context_gets_its_hint_wherever_it_is_said() -> None:
+    words, hint = ("a " * 600,), "hint: --truncate left keeps its end (right its beginning, middle both)\n"
+    compare = ("compare", "-p", "greedy", "-p", "beam5")
+    for command in (("run",), ("beam",), compare, ("inspect-cache",)):
+        for terminal in (False, True):
+            done = genctl(*command, *words, terminal=terminal, color="never")
+            assert done.status == 1, (command, done.err)
+            assert re.search(r"the prompt has \d+ tokens, but the model's\s+context is 512", done.err), (
+                command,
+                done.err,
+            )
+            assert done.err.count("hint: --truncate left") == 1, (command, terminal, done.err)
+    [record] = genctl("run", *words, "--format", "jsonl").records
+    assert list(record["error"]) == ["code", "message"]
+    assert record["error"]["message"].endswith("but the model's context is 512")
+    assert hint in genctl("run", *words).err

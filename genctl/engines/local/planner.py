@@ -316,7 +316,10 @@ class Planner:
         """The maximum number of new tokens, and its reason if that is the context."""
         context = self.context
         if context is not None and len(prompt.ids) >= context + int(self.forward.is_encoder_decoder):
-            raise InputError(f"the prompt has {count(len(prompt.ids), 'token')}, but the model's context is {context}")
+            raise InputError(
+                f"the prompt has {count(len(prompt.ids), 'token')}, but the model's context is {context}",
+                hint="--truncate left keeps its end (right its beginning, middle both)",
+            )
         most = generation.max_new_tokens
         if most is None and generation.max_length is not None:
             most = generation.max_length - length

@@ -329,7 +329,7 @@ class Session:
                 except GenctlError as error:
                     prompt = request.prompt or ""
                     refused.append(events.Began(request.id, prompt, "", self.name, None, {}, request.place))
-                    refused.append(events.Failed(request.id, error.code, error.message))
+                    refused.append(events.Failed(request.id, error.code, error.message, error.hint))
                     continue
                 self.on_plan(len(planned.lane.source or planned.lane.tokens))
                 begins[request.id] = planned.began(request, self.name, encoder_decoder=self.is_encoder_decoder)
