@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from transformers.core_model_loading import revert_weight_conversion
+
 from genctl.decode.runtime import ModelRuntime
 from genctl.engines.local.runtime_factory import runtime_of
 from genctl.models.architectures import read_native
@@ -31,7 +33,7 @@ def forward(model: Any) -> ModelRuntime:
 
 def native(model: Any) -> NativeRuntime:
     """`model` on the native runtime. Raises NotNative for what it does not know."""
-    tensors = model.state_dict()
+    tensors = revert_weight_conversion(model, model.state_dict())  # as `save_pretrained` writes them
     config = model.config.to_dict()
     plan = WeightPlan(*read_native(config), {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     special = SpecialTokens(model.generation_config.to_dict())

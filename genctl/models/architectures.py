@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from genctl.native import expert_families as expert
 from genctl.native import gemma_families as gemma
 from genctl.native import gpt_families as gpt
 from genctl.native import llama_families as llama
@@ -245,6 +246,13 @@ _ROWS = (
         compared="decoder",
         unbounded=True,
     ),
+    # -- decoders with experts
+    Architecture(
+        "mixtral",
+        native=Native(expert.mixtral, "MixtralForCausalLM", context=131072),
+        tokenizer=BACKEND,
+        compared="decoder",
+    ),
     # -- encoder-decoders with a native family
     Architecture(
         "t5",
@@ -344,7 +352,7 @@ gemma4_unified gemma4_unified_text glm glm4_moe glm4_moe_lite got_ocr2 gpt_neo g
 gpt_oss granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense
 hunyuan_v1_moe hy_v3 hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe kimi_linear
 kolibri1 laguna lfm2 lfm2_moe lfm3 llama4_text longcat_flash megatron-bert mellum mimo_v2_flash minicpm3 minimax_m2
-minimax_m3_vl_text ministral ministral3 mixtral modernbert-decoder nanochat nemotron olmo_hybrid olmoe persimmon
+minimax_m3_vl_text ministral ministral3 modernbert-decoder nanochat nemotron olmo_hybrid olmoe persimmon
 qwen2_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next rembert roberta roberta-prelayernorm roc_bert seed_oss
 solar_open vaultgemma xlm-roberta xlm-roberta-xl xmod youtu zaya
 """

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from genctl.native import pages
 from genctl.native.decoder import CrossWeights, Decoder, Encoder, LayerWeights, StackWeights
+from genctl.native.experts import Experts
 from genctl.native.files import mapped
 from genctl.native.linear import Joined, Linear, Products
 from genctl.native.mlp import ACTIVATIONS, MLP
@@ -120,14 +121,14 @@ class _Stack:
 
     def layer(self, names: dict[str, str]) -> LayerWeights:
         """One layer. `names`: our names for its parts -> theirs."""
-        spec = self.spec
-        norms = {part: self.part_norm(part, name) for part, name in names.items() if matrix_shape(part, spec) is None}
+        norms = {part: self.part_norm(part, name) for part, name in names.items() if part.endswith("norm")}
         cross = None
         if "cross_q" in names:
             cross_norms = {part.removeprefix("cross_"): norms.pop(part) for part in list(norms) if "cross_" in part}
             kv = self.products.joined(*(self.matrix(part, names) for part in ("cross_k", "cross_v")))
             cross = CrossWeights(self.linear("cross_q", names), kv, self.linear("cross_o", names), **cross_norms)
-        return LayerWeights(self.qkv(names), self.linear("o", names), self.mlp(names), cross=cross, **norms)
+        mlp = self.experts(names) if "router" in names else self.mlp(names)
+        return LayerWeights(self.qkv(names), self.linear("o", names), mlp, cross=cross, **norms)
 
     def qkv(self, names: dict[str, str]) -> Joined:
         if "qkv" not in names:
@@ -144,6 +145,20 @@ class _Stack:
         else:
             up = self.products.joined(*(self.matrix(part, names) for part in ("gate", "up") if part in names))
         return MLP(up, self.linear("down", names), ACTIVATIONS[spec.activation])
+
+    def experts(self, names: dict[str, str]) -> Experts:
+        spec = self.spec.experts
+        assert spec is not None
+        # rounding a router would choose other experts
+        router = Products(pack=self.products.pack).linear(self.get(f"{names['router']}.weight"))
+        return Experts(spec, router, [self.expert(names, number) for number in range(spec.count)])
+
+    def expert(self, names: dict[str, str], number: int) -> MLP:
+        gate, up, down = (
+            self.get(f"{names[part].format(number)}.weight") for part in ("expert_gate", "expert_up", "expert_down")
+        )
+        joined = self.products.joined((gate, None), (up, None))
+        return MLP(joined, self.products.linear(down), ACTIVATIONS[self.spec.activation])
 
     def linear(self, part: str, names: dict[str, str]) -> Linear:
         return self.products.linear(*self.matrix(part, names))

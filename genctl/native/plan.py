@@ -10,11 +10,16 @@ from collections.abc import Iterator
 
 from genctl.native.config import NotNative, Unfit
 from genctl.native.names import COMPUTED, Names
-from genctl.native.spec import Spec
+from genctl.native.spec import Experts, Spec
 
 Shape = tuple[int, ...]
 Shapes = dict[str, Shape]  # of tensors, by their names in the files
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+# Parts of layers without, and with experts. The names of each expert's matrices have {} for its number.
+_MLP = ("gate", "up", "gate_up", "down")
+_EXPERTS = ("router", "expert_gate", "expert_up", "expert_down")
 
 
 class StackPlan:
@@ -38,8 +43,9 @@ class StackPlan:
 
     def layer(self, number: int) -> dict[str, str]:
         """Our names for the parts of a layer -> theirs."""
-        begin = self.prefix + self.names.layer.format(number)
-        return {part: begin + theirs for part, theirs in self.names.parts.items()}
+        begin, experts = self.prefix + self.names.layer.format(number), self.spec.experts
+        without = _MLP if experts is not None and number in experts.layers else _EXPERTS
+        return {part: begin + theirs for part, theirs in self.names.parts.items() if part not in without}
 
     def wanted(self) -> Iterator[tuple[str, Shape]]:
         """Names and shapes of all tensors but the embeddings."""
@@ -145,6 +151,9 @@ def matrix_shape(part: str, spec: Spec) -> tuple[Shape, bool] | None:
 
 
 def _part(part: str, name: str, spec: Spec, *, transposed: bool) -> Iterator[tuple[str, Shape]]:
+    if spec.experts is not None and part in _EXPERTS:
+        yield from _expert_part(part, name, spec.hidden, spec.experts)
+        return
     matrix = matrix_shape(part, spec)
     if matrix is not None:
         (out, into), bias = matrix
@@ -159,6 +168,14 @@ def _part(part: str, name: str, spec: Spec, *, transposed: bool) -> Iterator[tup
             yield from _norm(name, spec, spec.head_dim if spec.qk_norm == "head" else heads * spec.head_dim)
     else:
         yield from _norm(name, spec)
+
+
+def _expert_part(part: str, name: str, hidden: int, experts: Experts) -> Iterator[tuple[str, Shape]]:
+    if part == "router":
+        yield f"{name}.weight", (experts.count, hidden)
+        return
+    shape = (hidden, experts.inner) if part == "expert_down" else (experts.inner, hidden)
+    yield from ((f"{name.format(number)}.weight", shape) for number in range(experts.count))
 
 
 def _norm(name: str, spec: Spec, size: int | None = None) -> Iterator[tuple[str, Shape]]:

@@ -59,6 +59,17 @@ class Relative:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """MLPs of which a router chooses some for each token (Shazeer et al. 2017, arXiv:1701.06538)."""
+
+    count: int
+    chosen: int  # for each token
+    inner: int  # width of each
+    layers: frozenset[int]  # that have them; the others have one MLP
+    normed: bool = True  # the weights of the chosen sum to 1: their probabilities among all do not
+
+
+@dataclass(frozen=True)
 class Spec:
     """One stack of layers: a decoder, or an encoder. Sizes are counted in features unless something else is said."""
 
@@ -115,6 +126,7 @@ class Spec:
     activation: str = "silu"
     gated: bool = True  # act(gate(x)) * up(x), else act(up(x))
     mlp_bias: bool = False
+    experts: Experts | None = None
 
     # -- the residual stream -------------------------------------------------------------------------------------------
     parallel: bool = False  # attention and MLP read the same x (GPT-J, GPT-NeoX, Falcon)

@@ -44,7 +44,7 @@ def test_auto_takes_what_is_known_and_equal(llama: Path, tmp_path: Path) -> None
     assert native(llama, quantize="int8")
     assert not native(llama, trust=True)
     assert not native(llama, runtime="transformers")
-    assert not native(checkpoint("mixtral", tmp_path))
+    assert not native(checkpoint("mamba", tmp_path))
 
 
 def changed(folder: Path, **fields: Any) -> Path:

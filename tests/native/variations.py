@@ -82,6 +82,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_bigcode": ("GPTBigCode", _GPT),
     "codegen": ("CodeGen", {**_GPT, "n_head": 8, "rotary_dim": 2}),
     "mpt": ("Mpt", {"d_model": HIDDEN, "n_layers": LAYERS, "n_heads": HEADS, "max_seq_len": CONTEXT}),
+    "mixtral": ("Mixtral", {**_GROUPED, "num_local_experts": 5}),
     "smollm3": ("SmolLM3", {**_GROUPED, "no_rope_layer_interval": 2}),
 }
 
@@ -243,6 +244,9 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt, three heads": ("mpt", {"n_heads": 3, "d_model": 24}),
     "mpt, twelve heads": ("mpt", {"n_heads": 12, "d_model": 48}),
     "mpt, clipped": ("mpt", {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.2}}),
+    "mixtral, window": ("mixtral", {"sliding_window": WINDOW}),
+    "mixtral, one of two": ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 1}),
+    "mixtral, wide heads": ("mixtral", {"head_dim": 12, "tie_word_embeddings": True, "hidden_act": "gelu"}),
     "smollm3, windows": ("smollm3", {"use_sliding_window": True, "sliding_window": WINDOW}),
     "smollm3, listed windows": ("smollm3", {"layer_types": _ALTERNATE, "sliding_window": WINDOW}),
     "smollm3, listed layers": ("smollm3", {"no_rope_layers": [0, 1], "attention_bias": True, "mlp_bias": True}),
