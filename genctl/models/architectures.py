@@ -253,6 +253,12 @@ _ROWS = (
         tokenizer=BACKEND,
         compared="decoder",
     ),
+    Architecture(
+        "qwen3_moe",
+        native=Native(expert.qwen3_moe, "Qwen3MoeForCausalLM", context=32768),
+        tokenizer="Qwen2Tokenizer",
+        compared="decoder",
+    ),
     # -- encoder-decoders with a native family
     Architecture(
         "t5",
@@ -353,7 +359,7 @@ gpt_oss granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared 
 hunyuan_v1_moe hy_v3 hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe kimi_linear
 kolibri1 laguna lfm2 lfm2_moe lfm3 llama4_text longcat_flash megatron-bert mellum mimo_v2_flash minicpm3 minimax_m2
 minimax_m3_vl_text ministral ministral3 modernbert-decoder nanochat nemotron olmo_hybrid olmoe persimmon
-qwen2_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next rembert roberta roberta-prelayernorm roc_bert seed_oss
+qwen2_moe qwen3_5_moe_text qwen3_5_text qwen3_next rembert roberta roberta-prelayernorm roc_bert seed_oss
 solar_open vaultgemma xlm-roberta xlm-roberta-xl xmod youtu zaya
 """
 _ENCODER_DECODERS = """

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from genctl.native.config import Config, NotNative
-from genctl.native.llama_families import llama_names, plain, sizes_of
+from genctl.native.llama_families import QK_NORM, biases, llama_names, plain, sizes_of
 from genctl.native.names import Found
 from genctl.native.spec import Experts
 
@@ -25,7 +26,29 @@ def mixtral(c: Config) -> Found:
     return plain(c, "mixtral", sizes, eps=eps, rope=rope, experts=experts), names
 
 
-def _experts(c: Config, count: int, inner: int, *, chosen: int, layers: range, **more: Any) -> Experts:
+def qwen3_moe(c: Config) -> Found:
+    """Qwen3 30B-A3B and its kin (Yang et al. 2025, arXiv:2505.09388): Qwen3 with experts in all layers, or in some."""
+    sizes = sizes_of(c)
+    c.size("num_key_value_heads")
+    window, used = c.window(4096), c.flag("use_sliding_window", False)
+    c.take("max_window_layers", None)  # written, but not read
+    sizes["windows"] = (window if used else None,) * sizes["layers"]
+    step, dense = c.size("decoder_sparse_step", 1), c.take("mlp_only_layers", None) or []
+    if not isinstance(dense, list):
+        raise NotNative(f"config.json: mlp_only_layers = {dense!r:.60}")
+    layers = [number for number in range(sizes["layers"]) if number not in dense and (number + 1) % step == 0]
+    count = c.either("num_experts", "num_local_experts")
+    inner = c.size("moe_intermediate_size", 768)
+    experts = _experts(c, count, inner, chosen=8, layers=layers, normed=c.flag("norm_topk_prob", False))
+    parts = {"router": "mlp.gate"} | {f"expert_{part}": f"mlp.experts.{{}}.{part}_proj" for part in _GATED}
+    spec = plain(c, "qwen3_moe", sizes, **biases(c), qk_norm="head", experts=experts)
+    return spec, llama_names(**QK_NORM, **parts)
+
+
+_GATED = ("gate", "up", "down")
+
+
+def _experts(c: Config, count: int, inner: int, *, chosen: int, layers: Iterable[int], **more: Any) -> Experts:
     """What these families name alike. `chosen` is how many where config.json says nothing."""
     for name in ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"):  # of training
         c.take(name, None)

@@ -39,6 +39,7 @@ _FALCON = {
     "max_position_embeddings": CONTEXT,
     "tie_word_embeddings": False,
 }
+_QWEN_MOE = {**_GROUPED, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _ALTERNATE = ["sliding_attention", "full_attention"]
 _GEMMA = {**_GROUPED, "head_dim": 16, "sliding_window": WINDOW, "layer_types": _ALTERNATE, "query_pre_attn_scalar": 12}
 
@@ -83,6 +84,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "codegen": ("CodeGen", {**_GPT, "n_head": 8, "rotary_dim": 2}),
     "mpt": ("Mpt", {"d_model": HIDDEN, "n_layers": LAYERS, "n_heads": HEADS, "max_seq_len": CONTEXT}),
     "mixtral": ("Mixtral", {**_GROUPED, "num_local_experts": 5}),
+    "qwen3_moe": ("Qwen3Moe", _QWEN_MOE),
     "smollm3": ("SmolLM3", {**_GROUPED, "no_rope_layer_interval": 2}),
 }
 
@@ -247,6 +249,10 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral, window": ("mixtral", {"sliding_window": WINDOW}),
     "mixtral, one of two": ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 1}),
     "mixtral, wide heads": ("mixtral", {"head_dim": 12, "tie_word_embeddings": True, "hidden_act": "gelu"}),
+    "qwen3_moe, normed": ("qwen3_moe", {"norm_topk_prob": True, "attention_bias": True}),
+    "qwen3_moe, windows": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": WINDOW}),
+    "qwen3_moe, every other layer": ("qwen3_moe", {"decoder_sparse_step": 2, "tie_word_embeddings": True}),
+    "qwen3_moe, listed layers": ("qwen3_moe", {"mlp_only_layers": [1], "hidden_act": "gelu"}),
     "smollm3, windows": ("smollm3", {"use_sliding_window": True, "sliding_window": WINDOW}),
     "smollm3, listed windows": ("smollm3", {"layer_types": _ALTERNATE, "sliding_window": WINDOW}),
     "smollm3, listed layers": ("smollm3", {"no_rope_layers": [0, 1], "attention_bias": True, "mlp_bias": True}),
