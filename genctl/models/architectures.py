@@ -259,6 +259,12 @@ _ROWS = (
         tokenizer="Qwen2Tokenizer",
         compared="decoder",
     ),
+    Architecture(
+        "gpt_oss",
+        native=Native(expert.gpt_oss, "GptOssForCausalLM", context=131072),
+        tokenizer=NO_CLASS,
+        compared="decoder",
+    ),
     # -- encoder-decoders with a native family
     Architecture(
         "t5",
@@ -355,7 +361,7 @@ afmoe apertus arcee aria_text axk1 bailing_hybrid beam bert bert-generation big_
 cohere2_moe cohere_compass_text cwm data2vec-text dbrx deepseek_v2 deepseek_v3 diffllama doge dots1 electra
 ernie ernie4_5_moe exaone4 exaone_moe flex_olmo flint fuyu gemma3 gemma3n_text gemma4 gemma4_text
 gemma4_unified gemma4_unified_text glm glm4_moe glm4_moe_lite got_ocr2 gpt_neo gpt_neox_japanese
-gpt_oss granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense
+granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense
 hunyuan_v1_moe hy_v3 hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe kimi_linear
 kolibri1 laguna lfm2 lfm2_moe lfm3 llama4_text longcat_flash megatron-bert mellum mimo_v2_flash minicpm3 minimax_m2
 minimax_m3_vl_text ministral ministral3 modernbert-decoder nanochat nemotron olmo_hybrid olmoe persimmon

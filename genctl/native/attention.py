@@ -6,6 +6,7 @@ one), D features of a head.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -93,15 +94,18 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of the fed tokens, whose keys and values are added to a layer of the cache (None: there is none).
 
-    query [N, H, F, D], key and value [N, K, F, D], bias f32 [N or 1, H, 1, past + F] -> [N, F, H·D].
+    query [N, H, F, D], key and value [N, K, F, D], bias f32 [N or 1, H, 1, past + F], sinks [H] -> [N, F, H·D].
     """
     prompt = None
     if layer is not None:
         key, value = layer.update(key, value)
         prompt = layer.prompt
+    if sinks is not None:
+        return _with_sinks(query, key, value, visible, sinks, scaling=scaling, window=window)
     library = ops.compiled(query)
     if library is not None and key.dtype == query.dtype:
         parts = [(key, value)] if prompt is None else [prompt, (key, value)]  # a prompt that rows share is read once
@@ -118,6 +122,33 @@ def attention(
         mixed = _by_hand(query, key, value, seen, scaling, softcap, bias, fed=visible.fed)
     else:
         mixed = _fused(query, key, value, seen, scaling, fed=visible.fed)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def _with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, visible: Mask, sinks: Tensor, *, scaling: float, window: int | None
+) -> Tensor:
+    """Attention sinks (Xiao et al. 2023, arXiv:2309.17453), one score for each head: [N, F, H·D].
+
+    A sink is a column before the others that all tokens see. Its key and value are 0, so that its score is its bias.
+    """
+    rows, kv_heads, columns, size = key.shape
+    zeros = key.new_zeros(rows, kv_heads, 1, size)
+    bias = torch.zeros(1, len(sinks), visible.fed, 1 + columns, device=query.device)
+    bias[..., 0] = sinks.float()[:, None]
+    if window is not None and columns > window:  # the library counts the sink's column as one that is far away
+        positions = torch.arange(columns, device=query.device)
+        bias[..., 1:].masked_fill_(positions <= positions[columns - visible.fed :, None] - window, -math.inf)
+    library = ops.compiled(query)
+    if library is not None and key.dtype == query.dtype:
+        there = visible.columns(columns, None)
+        if there["mask"] is not None:
+            there["mask"] = F.pad(there["mask"], (1, 0), value=True)
+        return ops.attention(library, query, [(zeros, zeros), (key, value)], scaling=scaling, bias=bias, **there)
+    key, value = torch.cat([zeros, key], 2), torch.cat([zeros, value], 2)
+    seen = visible.of(columns, None)
+    seen = None if seen is None else F.pad(seen, (1, 0), value=True)
+    mixed = _by_hand(query, key, value, seen, scaling, None, bias, fed=visible.fed)
     return mixed.transpose(1, 2).flatten(2)
 
 

@@ -67,6 +67,7 @@ class LayerWeights:
     mlp_out_norm: Norm = same
     mlp_sum_norm: Norm = same
     cross: CrossWeights | None = None
+    sinks: Tensor | None = None  # [H]
 
 
 @dataclass
@@ -169,6 +170,7 @@ class Stack:
             window=window,
             softcap=spec.softcap,
             bias=_of(shared.biases, number),
+            sinks=w.sinks,
         )  # [N, F, H·D]
         return w.o(mixed)
 

@@ -45,6 +45,44 @@ def qwen3_moe(c: Config) -> Found:
     return spec, llama_names(**QK_NORM, **parts)
 
 
+def gpt_oss(c: Config) -> Found:
+    """gpt-oss (OpenAI 2025, arXiv:2508.10925): attention sinks, windows in every other layer, experts with biases."""
+    sizes = sizes_of(c, head_dim=64)
+    c.size("num_key_value_heads")
+    sizes["windows"] = c.windows(sizes["layers"], c.window(128), lambda number: (number + 1) % 2 != 0)
+    if not c.values.get("rope_scaling") and c.values.get("rope_parameters") is None:
+        c.values = {**c.values, "rope_parameters": _GPT_OSS_ROPE}
+    c.only("hidden_act", "silu")
+    c.take("initial_context_length", None)  # written, but not read
+    c.only("experts_per_token", None, c.values.get("num_experts_per_tok", 4))
+    limit, alpha = c.number("swiglu_limit", 7.0), c.number("swiglu_alpha", 1.702)
+    count = c.either("num_local_experts", "num_experts")
+    experts = _experts(c, count, sizes["inner"], chosen=4, layers=range(sizes["layers"]), limit=limit, alpha=alpha)
+    spec = plain(
+        c,
+        "gpt_oss",
+        sizes,
+        eps=c.number("rms_norm_eps", 1e-5),
+        norm="rms",
+        norm_late=True,
+        rope=c.rope(sizes["head_dim"], base=150000.0),
+        **biases(c, "attention_bias", True),
+        sinks=True,
+        experts=experts,
+    )
+    parts = {"sinks": "self_attn.sinks", "router": "mlp.router"}
+    parts |= {"experts_up": "mlp.experts.gate_up_proj", "experts_down": "mlp.experts.down_proj"}
+    return spec, llama_names(gate=None, up=None, down=None, **parts)
+
+
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 _GATED = ("gate", "up", "down")
 
 

@@ -25,9 +25,9 @@ Buffers = list[tuple[Tensor, Tensor]]  # of each layer keys and values, [N, K, C
 def fits(spec: Spec) -> bool:
     """Whether the steps of a decoder keep one shape, and need nothing but tensors of the device.
 
-    Windows, ALiBi, soft caps, a source and angles that depend on the length of a text do not.
+    Windows, ALiBi, soft caps, sinks, a source, experts and angles that depend on the length of a text do not.
     """
-    if spec.encoder is not None or spec.relative is not None:
+    if spec.encoder is not None or spec.relative is not None or spec.sinks or spec.experts is not None:
         return False
     if any(window is not None for window in spec.windows) or spec.alibi or spec.softcap is not None:
         return False

@@ -14,7 +14,7 @@ from genctl.native.decoder import CrossWeights, Decoder, Encoder, LayerWeights, 
 from genctl.native.experts import Experts
 from genctl.native.files import mapped
 from genctl.native.linear import Joined, Linear, Products
-from genctl.native.mlp import ACTIVATIONS, MLP
+from genctl.native.mlp import ACTIVATIONS, MLP, ClampedGate
 from genctl.native.model import NativeConfig, NativeModel, SpecialTokens
 from genctl.native.norms import LayerNorm, Norm, RMSNorm, same
 from genctl.native.plan import StackPlan, WeightPlan, matrix_shape
@@ -65,6 +65,10 @@ def build(
     first = get(plan.embeddings["decoder"])
     kind = first.dtype if dtype is None else dtype
 
+    def each(name: str) -> list[Tensor]:
+        """The parts of a tensor that holds one for each expert."""
+        return [pages.converted(part, kind, device) for part in get(name)]
+
     def converted(name: str) -> Tensor:
         if name not in tables:
             return pages.converted(get(name), kind, device)
@@ -75,9 +79,9 @@ def build(
 
     encoder = None
     if plan.encoder is not None:
-        stack = _Stack(plan.encoder, converted, products).weights(converted(plan.embeddings["encoder"]))
+        stack = _Stack(plan.encoder, converted, each, products).weights(converted(plan.embeddings["encoder"]))
         encoder = Encoder(plan.encoder.spec, stack)
-    stack = _Stack(plan.decoder, converted, products).weights(converted(plan.embeddings["decoder"]))
+    stack = _Stack(plan.decoder, converted, each, products).weights(converted(plan.embeddings["decoder"]))
     decoder = Decoder(plan.spec, stack, _head(plan, converted, products))
     for table, tensor in embeddings.items():  # whoever looked read them all; a step reads a row for each token
         if table != plan.embeddings["head"] or products.quantize is not None:
@@ -94,8 +98,14 @@ def _head(plan: WeightPlan, get: Callable[[str], Tensor], products: Products) ->
 class _Stack:
     """Makes the weights of one stack."""
 
-    def __init__(self, plan: StackPlan, get: Callable[[str], Tensor], products: Products) -> None:
-        self.plan, self.get, self.products = plan, get, products
+    def __init__(
+        self,
+        plan: StackPlan,
+        get: Callable[[str], Tensor],
+        each: Callable[[str], list[Tensor]],
+        products: Products,
+    ) -> None:
+        self.plan, self.get, self.each, self.products = plan, get, each, products
         self.spec, self.names = plan.spec, plan.names
 
     def weights(self, embed: Tensor) -> StackWeights:
@@ -128,7 +138,8 @@ class _Stack:
             kv = self.products.joined(*(self.matrix(part, names) for part in ("cross_k", "cross_v")))
             cross = CrossWeights(self.linear("cross_q", names), kv, self.linear("cross_o", names), **cross_norms)
         mlp = self.experts(names) if "router" in names else self.mlp(names)
-        return LayerWeights(self.qkv(names), self.linear("o", names), mlp, cross=cross, **norms)
+        sinks = self.get(names["sinks"]) if "sinks" in names else None
+        return LayerWeights(self.qkv(names), self.linear("o", names), mlp, cross=cross, sinks=sinks, **norms)
 
     def qkv(self, names: dict[str, str]) -> Joined:
         if "qkv" not in names:
@@ -150,8 +161,22 @@ class _Stack:
         spec = self.spec.experts
         assert spec is not None
         # rounding a router would choose other experts
-        router = Products(pack=self.products.pack).linear(self.get(f"{names['router']}.weight"))
-        return Experts(spec, router, [self.expert(names, number) for number in range(spec.count)])
+        exact, name = Products(pack=self.products.pack), names["router"]
+        if spec.limit is None:
+            router = exact.linear(self.get(f"{name}.weight"))
+            return Experts(spec, router, [self.expert(names, number) for number in range(spec.count)])
+        router = exact.linear(self.get(f"{name}.weight"), self.get(f"{name}.bias"))
+        up, down = names["experts_up"], names["experts_down"]
+        parts = zip(*(self.each(name) for name in (up, f"{up}_bias", down, f"{down}_bias")), strict=True)
+        activation, sizes = ClampedGate(spec.limit, spec.alpha), [2 * spec.inner]
+        return Experts(
+            spec,
+            router,
+            [
+                MLP(self.products.split(up.t(), up_bias, sizes), self.products.linear(down.t(), down_bias), activation)
+                for up, up_bias, down, down_bias in parts
+            ],
+        )
 
     def expert(self, names: dict[str, str], number: int) -> MLP:
         gate, up, down = (

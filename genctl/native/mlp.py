@@ -5,7 +5,7 @@ N rows, F tokens fed to each, E features of the residual stream, I features of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from genctl.native.products import ops
 class MLP:
     """down(act(up(x))), or with a gate down(act(gate(x)) · up(x)) (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, up: Joined, down: Linear, activation: Activation) -> None:
+    def __init__(self, up: Joined, down: Linear, activation: Callable[..., Tensor]) -> None:
         self.up, self.down, self.activation = up, down, activation
 
     def __call__(self, h: Tensor) -> Tensor:
@@ -30,6 +30,18 @@ class MLP:
     def products(self) -> Iterator[Linear | Joined]:
         """Its matrix products."""
         yield from (self.up, self.down)
+
+
+class ClampedGate:
+    """(up + 1) · gate · sigmoid(alpha · gate), both cut off at a limit; features of gate and up in turn (gpt-oss)."""
+
+    def __init__(self, limit: float, alpha: float) -> None:
+        self.limit, self.alpha = limit, alpha
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., 2 · I] -> [..., I]."""
+        gate, up = x[..., ::2].clamp(max=self.limit), x[..., 1::2].clamp(-self.limit, self.limit)
+        return (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
 
 
 class Activation:

@@ -19,7 +19,7 @@ DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 # Parts of layers without, and with experts. The names of each expert's matrices have {} for its number.
 _MLP = ("gate", "up", "gate_up", "down")
-_EXPERTS = ("router", "expert_gate", "expert_up", "expert_down")
+_EXPERTS = ("router", "expert_gate", "expert_up", "expert_down", "experts_up", "experts_down")
 
 
 class StackPlan:
@@ -160,6 +160,8 @@ def _part(part: str, name: str, spec: Spec, *, transposed: bool) -> Iterator[tup
         yield f"{name}.weight", (into, out) if transposed else (out, into)
         if bias:
             yield f"{name}.bias", (out,)
+    elif part == "sinks":
+        yield name, (spec.heads,)
     elif part in ("q_norm", "k_norm"):
         heads = spec.heads if part == "q_norm" else spec.kv_heads
         if spec.qk_norm == "each":
@@ -173,6 +175,13 @@ def _part(part: str, name: str, spec: Spec, *, transposed: bool) -> Iterator[tup
 def _expert_part(part: str, name: str, hidden: int, experts: Experts) -> Iterator[tuple[str, Shape]]:
     if part == "router":
         yield f"{name}.weight", (experts.count, hidden)
+        if experts.limit is not None:
+            yield f"{name}.bias", (experts.count,)
+        return
+    if part in ("experts_up", "experts_down"):
+        into, out = (hidden, 2 * experts.inner) if part == "experts_up" else (experts.inner, hidden)
+        yield name, (experts.count, into, out)
+        yield f"{name}_bias", (experts.count, out)
         return
     shape = (hidden, experts.inner) if part == "expert_down" else (experts.inner, hidden)
     yield from ((f"{name.format(number)}.weight", shape) for number in range(experts.count))

@@ -101,7 +101,8 @@ class NativeRuntime(Reader):
         With an encoder what is long is the source, which rows have in common (see `groups`).
         """
         spec = self.model.spec
-        return self.encoder is None and self.device.type == "cpu" and spec.softcap is None and not spec.alibi
+        by_hand = spec.softcap is not None or spec.alibi or spec.sinks
+        return self.encoder is None and self.device.type == "cpu" and not by_hand
 
     def groups(self, prefix: Prefix) -> bool:
         """Whether several rows may attend to one row of an encoder's."""

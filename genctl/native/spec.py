@@ -67,6 +67,9 @@ class Experts:
     inner: int  # width of each
     layers: frozenset[int]  # that have them; the others have one MLP
     normed: bool = True  # the weights of the chosen sum to 1: their probabilities among all do not
+    # gpt-oss: router and experts have biases, a tensor holds the matrices of all experts, gate and up features in turn
+    limit: float | None = None  # gates and ups are cut off at it
+    alpha: float = 1.0  # gate · sigmoid(alpha · gate)
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ class Spec:
     )
     windows: tuple[int | None, ...] = ()  # for each layer, how many tokens it sees, itself included; None: all
     softcap: float | None = None  # scores are bent below it: cap * tanh(score / cap) (Gemma 2)
+    sinks: bool = False  # each head has a score that its softmax counts, of no token (gpt-oss)
     clip_qkv: float | None = None  # queries, keys and values are cut off at it (OLMo)
 
     # -- MLP -----------------------------------------------------------------------------------------------------------

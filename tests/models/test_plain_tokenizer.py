@@ -119,7 +119,7 @@ def test_what_is_not_known_is_left_to_transformers(fields: dict[str, Any], tmp_p
 def test_other_model_types_and_files_are_left_to_transformers(tmp_path: Path) -> None:
     checkpoint("llama", tmp_path)
     with pytest.raises(UnsupportedTokenizer, match="model type"):
-        plain(tmp_path, {"model_type": "mixtral"})
+        plain(tmp_path, {"model_type": "mamba"})
     (tmp_path / "tekken.json").write_text("{}")
     with pytest.raises(UnsupportedTokenizer, match="tekken"):
         plain(tmp_path, read(tmp_path))

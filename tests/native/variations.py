@@ -40,6 +40,14 @@ _FALCON = {
     "tie_word_embeddings": False,
 }
 _QWEN_MOE = {**_GROUPED, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_GPT_OSS = {
+    **_GROUPED,
+    "head_dim": 16,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "sliding_window": WINDOW,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
 _ALTERNATE = ["sliding_attention", "full_attention"]
 _GEMMA = {**_GROUPED, "head_dim": 16, "sliding_window": WINDOW, "layer_types": _ALTERNATE, "query_pre_attn_scalar": 12}
 
@@ -85,6 +93,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt": ("Mpt", {"d_model": HIDDEN, "n_layers": LAYERS, "n_heads": HEADS, "max_seq_len": CONTEXT}),
     "mixtral": ("Mixtral", {**_GROUPED, "num_local_experts": 5}),
     "qwen3_moe": ("Qwen3Moe", _QWEN_MOE),
+    "gpt_oss": ("GptOss", _GPT_OSS),
     "smollm3": ("SmolLM3", {**_GROUPED, "no_rope_layer_interval": 2}),
 }
 
@@ -253,6 +262,9 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe, windows": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": WINDOW}),
     "qwen3_moe, every other layer": ("qwen3_moe", {"decoder_sparse_step": 2, "tie_word_embeddings": True}),
     "qwen3_moe, listed layers": ("qwen3_moe", {"mlp_only_layers": [1], "hidden_act": "gelu"}),
+    "gpt_oss, no biases": ("gpt_oss", {"attention_bias": False}),
+    "gpt_oss, low limit": ("gpt_oss", {"swiglu_limit": 0.3, "swiglu_alpha": 1.1}),
+    "gpt_oss, usual angles": ("gpt_oss", {"rope_parameters": None}),
     "smollm3, windows": ("smollm3", {"use_sliding_window": True, "sliding_window": WINDOW}),
     "smollm3, listed windows": ("smollm3", {"layer_types": _ALTERNATE, "sliding_window": WINDOW}),
     "smollm3, listed layers": ("smollm3", {"no_rope_layers": [0, 1], "attention_bias": True, "mlp_bias": True}),
