@@ -31,10 +31,10 @@ def forward(model: Any) -> ModelRuntime:
         return TransformersRuntime(model)
 
 
-def native(model: Any) -> NativeRuntime:
-    """`model` on the native runtime. Raises NotNative for what it does not know."""
+def native(model: Any, config: dict[str, Any] | None = None) -> NativeRuntime:
+    """`model` on the native runtime, with another config.json. Raises NotNative for what it does not know."""
     tensors = revert_weight_conversion(model, model.state_dict())  # as `save_pretrained` writes them
-    config = model.config.to_dict()
+    config = model.config.to_dict() if config is None else config
     plan = WeightPlan(*read_native(config), {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     special = SpecialTokens(model.generation_config.to_dict())
     made = runtime_of(build(plan, tensors.__getitem__, config, special, name=type(model).__name__))

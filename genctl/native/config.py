@@ -201,6 +201,8 @@ class Config:
         if read is None:
             raise NotNative(f"config.json: rope_type = {kind!r:.40} is not known to the native runtime")
         plain = Rope(size, part.number("rope_theta", theta), context=self.size("max_position_embeddings"))
+        if plain.theta <= 0:
+            raise NotNative(f"config.json: rope_theta = {plain.theta:g}, which has no powers")
         rope = read(part, plain, original)
         part.rest()
         return rope

@@ -30,6 +30,9 @@ def read_config(config: dict[str, Any], read: Callable[[Config], Found], context
     spec = found[0]
     if not isinstance(spec.activation, str) or spec.activation not in ACTIVATIONS:
         raise NotNative(f"config.json: activation {spec.activation!r:.40} is not known to the native runtime")
+    for what in ("scaling", "logits_scale", "softcap", "final_softcap"):
+        if getattr(spec, what) == 0:  # transformers divides by it, or takes another value for it
+            raise NotNative(f"config.json: a {what} of 0")
     if spec.heads % spec.kv_heads:
         raise NotNative(f"{spec.heads} heads cannot share {spec.kv_heads}")
     return found

@@ -344,6 +344,7 @@ def falcon(c: Config) -> Found:
     if (new and not parallel) or norms not in ((1, 2) if new else (None, 1)):
         raise NotNative(f"config.json: parallel_attn = {parallel}, num_ln_in_parallel_attn = {norms!r:.40}")
     bias, alibi = c.flag("bias", False), c.flag("alibi", False)
+    c.only("output_attentions", False)  # transformers computes scores in another way to return them, with other numbers
     c.only("apply_residual_connection_post_layernorm", False)
     rope = c.rope(hidden // heads)
     spec = _spec(
