@@ -29,7 +29,7 @@ from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import KeyValues
 from genctl.decode.cache.static import Slots
 from genctl.native.attention import Mask, SlotMask, attention, cross_attention
-from genctl.native.experts import Experts
+from genctl.native.experts import Mixture
 from genctl.native.linear import Joined, Linear
 from genctl.native.mlp import MLP, TANH
 from genctl.native.norms import Norm, same
@@ -57,7 +57,7 @@ class LayerWeights:
 
     qkv: Joined  # E -> H·D, K·D, K·D; of a `grouped` matrix and of one in `blocks` all in one
     o: Linear  # H·D -> E
-    mlp: MLP | Experts
+    mlp: MLP | Mixture
     q_norm: Norm = same
     k_norm: Norm = same
     attn_norm: Norm = same  # of what attention reads

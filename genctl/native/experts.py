@@ -12,13 +12,13 @@ from torch import Tensor
 
 from genctl.native.linear import Joined, Linear
 from genctl.native.mlp import MLP
-from genctl.native.spec import Experts as Spec
+from genctl.native.spec import Experts
 
 
-class Experts:
+class Mixture:
     """The sum of what the chosen experts make of a token, by the router's weights (Mixtral, arXiv:2401.04088)."""
 
-    def __init__(self, spec: Spec, router: Linear, experts: Sequence[MLP]) -> None:
+    def __init__(self, spec: Experts, router: Linear, experts: Sequence[MLP]) -> None:
         self.spec, self.router, self.experts = spec, router, list(experts)
 
     def __call__(self, h: Tensor) -> Tensor:

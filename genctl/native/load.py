@@ -11,7 +11,7 @@ from torch import Tensor
 
 from genctl.native import pages
 from genctl.native.decoder import CrossWeights, Decoder, Encoder, LayerWeights, StackWeights
-from genctl.native.experts import Experts
+from genctl.native.experts import Mixture
 from genctl.native.files import mapped
 from genctl.native.linear import Joined, Linear, Products
 from genctl.native.mlp import ACTIVATIONS, MLP, ClampedGate
@@ -157,19 +157,19 @@ class _Stack:
             up = self.products.joined(*(self.matrix(part, names) for part in ("gate", "up") if part in names))
         return MLP(up, self.linear("down", names), ACTIVATIONS[spec.activation])
 
-    def experts(self, names: dict[str, str]) -> Experts:
+    def experts(self, names: dict[str, str]) -> Mixture:
         spec = self.spec.experts
         assert spec is not None
         # rounding a router would choose other experts
         exact, name = Products(pack=self.products.pack), names["router"]
         if spec.limit is None:
             router = exact.linear(self.get(f"{name}.weight"))
-            return Experts(spec, router, [self.expert(names, number) for number in range(spec.count)])
+            return Mixture(spec, router, [self.expert(names, number) for number in range(spec.count)])
         router = exact.linear(self.get(f"{name}.weight"), self.get(f"{name}.bias"))
         up, down = names["experts_up"], names["experts_down"]
         parts = zip(*(self.each(name) for name in (up, f"{up}_bias", down, f"{down}_bias")), strict=True)
         activation, sizes = ClampedGate(spec.limit, spec.alpha), [2 * spec.inner]
-        return Experts(
+        return Mixture(
             spec,
             router,
             [
