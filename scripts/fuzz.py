@@ -3,7 +3,7 @@
 
     python scripts/fuzz.py --generate 10000 --seed 1          so many hostile presets and as many JSONL lines
     python scripts/fuzz.py --answers 1000 --seed 1            so many answers of hostile servers
-    python scripts/fuzz.py --files 300 --seed 1               so many spoilt files of checkpoints, GGUF and adapters
+    python scripts/fuzz.py --files 300 --seed 1               so many spoilt checkpoints, GGUF files, adapters, prompts
     python scripts/fuzz.py preset                             coverage-guided, until stopped or something breaks
     python scripts/fuzz.py jsonl corpus/ -max_total_time=600  with a folder of inputs and options of libFuzzer
 
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("target", nargs="?", choices=NAMES, help="what the coverage-guided fuzzer is let loose on")
     parser.add_argument("--generate", type=int, metavar="N", help="make N hostile presets and N hostile JSONL lines")
     parser.add_argument("--answers", type=int, metavar="N", help="let a hostile server give N answers")
-    parser.add_argument("--files", type=int, metavar="N", help="spoil N files of checkpoints, GGUF and adapters")
+    parser.add_argument("--files", type=int, metavar="N", help="spoil N files of checkpoints, adapters, saved prompts")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of what is made at random (default: 0)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"most for one input (default: {SECONDS:g})")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="where inputs that break the contract are kept")
@@ -130,7 +130,7 @@ def files(count: int, seed: int, save: Path | None) -> int:
             name = random.choice(sorted(sound))
             spoilt = Path(scratch) / name
             shutil.copytree(sound[name].folder, spoilt)
-            what = hostile.spoil(spoilt, random)
+            what = sound[name].spoil(spoilt, random)
             found = hostile.outcome(sound[name].arguments(spoilt))
             if found in (hostile.REFUSED, hostile.RAN):
                 became[found] += 1

@@ -13,7 +13,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,11 @@ from genctl.decode.types import Prefix, Source
 from genctl.errors import InputError, ModelError, reason_of
 from genctl.identity import is_outdated
 
+if TYPE_CHECKING:
+    from genctl.decode.runtime import ModelRuntime
+
 SCHEMA = "genctl-prompt-cache/1"
+_TOKENS = {"prompt": "tokens", "source": "source.tokens"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,14 @@ def packed(prefix: Prefix, identity: PromptIdentity) -> bytes:
     """The file of a prefix that was prefilled with `whole`. Raises ModelError if the model keeps no cache."""
     from safetensors.torch import save as serialize
 
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(prefix).items()}
+    metadata = {"schema": SCHEMA, **identity.fields()}
+    metadata["digest"] = _digest(metadata, tensors)
+    return bytes(serialize(tensors, metadata={"genctl": json.dumps(metadata)}))
+
+
+def _tensors(prefix: Prefix) -> dict[str, Tensor]:
+    """What a file holds of a prefix. Raises ModelError if the model keeps no cache."""
     if prefix.cache is None:
         raise ModelError("the model keeps no cache, so there is none to save")
     tensors: dict[str, Tensor] = {"tokens": prefix.tokens[0]}
@@ -53,15 +65,13 @@ def packed(prefix: Prefix, identity: PromptIdentity) -> bytes:
     tensors |= prefix.cache.state_dict()
     if prefix.source is not None:
         tensors |= {"source.tokens": prefix.source.ids[0], "source.states": prefix.source.states}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {"schema": SCHEMA, **identity.fields()}
-    metadata["digest"] = _digest(metadata, tensors)
-    return bytes(serialize(tensors, metadata={"genctl": json.dumps(metadata)}))
+    return tensors
 
 
-def load(path: Path, identity: PromptIdentity, empty: Cache, device: Any) -> Prefix:
-    """The prefix that `packed` wrote, in an `empty` cache of the model, prefilled with `whole`.
+def load(path: Path, identity: PromptIdentity, forward: ModelRuntime) -> Prefix:
+    """The prefix that `packed` wrote, prefilled with `whole`.
 
+    Anybody can compute the digest of a file, so every tensor is also compared with what the model makes of one token.
     Raises InputError if the file is damaged, or of another checkpoint or dtype.
     """
     from safetensors import SafetensorError, safe_open
@@ -79,10 +89,37 @@ def load(path: Path, identity: PromptIdentity, empty: Cache, device: Any) -> Pre
     if metadata.pop("digest", None) != _digest(metadata, tensors):
         raise InputError(f"{path} is damaged: its content has changed since it was written")
     _compare(path, metadata, identity)
-    try:
-        return _prefix({name: tensor.to(device) for name, tensor in tensors.items()}, empty)
-    except (KeyError, ValueError, IndexError) as error:
-        raise InputError(f"{path} is damaged: tensors are missing or have the wrong shape") from error
+    if problem := _misfit(tensors, forward):
+        raise InputError(f"{path} is damaged: {problem}")
+    return _prefix({name: tensor.to(forward.device) for name, tensor in tensors.items()}, forward.new_cache(whole=True))
+
+
+def _misfit(tensors: dict[str, Tensor], forward: ModelRuntime) -> str:
+    """What is wrong with the tensors of a file for a model; "" where nothing is."""
+    source = forward.encode((0,)) if forward.is_encoder_decoder else None
+    expected = _tensors(forward.prefill((0,), source, whole=True, hidden="hidden" in tensors))
+    if lacking := sorted(expected.keys() - tensors.keys()):
+        return f"it lacks {lacking[0]}"
+    if more := sorted(tensors.keys() - expected.keys()):
+        return f"the model has no place for {more[0]!r:.60}"
+    lengths = {part: tensors[name].numel() for part, name in _TOKENS.items() if name in tensors}
+    for name, example in expected.items():
+        tensor, shape = tensors[name], list(example.shape)
+        part, axis = _length_axis(name)
+        if axis is not None:
+            shape[axis] = lengths[part]
+        if list(tensor.shape) != shape or tensor.dtype != example.dtype or not tensor.numel():
+            kinds = [f"{str(kind).removeprefix('torch.')} {list(size)}" for kind, size in
+                     ((tensor.dtype, tensor.shape), (example.dtype, shape))]  # fmt: skip
+            return f"{name} is {kinds[0]}, not {kinds[1]}"
+    return ""
+
+
+def _length_axis(name: str) -> tuple[str, int | None]:
+    """Whose tokens a tensor has, and along which of its dimensions; None for a state that has a fixed size."""
+    part = "source" if name.startswith(("source.", "cross.")) else "prompt"
+    last = name.rpartition(".")[2]
+    return part, {"tokens": 0, "hidden": 1, "states": 1, "keys": 2, "values": 2}.get(last)
 
 
 def _compare(path: Path, metadata: dict[str, Any], identity: PromptIdentity) -> None:

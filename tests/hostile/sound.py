@@ -1,11 +1,14 @@
-"""Sound folders for `files.spoil`: checkpoints, a GGUF file and an adapter, and how the program is run on each."""
+"""Sound folders to spoil: checkpoints, a GGUF file, an adapter, saved prompts, and how the program is run on each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
+from tests.cli.tool import genctl
+from tests.hostile import files, prompts
 from tests.tiny import checkpoint
 
 _RUN = ("run", "the cat", "-n", "3", "--seed", "1", "--color", "never")
@@ -17,6 +20,11 @@ class Sound:
 
     folder: Path
     arguments: Callable[[Path], list[str]]
+    spoil: Callable[[Path, Random], str] = files.spoil
+
+
+def _with_prompt(base: Path) -> Callable[[Path], list[str]]:
+    return lambda folder: [*_RUN, "-m", str(base), "--prompt-cache", str(folder / prompts.FILE)]
 
 
 def folders(root: Path) -> dict[str, Sound]:
@@ -28,6 +36,12 @@ def folders(root: Path) -> dict[str, Sound]:
     made = {arch: Sound(checkpoint(arch, root / arch), model) for arch in ("gpt2", "llama", "t5")}
     made["templates"] = Sound(checkpoint("qwen2", root / "templates"), lambda folder: [*model(folder), "--chat"])
     (made["templates"].folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    for name, arch in (("prompt", "llama"), ("prompt-states", "jamba"), ("prompt-source", "t5")):
+        base, folder = checkpoint(arch, root / f"of-{name}"), root / name
+        folder.mkdir()
+        saved = genctl("inspect-cache", "-m", str(base), "the cat", "--save-cache", str(folder / prompts.FILE))
+        assert saved.status == 0, saved.err
+        made[name] = Sound(folder, _with_prompt(base), prompts.spoil)
     try:
         from tests.models.test_gguf import written
     except BaseException as error:  # pytest's Skipped is no Exception

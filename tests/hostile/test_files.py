@@ -23,14 +23,14 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sound]:
     return folders(tmp_path_factory.mktemp("sound"))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5", "templates", "gguf", "adapter"])
+@pytest.mark.parametrize("name", ["gpt2", "t5", "templates", "gguf", "adapter", "prompt", "prompt-source"])
 def test_spoilt_files_are_refused_or_harmless(name: str, sound: dict[str, Sound], tmp_path: Path) -> None:
     if name not in sound:
         pytest.skip("its package is not installed")
     assert files.outcome(sound[name].arguments(sound[name].folder)) == files.RAN
     for number in range(2):
         spoilt = Path(shutil.copytree(sound[name].folder, tmp_path / f"{number}"))
-        what = files.spoil(spoilt, Random(number))
+        what = sound[name].spoil(spoilt, Random(number))
         assert files.outcome(sound[name].arguments(spoilt)) in (files.REFUSED, files.RAN), what
 
 

@@ -21,6 +21,7 @@ from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive
 from genctl.strategies.sample import Sample
 from tests import runtimes
+from tests.hostile import prompts
 from tests.tiny import ARCHITECTURES, CAUSAL, tiny
 
 IDENTITY = saved_prompt.PromptIdentity("sha256:" + "f" * 64, "the/model", "float32", "5.23.0")
@@ -52,7 +53,7 @@ def whole(forward: ModelRuntime, ids: tuple[int, ...], *, hidden: bool = False) 
 
 def through_disk(prefix: Prefix, forward: ModelRuntime, path: Path) -> Prefix:
     path.write_bytes(saved_prompt.packed(prefix, IDENTITY))
-    return saved_prompt.load(path, IDENTITY, forward.new_cache(whole=True), torch.device("cpu"))
+    return saved_prompt.load(path, IDENTITY, forward)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -153,7 +154,7 @@ def content() -> bytes:
 def refused(data: bytes, path: Path, identity: saved_prompt.PromptIdentity = IDENTITY) -> str:
     path.write_bytes(data)
     with pytest.raises(InputError) as refusal:
-        saved_prompt.load(path, identity, runtimes.forward(tiny("gpt2")).new_cache(whole=True), torch.device("cpu"))
+        saved_prompt.load(path, identity, runtimes.forward(tiny("gpt2")))
     assert "\n" not in refusal.value.message
     return refusal.value.message
 
@@ -182,9 +183,7 @@ def test_a_file_whose_checkpoint_was_only_sampled_is_refused(tmp_path: Path) -> 
 def test_a_name_is_only_told_and_a_checkpoint_may_move(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     moved = saved_prompt.PromptIdentity(**{**vars(IDENTITY), "model": "elsewhere"})
-    loaded = saved_prompt.load(
-        tmp_path / "file", moved, runtimes.forward(tiny("gpt2")).new_cache(whole=True), torch.device("cpu")
-    )
+    loaded = saved_prompt.load(tmp_path / "file", moved, runtimes.forward(tiny("gpt2")))
     assert tuple(loaded.tokens[0].tolist()) == PROMPT[:3]
 
 
@@ -217,6 +216,36 @@ def test_other_files_are_no_prompt_caches(tmp_path: Path) -> None:
 
     assert "not a prompt cache" in refused(save({"a": torch.zeros(1)}), tmp_path / "file")
     assert "not a prompt cache" in refused(b"Once upon a time\n", tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        (
+            "self.1.keys",
+            lambda tensor: tensor[..., :-1],
+            "self.1.keys is float32 [1, 4, 3, 7], not float32 [1, 4",
+        ),
+        ("self.0.values", lambda tensor: tensor[:, :, :-1], "self.0.values is float32 [1, 4, 2, 8]"),
+        ("self.0.values", lambda tensor: tensor.double(), "self.0.values is float64 [1, 4, 3, 8], not float32"),
+        ("self.0.keys", lambda tensor: None, "it lacks self.0.keys"),
+        ("self.9.keys", lambda tensor: torch.zeros(1), "the model has no place for 'self.9.keys'"),
+        ("tokens", lambda tensor: tensor[:0], "is damaged: "),
+        ("tokens", lambda tensor: tensor[0], "tokens is int64 [], not int64 [1]"),
+        ("tokens", lambda tensor: tensor.float(), "tokens is float32 [3], not int64 [3]"),
+        ("hidden", lambda tensor: torch.zeros(1, 3, 5), "hidden is float32 [1, 3, 5], not float32 [1, 3, 32]"),
+    ],
+)
+def test_tensors_that_are_not_the_models_are_refused_though_the_digest_is_right(
+    name: str, change: Any, words: str, content: bytes, tmp_path: Path
+) -> None:
+    """Anybody can compute the digest. Without a layer's keys the run wrote other tokens."""
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    metadata, tensors = prompts.content(path)
+    changed = change(tensors.pop(name, None))
+    prompts.signed(path, metadata, tensors if changed is None else {**tensors, name: changed})
+    assert words in refused(path.read_bytes(), path)
 
 
 @pytest.mark.parametrize("arch", CAUSAL)

@@ -197,7 +197,7 @@ class Session:
             raise ModelError(
                 f"{self.loaded.name} keeps no cache that can be saved, so --prompt-cache {path} cannot be used"
             )
-        return saved_prompt.load(Path(path), self.identity, self.forward.new_cache(whole=True), self.forward.device)
+        return saved_prompt.load(Path(path), self.identity, self.forward)
 
     def saved_prompt(self, request: Request) -> tuple[bytes, int]:
         """A request's prompt, prefilled, as the content of a prompt-cache file; and its number of tokens."""
