@@ -1,1 +1,1 @@
-"""The core: how tokens are written. Enter by file: `types`, `loop`, `forward`, `cache`, `processors`, `stopping`."""
+"""The decode core. Modules to start from: `types`, `loop`, `forward`, `cache`, `processors`, `stopping`."""

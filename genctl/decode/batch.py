@@ -28,13 +28,13 @@ class Batch:
         self.rows = BatchCache(model)
 
     def clear(self) -> list[LaneState]:
-        """Forget everything. Returns the lanes that have not ended, which go on elsewhere."""
-        left = [state for state in self.states if state.alive]
+        """Empty the batch. Returns the lanes that have not ended: they continue in other batches."""
+        unfinished = [state for state in self.states if state.alive]
         self.states, self.rows = [], BatchCache(self.model)
-        return left
+        return unfinished
 
     def welcomes(self, state: LaneState) -> bool:
-        """Whether a lane may share this batch's passes without a change in what it receives."""
+        """Whether a lane may share this batch's passes without a change of its scores."""
         if not self.states:
             return True
         other = self.states[0]
@@ -45,20 +45,20 @@ class Batch:
         cache = state.prefix.cache
         if cache is not None and not cache.is_mergeable:
             return False
-        if any(_source_length(state) != _source_length(one) for one in self.states) and not self.model.pads_sources:
+        if any(_source_length(state) != _source_length(peer) for peer in self.states) and not self.model.pads_sources:
             return False
-        if all(state.reach == one.reach for one in self.states):
+        if all(state.reach == peer.reach for peer in self.states):
             return True
-        # where frequencies depend on the length, only texts that stay below it may be of different lengths
-        return self.model.pads and all(_end(one) <= self.model.bound for one in (state, *self.states))
+        # if rotary frequencies depend on the length, lengths may differ only below the bound
+        return self.model.pads and all(_end(peer) <= self.model.bound for peer in (state, *self.states))
 
     def join(self, state: LaneState) -> None:
-        """Take a lane in: what its prefill said is what it chooses from first."""
+        """Add a lane. It chooses first from the scores of its prefill."""
         self.states.append(state)
 
     @property
     def started(self) -> bool:
-        """Whether some of its lanes have been fed."""
+        """Whether any live lane has been through a pass."""
         return any(state.alive for state, _ in self.rows.held)
 
     def fail(self, error: GenctlError) -> Iterator[events.Event]:
@@ -76,7 +76,7 @@ class Batch:
     # -- the pass ------------------------------------------------------------------------------------------------------
 
     def feed(self) -> Iterator[events.Event]:
-        """One forward pass for all lanes; CacheRead, if somebody watches. Raises OutOfMemory and ModelError."""
+        """One forward pass for all lanes; CacheRead if there is a watcher. Raises OutOfMemory and ModelError."""
         if not self.states:
             return
         with shortages():
@@ -90,7 +90,7 @@ class Batch:
             rows = slice(at, at := at + count)
             if self.rows.cache is not None:
                 state.receive(scores, rows)
-            else:  # everything was read again: only what follows the newest token is news
+            else:  # everything was read again: only the scores after the newest tokens are new
                 state.receive(scores.cut(rows, 1 + state.drafted), slice(0, state.rows))
 
     def _pass(self) -> Output:
@@ -109,8 +109,8 @@ class Batch:
         mask, positions = None, columns
         if any(self.rows.pads.values()):
             pads = self.rows.padding(self.states)[:, None]
-            whole = torch.arange(start + feed.shape[1], device=device)[None]
-            mask, positions = (whole >= pads).long(), (columns - pads).clamp(min=0)
+            all_columns = torch.arange(start + feed.shape[1], device=device)[None]
+            mask, positions = (all_columns >= pads).long(), (columns - pads).clamp(min=0)
         output = model(
             feed,
             self.rows.cache,
@@ -127,7 +127,7 @@ class Batch:
         return output
 
     def _unfed(self) -> Tensor:
-        """What the model has not read of each row, int64 [N, F]."""
+        """The tokens of each row that the model has not read, int64 [N, F]."""
         if all(state.draft is None and state.front is None for state in self.states):
             newest = [node[0] for state in self.states for node in state.live.text.nodes if node is not None]
             return to_device(newest, self.model.device)[:, None]
@@ -135,13 +135,13 @@ class Batch:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _everything(self) -> Tensor:
-        """All tokens of all rows, int64 [N, T+D], padded on the left: what a model without a cache is fed."""
-        padded = [torch.nn.functional.pad(state.whole(), (self.rows.pads[state], 0)) for state in self.states]
+        """All tokens of all rows, int64 [N, T+D], padded on the left: the input of a model without a cache."""
+        padded = [torch.nn.functional.pad(state.all_tokens(), (self.rows.pads[state], 0)) for state in self.states]
         return padded[0] if len(padded) == 1 else torch.cat(padded)
 
 
 def _end(state: LaneState) -> int:
-    """The longest that a lane's rows can become, a draft included."""
+    """The maximum length of a lane's rows, a draft included."""
     return state.length - state.live.written + state.lane.max_new_tokens + max(state.drafted, 1)
 
 

@@ -13,7 +13,7 @@ from genctl.decode.lane import LaneState
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.transfer import to_device
 
-ROOM = 512  # columns a cache is given at once beyond what it holds, at most
+ROOM = 512  # maximum number of free columns that are allocated at once
 
 
 class BatchCache:
@@ -21,17 +21,17 @@ class BatchCache:
 
     def __init__(self, model: ModelRuntime) -> None:
         self.model = model
-        self.cache: Cache | None = None  # None where the model has none: then everything is read again
+        self.cache: Cache | None = None  # None if the model has none: every pass then reads everything again
         self.columns = 0
-        self.held: list[tuple[LaneState, int]] = []  # whose rows were in the last pass, in order, and how many
+        self.held: list[tuple[LaneState, int]] = []  # the lanes of the last pass in order, and each one's rows
         self.pads: dict[LaneState, int] = {}  # columns of padding before a lane's tokens
-        self.reordered: list[int] = []  # where the rows were before the pass, if any was moved or copied
+        self.reordered: list[int] = []  # the previous places of the rows, if any was moved or copied
         self.sources: Sources | None = None
-        self._source_rows: list[tuple[LaneState, int]] = []  # for which lanes and counts `sources` was made
-        self._padding: tuple[list[int], Tensor] | None = None  # the last pads, and those on the device
+        self._source_rows: list[tuple[LaneState, int]] = []  # the lanes and counts that `sources` was built from
+        self._padding: tuple[list[int], Tensor] | None = None  # the last pads, and the same on the device
 
     def remaining(self, states: Sequence[LaneState]) -> list[LaneState]:
-        """The lanes that have not ended: the last ones take the places of the ended, so that few rows move."""
+        """The lanes that have not ended. The last ones take the places of ended ones, so that few rows move."""
         held = [state for state, _ in self.held]
         joining = [state for state in states if state.alive and state not in held]
         if any(rows != 1 or state.rows != 1 for state, rows in self.held if state.alive):
@@ -43,7 +43,7 @@ class BatchCache:
         return held + joining
 
     def arrange(self, states: list[LaneState]) -> None:
-        """Bring the cache into the order that the lanes' last choices ask for."""
+        """Reorder the cache to the parents of the lanes' last choices."""
         if len(states) == len(self.held) and all(map(_stays, states, self.held)) and self.cache is not None:
             self.reordered = []
             return
@@ -118,7 +118,7 @@ class BatchCache:
     def _fork(self, state: LaneState, room: int, together: bool, *, alone: bool) -> Cache:
         """The cache of a lane that joins: its prompt's, for as many rows as it has."""
         device = self.model.device
-        if state.own is not None:  # its rows were read again: they differ, and there are as many as it needs
+        if state.own is not None:  # its rows were read again: they differ, and none is missing
             own, state.own = state.own, None
             return own.select(torch.arange(state.rows, device=device), room=room if alone else 0)
         part = state.prefix.cache
@@ -128,7 +128,7 @@ class BatchCache:
         rows = torch.zeros(state.rows, dtype=torch.long, device=device)
         if alone:
             part = part.continued(rows, room) if state.rows == 1 else part.select(rows, room=room)
-        elif state.rows > 1:  # else it is copied by the merge
+        elif state.rows > 1:  # otherwise the merge copies it
             part = part.select(rows)
         if state.lane.strategy.drafts:
             part.activate_past_recording()

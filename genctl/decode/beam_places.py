@@ -1,4 +1,4 @@
-"""Which candidates of a beam go on, and which results are worth keeping: so many of each group, best first."""
+"""Which candidates of a beam live on, and which results are kept: a fixed number for each group, best first."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from genctl.decode.types import FinishedRow, Pruning
 
 
 class Places:
-    """The places of a beam, taken by candidates in order."""
+    """The places of a beam. Candidates take them in order."""
 
     def __init__(self, pruning: Pruning, may_finish: Sequence[bool] | None) -> None:
         self.width, self.groups, self.may_finish = pruning.width, pruning.groups, may_finish
         self.seen: Counter[int] = Counter()  # candidates of each group
-        self.taken: Counter[int] = Counter()  # and those of them that live on
+        self.taken: Counter[int] = Counter()  # candidates of each group that live on
 
     def of(self, candidate: int) -> tuple[bool, bool]:
         """Whether there is a place for a candidate if it lives on, and whether its end would be a result."""
@@ -24,7 +24,7 @@ class Places:
         return lives, lives and among_best if self.may_finish is None else self.may_finish[candidate]
 
     def take(self, candidate: int) -> None:
-        """The candidate lives on."""
+        """Give the candidate a place: it lives on."""
         self.taken[self._group(candidate)] += 1
 
     def _group(self, candidate: int) -> int:
@@ -32,13 +32,13 @@ class Places:
 
 
 def retain(ended: Sequence[FinishedRow], pruning: Pruning | None, length_penalty: float) -> list[FinishedRow]:
-    """The results worth keeping: the best `width` of each group, by tier and score; all where nothing is pruned."""
+    """The results to keep: the best `width` of each group, by tier and score; all without pruning."""
     if pruning is None:
         return list(ended)
-    kept: list[FinishedRow] = []
+    results: list[FinishedRow] = []
     count: Counter[int] = Counter()
     for row in sorted(ended, key=lambda row: (-row.tier, -row.score(length_penalty))):
         if count[row.group] < pruning.width:
             count[row.group] += 1
-            kept.append(row)
-    return kept
+            results.append(row)
+    return results

@@ -1,8 +1,8 @@
 """The norms of keys and values in a cache, position by position: they show attention sinks.
 
-The norm of one position is the L2 norm over head_dim, averaged over heads and rows. The first token, which receives
-attention that is not needed elsewhere (Xiao et al. 2023, arXiv:2309.17453), stands out: its keys and values are much
-shorter than all others (Gu et al. 2024, arXiv:2410.10781, section 3).
+The norm of one position is the L2 norm over head_dim, averaged over heads and rows. The first token, which
+receives surplus attention (Xiao et al. 2023, arXiv:2309.17453), has much shorter keys and values than all others (Gu et
+al. 2024, arXiv:2410.10781, section 3).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class CacheObserver:
         self.forward.watch = None
 
     def __call__(self, passed: Passed) -> None:
-        """Note a pass."""
+        """Record a pass."""
         self.passed = passed
 
     def read(self, lanes: Sequence[str], step: int, reordered: Sequence[int] = ()) -> events.CacheRead:
@@ -41,7 +41,7 @@ class CacheObserver:
         mask = passed.inputs.get("decoder_attention_mask" if self.forward.is_encoder_decoder else "attention_mask")
         count = int(fed.shape[1])
         layers = [] if cache is None else cache.describe()
-        for layer in layers:  # what this pass wrote: cross-attention is computed with the prompt and never again
+        for layer in layers:  # the columns of this pass; cross-attention is computed once, with the prompt
             layer["new"] = (layer["shape"][2] if passed.first else 0) if layer["kind"] == CROSS else count
         return events.CacheRead(
             lanes[0] if lanes else "",

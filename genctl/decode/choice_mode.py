@@ -12,9 +12,9 @@ from genctl.decode.types import Independent, Lane
 class ChoiceMode(NamedTuple):
     """How a lane chooses, the same at every step."""
 
-    independent: Independent | None  # its strategy, where that needs no search
-    tolerant: bool  # of NaN logits
-    key: Any  # equal in lanes that may choose together; None where one chooses alone
+    independent: Independent | None  # its strategy, if that needs no search
+    tolerant: bool  # accepts NaN logits
+    key: Any  # equal for lanes that may choose together; None if the lane chooses alone
 
 
 def choice_mode(lane: Lane) -> ChoiceMode:
@@ -30,5 +30,5 @@ def choice_mode(lane: Lane) -> ChoiceMode:
 
 @lru_cache(maxsize=64)
 def _first(key: Any) -> Any:
-    """The first of equal keys: to compare one with itself costs nothing."""
+    """The first of equal keys: comparing an object with itself is cheap."""
     return key

@@ -1,7 +1,7 @@
-"""Score and choose: model scores go through the processors, and searches choose what to write.
+"""Score and choose: model scores go through the processors, and searches choose the next tokens.
 
 Adjacent lanes with equal knobs whose rows are independent choose together: one pass of the processors, one argmax, a
-draw from each lane's own generator. They choose what each would choose alone.
+draw from each lane's own generator. Each gets the tokens that it would choose alone.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Chosen:
     written: Tensor  # int64 [C, m]
     questions: list[Tensor]
     stages: Stages
-    judged: bool  # whether the first question is the best score of each scored row
+    judged: bool  # whether the first tensor is the best score of each scored row
 
     def commit(self, answers: list[Any], interrupted: str) -> Iterator[events.Event]:
-        """Write it, once the numbers are known."""
+        """Commit the choice. `answers` are the numbers of the tensors."""
         answered = iter(answers)
         choice, pruning = self.choice, self.choice.pruning
         best = next(answered) if self.judged else None
@@ -72,13 +72,13 @@ class Over:
     questions: list[Tensor] = field(default_factory=list)
 
     def commit(self, answers: list[Any], interrupted: str) -> Iterator[events.Event]:
-        """Say so."""
+        """Finished, or Failed."""
         yield self.state.finish() if self.error is None else self.state.fail(self.error)
 
 
 @dataclass(eq=False)
 class Stuck:
-    """A choice for which there was not enough memory: the lanes before it are written, those after it are not asked."""
+    """A choice that ran out of memory: the lanes before it are committed, those after it do not choose."""
 
     error: OutOfMemory
     questions: list[Tensor] = field(default_factory=list)
@@ -90,16 +90,16 @@ class Stuck:
 
 
 def choose(states: Sequence[LaneState]) -> list[Chosen | Over | Stuck]:
-    """Let the lanes choose that have scores."""
-    made: list[Chosen | Over | Stuck] = []
+    """The choices of all lanes that have scores."""
+    choices: list[Chosen | Over | Stuck] = []
     for group in _groups([state for state in states if state.scores is not None]):
         try:
-            made += _together(group) if len(group) > 1 else [_alone(group[0])]
+            choices += _together(group) if len(group) > 1 else [_alone(group[0])]
         except OutOfMemory as error:
             group[0].torn = error.torn
-            made.append(Stuck(error))
+            choices.append(Stuck(error))
             break
-    return made
+    return choices
 
 
 def _groups(states: Sequence[LaneState]) -> Iterator[list[LaneState]]:
@@ -126,14 +126,14 @@ def _together(states: list[LaneState]) -> list[Chosen | Over | Stuck]:
         model = model.map(lambda tensor: tensor[place])
     try:
         with shortages():
-            # processors of lanes that share look at no text
+            # processors that lanes share do not read the text
             scored = score(lane.processors, first.live.text, None, model, strategy.space)
             tokens = strategy.tokens(scored.logits[:, 0], [_rows_of(state) for state in states], scored.left)
             rows = counted(tokens.shape[0], tokens.device)
             counts = [len(state.survivors) for state in states]
             return [_chosen(states, counts, Choice(rows, tokens), model, scored)]
     except (GenctlError, ValueError, RuntimeError, IndexError):
-        return [_alone(state) for state in states]  # so that the one at fault fails alone
+        return [_alone(state) for state in states]  # so that only the lane at fault fails
 
 
 def _alone(state: LaneState) -> Chosen | Over:
@@ -142,7 +142,7 @@ def _alone(state: LaneState) -> Chosen | Over:
     with shortages():
         model = state.own_scores()
         if independent is None:
-            _ = model.logprobs  # now: a search that has begun to choose could not be asked again
+            _ = model.logprobs  # compute it now: after a failure within a search the choice could not be repeated
     try:
         with shortages(torn=independent is None):
             _refuse(state)
@@ -183,21 +183,21 @@ def _independent(state: LaneState, strategy: Independent, scored: ProcessedScore
     rows = _rows_of(state)
     logits, left = scored.logits[:, 0], scored.left
     count = len(rows.indices)
-    which = counted(count, logits.device)
-    if count != logits.shape[0]:  # the prompt's one row, for all
-        logits, left, which = logits.expand(count, -1), left and left * count, torch.zeros_like(which)
-    return Choice(which, strategy.tokens(logits, [rows], left))
+    index = counted(count, logits.device)
+    if count != logits.shape[0]:  # the prompt's single row serves all
+        logits, left, index = logits.expand(count, -1), left and left * count, torch.zeros_like(index)
+    return Choice(index, strategy.tokens(logits, [rows], left))
 
 
 def _rows_of(state: LaneState) -> RowsOfLane:
-    """A lane's rows for an independent strategy; before the first choice the prompt's one row stands for all."""
+    """A lane's rows for an independent strategy; before the first choice the prompt's single row stands for all."""
     count = state.lane.strategy.rows
     indices = [index for index in state.live.indices if index is not None]
     return RowsOfLane(state.rng, indices or range(count), count)
 
 
 def _context(state: LaneState) -> Context:
-    """What a lane's search may use."""
+    """The context of a lane's search."""
     lane = state.lane
 
     def process(scores: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ def _context(state: LaneState) -> Context:
 def _chosen(
     states: list[LaneState], counts: list[int], choice: Choice, model: ModelScores, scored: ProcessedScores
 ) -> Chosen:
-    """A choice with what has to be known of it."""
+    """A choice with the tensors that the host needs to commit it."""
     lane, draft = states[0].lane, states[0].draft
     parts = [] if draft is None or not choice.accepted else [draft.flatten(0, 1)[choice.rows, : choice.accepted]]
     if choice.tokens is not None:
@@ -233,7 +233,7 @@ def _chosen(
 
 
 def _figures(lane: Lane, logprobs: Tensor, rows: Tensor, written: Tensor) -> list[Tensor]:
-    """What is reported of tokens int64 [C, m] after rows [C, 1]: rank, entropy, the best and the watched ids."""
+    """Statistics of tokens int64 [C, m] after rows [C, 1]: rank, entropy, the best and the watched ids."""
     here = logprobs[rows, counted(written.shape[1], written.device)]  # [C, m, V]
     chosen = here.gather(2, written[..., None])
     best = here.topk(min(lane.top, here.shape[2]), -1)
@@ -244,20 +244,22 @@ def _figures(lane: Lane, logprobs: Tensor, rows: Tensor, written: Tensor) -> lis
 def _watched(logprobs: Tensor, ids: Sequence[int]) -> list[Tensor]:
     """The log-probabilities and ranks of W ids, f32 and int64 [C, m, W], in logprobs f32 [C, m, V]."""
     own = logprobs[..., list(ids)]
-    ranks = [(logprobs > one[..., None]).sum(-1) + 1 for one in own.unbind(-1)]  # one by one: W times less memory
+    ranks = [
+        (logprobs > logprob[..., None]).sum(-1) + 1 for logprob in own.unbind(-1)
+    ]  # one by one: W times less memory
     return [own, torch.stack(ranks, -1)]
 
 
 def _refuse(state: LaneState) -> None:
-    """Raises ModelError, before the first choice, where the cache cannot take back what the strategy puts on trial."""
+    """Raises ModelError, before the first choice, if the strategy drafts and the cache cannot remove tokens."""
     strategy, cache = state.lane.strategy, state.prefix.cache
     if state.search is not None or not strategy.drafts:
         return
     if cache is not None and not cache.is_croppable:
-        what = "recurrent states" if cache.is_recurrent else "states that cannot be cut back"
+        state_kind = "recurrent states" if cache.is_recurrent else "states that cannot be cut back"
         raise ModelError(
             f"{strategy.kind} decoding takes back tokens that it tried; {state.model.name} cannot, "
-            f"it keeps {what}: use_cache = false reads everything again instead"
+            f"it keeps {state_kind}: use_cache = false reads everything again instead"
         )
     if not state.model.reads_several(cache is not None):
         raise ModelError(
@@ -281,6 +283,6 @@ def _damaged(state: LaneState) -> ModelError:
 
 
 def _check(state: LaneState, logprobs: list[list[float]]) -> None:
-    """Raises ModelError where the model's numbers are none."""
+    """Raises ModelError if a log-probability is NaN."""
     if not state.mode.tolerant and math.isnan(sum(map(sum, logprobs))):
         raise _damaged(state)

@@ -1,6 +1,6 @@
-"""Commit: what a choice came to. The one place where tokens are written, rows end and candidates are cut.
+"""Commit a choice. Only this module writes tokens, ends rows and cuts candidates.
 
-Every written token is looked at in order, so a stop inside an accepted draft is found where it is.
+Written tokens are checked in order, so a stop inside an accepted draft ends the row at its place.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from genctl.decode.types import Choice, FinishedRow, Lane, Rows
 
 @dataclass
 class Facts:
-    """What the host knows of C candidates, m written tokens each, of one lane or of several in turn."""
+    """The numbers of C candidates on the host, m written tokens each, of one lane or of several in turn."""
 
     rows: list[int]  # C, the scored row that each continues
     tokens: list[list[int]]
     logprobs: list[list[float]]  # the model's own, nats
-    totals: list[float] | None = None  # C, where the search ranks by its own
+    totals: list[float] | None = None  # C, if the search ranks by totals of its own
     may_finish: list[bool] | None = None
-    figures: Sequence[Any] = ()  # of each token, if asked: rank, entropy, those of the best and of the watched ids
-    traces: Any = ()  # [m][C], what each processor did to it, if asked
+    figures: Sequence[Any] = ()  # statistics of each token if requested: rank, entropy, best ids, watched ids
+    traces: Any = ()  # [m][C], the effect of each processor, if requested
 
     def words(self, candidate: int, watch: Sequence[int] = ()) -> tuple[events.Token, ...]:
-        """The tokens of one candidate, with what is known of them. `watch`: the watched ids."""
+        """The tokens of one candidate with their statistics. `watch`: the watched ids."""
         tokens, logprobs = self.tokens[candidate], self.logprobs[candidate]
         if not self.figures:
             return tuple(map(events.Token, tokens, logprobs))
-        made = []
+        described = []
         ranks, entropies, values, ids, *asides = (figure[candidate] for figure in self.figures)
         for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
             top = tuple((best, "", value) for best, value in zip(ids[place], values[place], strict=True))
@@ -43,17 +43,17 @@ class Facts:
             own = zip(watch, *(aside[place] for aside in asides), strict=True) if asides else ()
             watched = tuple((id, "", value, rank) for id, value, rank in own)
             figures = {"rank": ranks[place], "entropy": entropies[place], "top": top, "trace": trace}
-            made.append(events.Token(token, logprob, **figures, watched=watched))
-        return tuple(made)
+            described.append(events.Token(token, logprob, **figures, watched=watched))
+        return tuple(described)
 
 
 @dataclass
 class Committed:
-    """What became of a lane's candidates."""
+    """The result of a commit for one lane's candidates."""
 
     survivors: list[int] = field(default_factory=list)  # those that live on
     parents: list[int] = field(default_factory=list)  # the scored rows that these continue
-    rows: list[events.Row] = field(default_factory=list)  # and what is reported of them
+    rows: list[events.Row] = field(default_factory=list)  # and their records
     finished: list[FinishedRow] = field(default_factory=list)
     ended: list[events.Ended] = field(default_factory=list)  # the same as `finished`
 
@@ -63,23 +63,23 @@ def commit(
     live: Rows,
     choice: Choice,
     facts: Facts,
-    mine: range,
+    own_places: range,
     branches: int,
     elapsed: Callable[[], float],
     interrupted: str,
 ) -> Committed:
-    """Candidates in order: which live on, and which end with a result.
+    """Decide for each candidate in order whether it lives on or ends with a result.
 
-    `mine` are the lane's candidates among those that `facts` knows; each live row has `branches` scored rows.
+    `own_places` are the lane's candidates in `facts`; each live row has `branches` scored rows.
     """
     done = Committed()
     independent, totals, pruning = lane.strategy.independent, facts.totals, choice.pruning
     places = None if pruning is None else Places(pruning, facts.may_finish)
     lives = counts = True
-    for place in mine:
+    for place in own_places:
         if totals is not None and not totals[place] > -math.inf:
             continue  # impossible
-        candidate, scored = place - mine.start, facts.rows[place] - mine.start
+        candidate, scored = place - own_places.start, facts.rows[place] - own_places.start
         if places is not None:
             lives, counts = places.of(candidate)
         if not (lives or counts):
@@ -99,7 +99,7 @@ def commit(
             done.rows.append(events.Row(lane.name, row, words, logprob, total, index, note))
             if places is not None:
                 places.take(candidate)
-        elif end is not None and counts:  # an end that the beam would not have kept is not a result
+        elif end is not None and counts:  # an end counts only if the beam would have kept the candidate
             count, stop = end
             logprob = live.logprobs[row] + sum(logprobs[:count])
             result = FinishedRow(
@@ -128,7 +128,7 @@ def first_stop(
     elapsed: Callable[[], float],
     interrupted: str,
 ) -> tuple[int, Stop] | None:
-    """After how many of its new tokens a row ends, and why; None where it lives on."""
+    """The number of new tokens after which a row ends, and the reason; None if it lives on."""
     before, logprob = live.written, live.logprobs[row]
     for count, token in enumerate(tokens, 1):
         logprob += logprobs[count - 1]

@@ -1,9 +1,9 @@
-"""Windows whose cache and mask disagree, so that what a token sees depends on how a text is cut into passes.
+"""Windows whose cache and mask disagree: what a token sees depends on how a text is cut into passes.
 
 transformers makes a cache with windows of any `sliding_window` in config.json. A model without windows (Llama) masks
-nothing but the future: of a prompt every token is seen, and a later token sees what its cache still holds. A window of
-1 is the other case: the mask of a prompt hides all but the token itself, and the cache drops nothing (it keeps
-`[-window + 1:]`), so that a later token sees the whole text. Both are done here as `generate()` does them.
+only the future: within a prompt all earlier tokens are visible, and a later token sees the columns that the cache still
+has. A window of 1 is the opposite: the mask of a prompt hides all but the token itself, and the cache drops nothing (it
+keeps `[-window + 1:]`), so that a later token sees the whole text. genctl does the same as `generate()` in both cases.
 
 Sparse attention with an indexer (DeepSeek) sees the `index_topk` tokens with the best scores. Scores below zero are cut
 to zero, so many are equal, and which of them `topk` takes depends on the shape of its input.
@@ -23,7 +23,7 @@ _MAKERS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "c
 
 @dataclass(frozen=True)
 class CutWindow:
-    """A window for which it matters where a text is cut."""
+    """A window whose results depend on where a text is cut."""
 
     name: str  # of its field in config.json
     size: int
@@ -38,7 +38,7 @@ class CutWindow:
 
     @property
     def note(self) -> str:
-        """What a user must know of it; "" where texts are what they would be without it."""
+        """The note for users; "" if the window does not change texts."""
         if self.indexed:
             return ""
         if not self.stray:
@@ -55,12 +55,12 @@ class CutWindow:
 
 
 def of_spec(windows: Sequence[int | None], architecture: str) -> CutWindow | None:
-    """That of a native decoder with these windows, one for each layer."""
+    """The cut window of a native decoder with these windows, one for each layer; None if there is none."""
     return CutWindow("sliding_window", 1, architecture) if 1 in windows else None
 
 
 def of_model(model: Any) -> CutWindow | None:
-    """That of a model of transformers."""
+    """The cut window of a transformers model; None if there is none."""
     chosen = [module.index_topk for module in model.modules() if type(getattr(module, "index_topk", None)) is int]
     if chosen:
         return CutWindow("index_topk", min(chosen), str(model.config.model_type), indexed=True)
@@ -68,7 +68,7 @@ def of_model(model: Any) -> CutWindow | None:
 
 
 def of_config(config: Any, *, masked: bool = True) -> CutWindow | None:
-    """That of a model of transformers with this config; `masked`: whether its code makes masks with windows."""
+    """The cut window of a transformers config. `masked`: whether the model's code makes masks with windows."""
     config = config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and not any("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds):
@@ -90,11 +90,11 @@ def _masks_windows(model: Any) -> bool:
 
 
 def _is_stray(config: Any, name: str) -> bool:
-    """Whether an architecture has no such field, and holds it only because config.json does."""
+    """Whether a field comes from config.json alone: the architecture does not define it."""
     architecture = type(config)
     if hasattr(architecture, name):
         return False
     try:
         return not hasattr(architecture(), name)
-    except Exception:  # code of others
+    except Exception:  # third-party code
         return False

@@ -20,7 +20,7 @@ class Sources:
     states: Tensor  # [N, S, H]; views of one row where a prompt has several
     mask: Tensor | None  # int64 [N, S], None when nothing is padded
     cross: Sequence[GrowingLayer] | None  # the layers of cross-attention, computed once per prompt
-    grouped: bool = False  # whether `cross` has one row for each prompt, for as many decoder rows each
+    grouped: bool = False  # whether `cross` has one row per prompt, which serves an equal number of decoder rows each
 
 
 def join_sources(
@@ -40,7 +40,7 @@ def join_sources(
     held = [part for part in cross if part is not None]
     joined = _join_cross(held, [1] * len(counts) if group else counts, longest) if len(held) == len(cross) else None
     states = _padded([source.states[:, None] for source in sources], counts, longest)[:, 0]
-    if len(sources) == 1 and joined is None:  # read again in every pass, and not every architecture reads a view
+    if len(sources) == 1 and joined is None:  # every pass reads it again, and not every architecture accepts a view
         states = states.contiguous()
     mask = None
     if any(source.states.shape[1] < longest for source in sources):
@@ -60,7 +60,7 @@ def _join_cross(cross: Sequence[Sequence[GrowingLayer]], counts: Sequence[int], 
 
 
 def _padded(parts: Sequence[Tensor], counts: Sequence[int], longest: int) -> Tensor:
-    """One row each, [1, G, length, D], as many times as `counts` says, over zeros; a view where there is one part."""
+    """Parts [1, G, length, D], each repeated `counts` times, over zeros; a view if there is only one part."""
     rows = []
     for part, count in zip(parts, counts, strict=True):
         short = longest - part.shape[2]

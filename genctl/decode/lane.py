@@ -1,4 +1,4 @@
-"""One lane at work: its rows, its search, and what the model scores next."""
+"""The state of a live lane: its rows, its search, and the input of the next pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from genctl.decode.transfer import to_device
 from genctl.decode.types import Choice, FinishedRow, Lane, Prefix, Rows, Search
 from genctl.errors import GenctlError, ModelError
 
-ROOM = 1024  # new tokens for which a lane has room at once
+ROOM = 1024  # new tokens that fit without a reallocation
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class LaneState:
     model: ModelRuntime
     clock: Callable[[], float]
     began: float  # when the lane was admitted
-    passes: int  # of the model for this lane
+    passes: int  # forward passes for this lane
 
     def __post_init__(self) -> None:
         lane, prefix = self.lane, self.prefix
@@ -46,17 +46,17 @@ class LaneState:
         self.rng.manual_seed(lane.seed)
         self.mode = choice_mode(lane)
         self.search: Search | None = None
-        self.stages: Stages = []  # what each processor did at this step, where it is traced
+        self.stages: Stages = []  # the effect of each processor at this step, if traced
         self.ended: list[FinishedRow] = []  # results so far
         self.survivors, self.parents = [0], [0]  # of the last choice: candidates, and the scored rows they continue
         self.scores: ModelScores | None = ModelScores(prefix.logits[:, None], prefix.layers)  # None: to be fed first
         self.place = slice(0, 1)  # the lane's rows in `scores`
         self.draft: Tensor | None = None  # int64 [R, B, D], on trial in the next pass
-        self.fed_draft = 0  # its tokens that the cache holds
-        self.accepted = 0  # and those of them that stay
-        self.front: ModelScores | None = None  # F = 1, after the newest token, where the draft held that token
-        self.torn = False  # whether memory ran out within its search
-        self.own: Cache | None = None  # a cache of its rows, made by `preemption.reread`
+        self.fed_draft = 0  # draft tokens that the cache holds
+        self.accepted = 0  # of these, tokens that stay
+        self.front: ModelScores | None = None  # F = 1, after the newest token, if the draft held that token
+        self.torn = False  # whether its search was interrupted by a shortage of memory
+        self.own: Cache | None = None  # the cache of its rows from `preemption.reread`
 
     @property
     def length(self) -> int:
@@ -65,7 +65,7 @@ class LaneState:
 
     @property
     def branches(self) -> int:
-        """Drafts of each row: so many rows it has in a pass."""
+        """Drafts of each row; a row has as many rows in a pass."""
         return 1 if self.draft is None else self.draft.shape[1]
 
     @property
@@ -75,7 +75,7 @@ class LaneState:
 
     @property
     def reach(self) -> int:
-        """Tokens of each row once the model has read what the next pass feeds it."""
+        """Tokens of each row that the model has read after the next pass."""
         return self.length + self.drafted + (self.scores is not None)
 
     @property
@@ -85,7 +85,7 @@ class LaneState:
 
     @property
     def read(self) -> int:
-        """Tokens of each row that the cache which the lane brings has: the prompt's, or all but the newest."""
+        """Tokens of each row in the cache of a joining lane: the prompt's, or all but the newest."""
         return self.length - (self.front is None) if self.own is not None else int(self.prefix.tokens.shape[1])
 
     @property
@@ -94,7 +94,7 @@ class LaneState:
         return [parent for parent in self.parents for _ in range(self.branches)]
 
     def unfed(self) -> Tensor:
-        """What the model has not read yet, int64 [N, F]: the newest token, unless a draft held it, and the draft."""
+        """The tokens that the model has not read, int64 [N, F]: the newest, unless a draft held it, and the draft."""
         tokens = self.live.tokens
         newest = tokens.narrow(1, tokens.shape[1] - 1, 1)
         if self.draft is None:
@@ -104,7 +104,7 @@ class LaneState:
             return flat
         return torch.cat([newest.repeat_interleave(self.branches, 0), flat], 1)
 
-    def whole(self) -> Tensor:
+    def all_tokens(self) -> Tensor:
         """All tokens of each row and its draft, int64 [N, T+D]."""
         tokens = self.live.tokens
         if self.draft is None:
@@ -112,7 +112,7 @@ class LaneState:
         return torch.cat([tokens.repeat_interleave(self.branches, 0), self.draft.flatten(0, 1)], 1)
 
     def receive(self, scores: ModelScores, place: slice) -> None:
-        """Take the scores of what was fed. The lane's rows are at `place`."""
+        """Store the scores of a pass. The lane's rows are at `place`."""
         self.passes += 1
         self.fed_draft = self.drafted
         self.scores, self.place = scores, place
@@ -129,19 +129,19 @@ class LaneState:
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
-    def commit(self, choice: Choice, facts: Facts, mine: range, interrupted: str) -> Iterator[events.Event]:
-        """Write a choice whose facts are known: Stepped, and Finished when no row lives. `mine`: see `commit`."""
+    def commit(self, choice: Choice, facts: Facts, places: range, interrupted: str) -> Iterator[events.Event]:
+        """Commit a choice: Stepped, and Finished when no row lives. `places`: the lane's candidates in `facts`."""
         lane, before, branches, drafted = self.lane, self.live, self.branches, self.drafted
         if facts.totals and not max(facts.totals) > -torch.inf:
             if not self.ended:
                 raise ModelError(f"every continuation is forbidden at step {before.written}")
             yield self.finish()
             return
-        done = commit(lane, before, choice, facts, mine, branches, self._elapsed, interrupted)
-        # the draft held the newest token, so the cache does; without a cache everything is read again
+        done = commit(lane, before, choice, facts, places, branches, self._elapsed, interrupted)
+        # the newest token was in the draft, so it is in the cache; without a cache everything is read again
         known = choice.tokens is None and bool(done.survivors) and self.prefix.cache is not None
         scores = self.own_scores() if known else None
-        self.live = before.continued(done.rows, [facts.tokens[mine.start + survivor] for survivor in done.survivors])
+        self.live = before.continued(done.rows, [facts.tokens[places.start + survivor] for survivor in done.survivors])
         self.survivors, self.parents = done.survivors, done.parents
         if done.finished:
             self.ended = retain(self.ended + done.finished, choice.pruning, lane.strategy.length_penalty)
@@ -150,7 +150,7 @@ class LaneState:
         if scores is not None:
             parents = to_device(self.parents, scores.logits.device)
             self.front = scores.map(lambda tensor: tensor[parents, choice.accepted][:, None])
-        if facts.tokens[mine.start] or done.finished:
+        if facts.tokens[places.start] or done.finished:
             if self.step == 0:
                 self.first_token_s = self._elapsed()
             # candidates that a search compares are not counted as drafts
@@ -167,7 +167,7 @@ class LaneState:
         return self.clock() - self.began
 
     def finish(self) -> events.Finished:
-        """End the search and return what it found."""
+        """End the search and return its results."""
         self.close()
         seconds = self.clock() - self.decoding
         return lane_events.finished(self.lane, self.ended, seconds, self.first_token_s, self.passes)

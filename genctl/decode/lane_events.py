@@ -1,4 +1,4 @@
-"""The events of a lane, from what its commits decided."""
+"""The events of a lane."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from genctl.decode.types import FinishedRow, Lane
 def stepped(
     lane: Lane, step: int, rows: Sequence[events.Row], ended: Sequence[events.Ended], drafted: int, accepted: int
 ) -> events.Stepped:
-    """One step: the rows that live on and those that ended, after `drafted` tokens were on trial in each row."""
+    """One step: the rows that live on and those that ended. Each row had `drafted` tokens on trial."""
     event = events.Stepped(lane.name, step, tuple(rows), tuple(ended))
     if not drafted:
         return event

@@ -1,4 +1,4 @@
-"""Lanes that have not begun, and which of them comes next."""
+"""Waiting lanes, and the order in which they begin."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from genctl.decode.types import Lane
 
 
 class LaneQueue:
-    """Lanes, read lazily: of the next `ahead` of them the one with the most work comes first."""
+    """Lanes, read lazily. Of the next `ahead` lanes, the one with the most work comes first."""
 
     def __init__(self, lanes: Iterable[Lane], ahead: int) -> None:
         self.lanes = iter(lanes)
         self.ahead = max(ahead, 1)
-        self.known: list[Lane] = []  # those of the next ones that have been asked for
+        self.known: list[Lane] = []  # those that have been read from `lanes`
         self.exhausted = False
-        self.postponed: deque[Lane] = deque()  # whose prompts did not fit beside the others
+        self.postponed: deque[Lane] = deque()  # lanes whose prompts did not fit beside the others
 
     def __bool__(self) -> bool:
-        """Whether a lane may be left."""
+        """Whether any lane may be left."""
         return bool(not self.exhausted or self.postponed or self.known)
 
     def take(self, places: int) -> list[Lane]:
-        """The lanes to begin next, at most `places`: those put off, then the longest of those known."""
+        """The lanes to begin next, at most `places`: postponed ones first, then the longest known ones."""
         chosen: list[Lane] = []
         while len(chosen) < places:
             if self.postponed:
@@ -44,8 +44,7 @@ class LaneQueue:
 
 
 def work(lane: Lane) -> tuple[int, int]:
-    """How long a lane may be at work: what it may write, then what it has to read. Longest first leaves the least idle.
-
-    Graham (1969), "Bounds on Multiprocessing Timing Anomalies": the longest job first.
+    """The size of a lane: tokens that it may write, then tokens to read. Longest first leaves the least idle time:
+    Graham (1969), "Bounds on Multiprocessing Timing Anomalies".
     """
     return lane.max_new_tokens, len(lane.tokens) + len(lane.source or ())

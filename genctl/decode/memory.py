@@ -10,8 +10,8 @@ import torch
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane
 
-SHARE = 0.5  # of what is free: activations and buffers that grow need the rest
-MOST = {"cpu": 32, "cuda": 256}  # beyond this a pass takes as much longer as it has more rows
+SHARE = 0.5  # of free memory; activations and growing buffers need the rest
+MOST = {"cpu": 32, "cuda": 256}  # beyond this the time of a pass grows in proportion to its rows
 
 
 def available(device: torch.device) -> int | None:
@@ -38,7 +38,7 @@ def fitting(forward: ModelRuntime, lane: Lane, columns: int) -> int:
     prefix = forward.prefill(lane.tokens[:1], source, use_cache=lane.use_cache)
     parts = [] if prefix.cache is None else prefix.cache.describe()
     bytes_of_row = sum(_grown(part, columns) for part in parts)
-    if not bytes_of_row:  # without a cache everything is read again: as long as the rows are, so are the activations
+    if not bytes_of_row:  # without a cache every pass reads all tokens, so activations grow with the length
         width = int(getattr(forward.config.get_text_config(decoder=True), "hidden_size", 1024))
         bytes_of_row = columns * width * 16
     fits = int(free * SHARE / (bytes_of_row * max(int(lane.strategy.rows), 1)))

@@ -25,7 +25,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 class shortages:
-    """Within, any exception that means that memory ran out becomes OutOfMemory."""
+    """A context that turns any exception for a shortage of memory into OutOfMemory."""
 
     def __init__(self, *, torn: bool = False) -> None:
         self.torn = torn

@@ -1,6 +1,6 @@
-"""Where memory runs out: which lanes make room, and how they come back.
+"""Preemption: which lanes make room when memory runs out, and how they resume.
 
-A preempted lane loses nothing but its keys and values: its tokens are read again when there is room.
+A preempted lane loses only its keys and values: its tokens are read again when there is room.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from genctl.decode.types import Lane
 
 
 def evict(batch: Batch, shortage: OutOfMemory) -> tuple[list[LaneState], LaneState | None]:
-    """Empty a batch that did not fit: its lanes, to go on elsewhere, and the one that cannot."""
+    """Empty a batch that did not fit. Returns the lanes that can continue, and the one that cannot."""
     states, lost = batch.clear(), None
     for state in states:
-        state.scores = None  # fed again, when its rows have been read again
+        state.scores = None  # the next pass computes them, after its rows were read again
     release()
-    if shortage.torn:  # a search that was stopped in its choice cannot be asked again
+    if shortage.torn:  # a search that failed within its choice cannot repeat it
         lost = states.pop(next(place for place, state in enumerate(states) if state.torn))
     elif len(states) == 1:
         lost = states.pop()
@@ -33,7 +33,7 @@ def reread(state: LaneState) -> None:
     """Read all rows of a lane again into a cache of its own, after the one that held them was dropped."""
     state.fed_draft = 0
     if state.prefix.cache is None or state.live.written <= (state.front is None):
-        return  # nothing is cached, or nothing was read behind the prompt
+        return  # there is no cache, or it holds only the prompt
     tokens = state.live.tokens
     known = tokens if state.front is not None else tokens[:, :-1]
     cache = state.model.reread(known, state.prefix)

@@ -1,4 +1,4 @@
-"""How prompts are read: alone, several in one pass, from where a saved one ends, and again after memory was short."""
+"""How prompts are read: alone, several in one pass, after a saved prefix, and again after a preemption."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Reader(ABC):
 
     model: Any
     device: torch.device
-    # Rotary positions whose angles depend on the length of a text (see `length_rope`), and windows for which it matters
-    # where a text is cut (see `cut_windows`):
-    bound: float = math.inf  # up to this length texts are the same wherever they are cut
+    # For rotary positions that depend on the length of a text (see `length_rope`), and for windows whose results depend
+    # on where a text is cut (see `cut_windows`):
+    bound: float = math.inf  # up to this length texts may be cut anywhere
     dynamic = False  # beyond it every token is read on its own
-    reads_again = False  # a text that grows beyond it is read again as a whole
+    reads_again = False  # a text that grows beyond it is read again in one pass
     cut_window: CutWindow | None = None
 
     @property
@@ -65,17 +65,17 @@ class Reader(ABC):
         """See `runtime.ModelRuntime`."""
 
     def limit_cuts(self, window: CutWindow | None) -> None:
-        """Cut no text beyond the bound of a window."""
+        """Lower the bound to that of a window."""
         self.cut_window = window
         if window is not None:
             self.bound, self.dynamic = min(self.bound, window.bound), True
 
     def in_one_piece(self, length: int) -> bool:
-        """Whether what is computed of a text depends on where it is cut."""
+        """Whether the scores of a text depend on where it is cut."""
         return length > self.bound
 
     def wants_history(self, before: int) -> bool:
-        """Whether a pass that continues texts of `before` tokens needs `history`, the whole texts."""
+        """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""
         return self.reads_again and before <= self.bound
 
     @property
@@ -124,47 +124,49 @@ class Reader(ABC):
             mask, positions = (positions >= before).long(), (positions - before).clamp(min=0)
         together = self.new_cache()
         output = self(tokens, together, mask=mask, positions=positions, keep=1, first=True)
-        found = []
+        prefixes = []
         for row, pad in enumerate(pads):
             cache = together.select(torch.tensor([row], device=self.device), drop=pad)
             self.prepare(cache)
-            found.append(Prefix(tokens[row : row + 1, pad:], cache, output.logits[row : row + 1, -1], None, None, None))
-        return found
+            prefixes.append(
+                Prefix(tokens[row : row + 1, pad:], cache, output.logits[row : row + 1, -1], None, None, None)
+            )
+        return prefixes
 
     def resume(
         self, saved: Prefix, ids: Sequence[int], source: Source | None, *, hidden: bool = False
     ) -> tuple[Prefix | None, int]:
-        """A prompt that begins as `saved` does (a prefix made `whole`): only the rest is read.
+        """Read a prompt that begins like `saved` (a prefix made with `whole`): only the rest is read.
 
-        Returns the prefix and how many tokens were not read again; (None, 0) where nothing can be reused. The last
-        token is always read: it says what follows. Recurrent states cannot forget, so they serve only prompts that go
-        on where the saved one ends.
+        Returns the prefix and the number of reused tokens; (None, 0) if nothing can be reused. The last token is always
+        read, for its logits. Recurrent states cannot remove tokens, so they serve only prompts that continue the
+        complete saved one.
         """
         known = saved.tokens[0].tolist()
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, ids, strict=False)))
-        kept = min(same, len(ids) - 1)
+        reused = min(same, len(ids) - 1)
         assert saved.cache is not None
         forgets = saved.cache.is_croppable
-        if source is not saved.source or (kept == 0 and source is None) or (kept < len(known) and not forgets):
+        if source is not saved.source or (reused == 0 and source is None) or (reused < len(known) and not forgets):
             return None, 0
         if (hidden and saved.hidden is None) or self.in_one_piece(max(len(known), len(ids))):
             return None, 0
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
         row = torch.zeros(1, dtype=torch.long, device=self.device)
-        cache = saved.cache.select(row, room=len(ids) - kept)
-        cache.crop(len(known) - kept)
+        cache = saved.cache.select(row, room=len(ids) - reused)
+        cache.crop(len(known) - reused)
         sources = None if source is None else Sources(source.states, None, saved.cache.cross)
-        seen = [] if saved.hidden is None else [saved.hidden[:, :kept]]
-        # a recurrent state takes up what follows it token by token
-        for feed in [tokens[:, kept:]] if forgets else torch.split(tokens[:, kept:], 1, 1):
-            output = self(feed, cache, sources=sources, first=kept == 0, keep=0 if hidden else 1, hidden=hidden)
+        seen = [] if saved.hidden is None else [saved.hidden[:, :reused]]
+        # a recurrent state reads the following tokens one by one
+        for feed in [tokens[:, reused:]] if forgets else torch.split(tokens[:, reused:], 1, 1):
+            output = self(feed, cache, sources=sources, first=reused == 0, keep=0 if hidden else 1, hidden=hidden)
             assert output.cache is not None
             cache = output.cache
             if output.hidden is not None:
                 seen.append(output.hidden)
         cache.narrow(self.new_cache())
         self.prepare(cache)
-        return _prefix(tokens, output, torch.cat(seen, 1) if hidden else None, source), kept
+        return _prefix(tokens, output, torch.cat(seen, 1) if hidden else None, source), reused
 
     def reread(self, tokens: Tensor, prefix: Prefix) -> Cache:
         """The cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
@@ -179,7 +181,7 @@ class Reader(ABC):
             cuts = range(prompt, length) if self.dynamic else sorted({prompt, max(prompt, int(self.bound))})
             ends = [*cuts, length]
         at = 0
-        for end in ends:  # where it matters, what was one piece is one again
+        for end in ends:  # cut the text where it was cut before, if the cuts matter
             self(tokens[:, at:end], cache, sources=sources, keep=1, first=at == 0, history=tokens[:, :end])
             at = end
         self.prepare(cache)
@@ -188,20 +190,20 @@ class Reader(ABC):
     def _grown(
         self, feed: Tensor, cache: Cache | None, history: Tensor | None, past: int, *, first: bool, hidden: bool
     ) -> Output | None:
-        """A pass that reads whole texts again, because they pass the bound with what is fed; None for all others."""
+        """A pass that reads the full texts again if the fed tokens bring them beyond the bound; None otherwise."""
         if cache is None or history is None or first or not (self.reads_again and past <= self.bound):
             return None
         beyond = past + feed.shape[1] > self.bound
-        # a cache holds what was read beyond the bound where a draft went there and was taken back
+        # after a rejected draft a shorter cache may hold values that were computed beyond the bound
         if not beyond and not cache.beyond:
             return None
         cache.beyond = beyond
         return self._again(history, cache, keep=feed.shape[1], hidden=hidden)
 
     def _again(self, history: Tensor, cache: Cache, *, keep: int, hidden: bool) -> Output:
-        """Read texts int64 [N, T+F] as a whole; `cache` then holds what was computed now, in the form that it had."""
+        """Read texts int64 [N, T+F] in one pass and refill `cache` with the result, in the form that it has."""
         fresh = self.new_cache()
-        if cache.records_past:  # a draft may be taken back
+        if cache.records_past:  # a draft may be rejected
             fresh.activate_past_recording()
         output = self(history, fresh, first=True, keep=0 if hidden else keep, hidden=hidden)
         cache.refill(fresh)

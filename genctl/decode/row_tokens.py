@@ -1,4 +1,4 @@
-"""The tokens of rows: linked lists on the host, and one buffer on the device that is filled when somebody reads it."""
+"""The tokens of rows: linked lists on the host, and one buffer on the device that is filled on demand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RowTokens:
         return self.buffer.narrow(1, 0, self.length)
 
     def continued(self, parents: list[int], written: Sequence[Sequence[int]]) -> RowTokens:
-        """Rows `parents` of these, each with as many tokens behind it."""
+        """The rows `parents`, each followed by its `written` tokens, equally many for all."""
         nodes = []
         for parent, tokens in zip(parents, written, strict=True):
             node = self.nodes[parent]

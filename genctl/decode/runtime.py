@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Output:
-    """What one forward pass said of the fed tokens: F tokens for each of N rows."""
+    """The output of one forward pass: F tokens for each of N rows."""
 
     logits: Tensor  # f32 [N, F, V]
     cache: Cache | None
@@ -33,16 +33,16 @@ class Output:
 
 @dataclass
 class Passed:
-    """One pass through the decoder, for a watcher."""
+    """A pass through the decoder, for an observer."""
 
-    inputs: dict[str, Any]  # what the model was given
+    inputs: dict[str, Any]  # the keyword arguments of the model
     cache: Cache | None  # as it is after the pass
     past: int  # columns it held before
     first: bool
 
 
 def depth_of(model: ModelRuntime) -> int:
-    """The number of a decoder's layers. Raises ModelError where the config has no such number."""
+    """The number of a decoder's layers. Raises ModelError if the config has no such number."""
     config = model.config.get_text_config(decoder=True)
     depth = getattr(config, "num_hidden_layers", None)
     if type(depth) is not int:
@@ -56,9 +56,9 @@ class ModelRuntime(Protocol):
     kind: str  # "native" or "transformers"
     device: torch.device
     is_encoder_decoder: bool
-    bound: float  # the length up to which texts are the same wherever they are cut into passes
-    cut_window: CutWindow | None  # why not, where it is a window
-    findings: list[str]  # what was found out about it on the way, a sentence each
+    bound: float  # the length up to which texts may be cut anywhere into passes
+    cut_window: CutWindow | None  # the window that sets the bound, if it is one
+    findings: list[str]  # notes about the model for the user, a sentence each
     forwards: int
     watch: Callable[[Passed], None] | None  # called after every pass
     compiled: Any  # steps through torch.compile, or None
@@ -67,7 +67,7 @@ class ModelRuntime(Protocol):
 
     @property
     def supports_cache(self) -> bool:
-        """Whether steps may go on from a cache. Where not, everything is read again at every step."""
+        """Whether the model has a cache. Without one every step reads everything again."""
 
     @property
     def cache_differs(self) -> bool:
@@ -83,21 +83,21 @@ class ModelRuntime(Protocol):
 
     @property
     def pads_sources(self) -> bool:
-        """The same of an encoder's sources, padded on the right."""
+        """Whether encoder sources of different lengths may share a pass, padded on the right."""
 
     @property
     def pads_behind(self) -> bool:
-        """The same of whole texts, padded on the right."""
+        """Whether complete texts of different lengths may share a pass, padded on the right."""
 
     @property
     def savable(self) -> bool:
-        """Whether its cache can be put into a file, and taken up by several tokens at once."""
+        """Whether its cache can be saved to a file and continued by several tokens in one pass."""
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """What the architecture is called in messages."""
+        """The name of the architecture in messages."""
 
     @property
     def config(self) -> Any:
@@ -117,7 +117,7 @@ class ModelRuntime(Protocol):
 
     @property
     def head(self) -> Callable[[Tensor], Tensor] | None:
-        """[..., H] -> logits [..., V], for strategies that read earlier layers; None where there is none."""
+        """[..., H] -> logits [..., V], for strategies that read earlier layers; None if there is none."""
 
     @property
     def recurrent(self) -> bool:
@@ -132,13 +132,13 @@ class ModelRuntime(Protocol):
         """An empty cache with `room` for columns after the prefill; a `whole` one keeps what windows would drop."""
 
     def prepare(self, cache: Cache | None) -> None:
-        """Bring a cache into the form that the steps to come want, in place."""
+        """Convert a cache in place to the form that steps need."""
 
     def shares(self, prefix: Prefix) -> bool:
         """Whether rows that continue a prompt may share its keys and values."""
 
     def groups(self, prefix: Prefix) -> bool:
-        """Whether several rows may attend to one row of an encoder's."""
+        """Whether several rows may attend to one row of encoder states."""
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -166,9 +166,9 @@ class ModelRuntime(Protocol):
     def resume(
         self, saved: Prefix, ids: Sequence[int], source: Source | None, *, hidden: bool = False
     ) -> tuple[Prefix | None, int]:
-        """A prompt that begins as `saved` does (a prefix made `whole`): only the rest is read.
+        """Read a prompt that begins like `saved` (a prefix made with `whole`): only the rest is read.
 
-        Returns the prefix and how many tokens were not read again; (None, 0) where nothing can be reused.
+        Returns the prefix and the number of reused tokens; (None, 0) if nothing can be reused.
         """
 
     def reread(self, tokens: Tensor, prefix: Prefix) -> Cache:
@@ -189,12 +189,12 @@ class ModelRuntime(Protocol):
     ) -> Output:
         """One pass. feed int64 [N, F]; mask int64 [N, T+F], None without padding; positions int64 [N or 1, F].
 
-        `keep` limits the logits to the last positions; 0 keeps all. With a cache, what is fed is appended to it.
-        `history` int64 [N, T+F] is the whole text, where it is wanted.
+        `keep` limits the logits to the last positions; 0 keeps all. With a cache, the fed tokens are appended
+        to it. `history` int64 [N, T+F] is the full text, if `wants_history`.
         """
 
     def wants_history(self, before: int) -> bool:
-        """Whether a pass that continues texts of `before` tokens needs `history`, the whole texts."""
+        """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""
 
     def reads_several(self, cached: bool) -> bool:
         """Whether several tokens in one pass get the numbers that each gets in a pass of its own."""

@@ -1,7 +1,7 @@
 """A prefilled prompt on disk: its keys and values, so that later runs need not compute them again.
 
 One safetensors file. Tensors: `tokens` int64 [T]; `hidden` f32 [1, T, H]; for each layer `self.I.keys` and
-`self.I.values` `[1, heads, T, head_dim]` (windows whole, so that any prefix of the prompt can be reused), or
+`self.I.values` `[1, heads, T, head_dim]` (windows in full, so that any prefix of the prompt can be reused), or
 `self.I.conv.J` and `self.I.recurrent.J`; of an encoder-decoder also `source.tokens`, `source.states` and `cross.I.*`.
 Metadata: one JSON object (`genctl`) with the identity of the file and a digest of it and of every tensor, because
 safetensors detects a truncated file but not a changed number.
@@ -32,13 +32,13 @@ _TOKENS = {"prompt": "tokens", "source": "source.tokens"}
 
 @dataclass(frozen=True)
 class PromptIdentity:
-    """What a saved prompt belongs to: it is refused for anything else."""
+    """The model that a saved prompt belongs to. It is refused for any other."""
 
     checkpoint: str  # `LoadedModel.fingerprint`
-    model: str  # as it was named; only told, never compared
+    model: str  # as the user named it; shown in messages, not compared
     dtype: str
     transformers: str
-    layout: str = ""  # how keys and values are kept, where the runtimes differ (`NativeModel.cache_layout`)
+    layout: str = ""  # how keys and values are stored, if the runtimes differ (`NativeModel.cache_layout`)
 
     def fields(self) -> dict[str, str]:
         """The metadata of a file."""

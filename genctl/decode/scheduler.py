@@ -1,4 +1,4 @@
-"""Which lanes are at work: prompts are prefilled as places become free; where memory runs out, some are preempted."""
+"""Scheduler: prefills prompts as places become free; when memory runs out, preempts some lanes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Scheduler:
         self.model, self.queue, self.width, self.prefixes = model, queue, width, prefixes
         self.clock, self.watcher, self.on_shortage = clock, watcher, on_shortage
         self.batches: list[Batch] = []
-        self.known_states: list[LaneState] = []  # those for which prompts are kept
-        self.preempted: deque[LaneState] = deque()  # at work before, and to go on
+        self.known_states: list[LaneState] = []  # lanes whose prefixes are kept
+        self.preempted: deque[LaneState] = deque()  # lanes that have begun and wait for room
 
     @property
     def live(self) -> int:
@@ -48,7 +48,7 @@ class Scheduler:
 
     def admit(self, interrupted: str) -> Iterator[events.Event]:
         """Fill the free places: Prefilled for each lane that begins, Failed for each that cannot."""
-        # rows that cannot be padded move in step: newcomers wait until the batch is done
+        # rows that cannot be padded must have equal lengths: new lanes wait until the batch is done
         closed = not self.model.pads and any(batch.started for batch in self.batches)
         while self.live < self.width and not closed:
             if self.preempted:
@@ -59,7 +59,7 @@ class Scheduler:
                 yield from self._admit(lanes)
 
     def forget(self) -> None:
-        """Let empty batches go, and prompts that no live lane began from."""
+        """Drop empty batches, and prefixes that no live lane started from."""
         self.batches = [batch for batch in self.batches if batch.states]
         states = [state for batch in self.batches for state in batch.states]
         if states != self.known_states:
@@ -67,7 +67,7 @@ class Scheduler:
             self.prefixes.release([state.lane for state in states])
 
     def preempt(self, batch: Batch, shortage: OutOfMemory) -> Iterator[events.Event]:
-        """Take a batch apart that did not fit. Half of its lanes go on at once, the others when there is room."""
+        """Split a batch that did not fit. Half of its lanes continue at once, the others when there is room."""
         states, lost = evict(batch, shortage)
         if lost is not None:
             yield too_large(lost.lane, lost.rows, shortage)
@@ -87,7 +87,7 @@ class Scheduler:
     def _admit(self, lanes: list[Lane]) -> Iterator[events.Event]:
         """Read prompts, short ones together, and let their lanes begin."""
         unread, others = self.prefixes.unread(lanes)
-        if self.watcher is not None:  # it shows each prompt's cache as it was read
+        if self.watcher is not None:  # a watcher needs the cache of each prompt
             unread, others = [], lanes
         places = {id(lane): place for place, lane in enumerate(lanes)}
         for group in sorted([*groups(unread), *([lane] for lane in others)], key=lambda group: places[id(group[0])]):
@@ -97,16 +97,16 @@ class Scheduler:
                     with shortages():
                         self.prefixes.read(group)
                 except GenctlError:
-                    pass  # said for the prompt that it comes from, when it is read alone
+                    pass  # reading each prompt alone reports the error for the right one
                 except OutOfMemory:
-                    release()  # one by one, then
+                    release()  # read them one by one instead
             for lane in group:
                 if self.live < self.width:
                     alone = len(lanes) == 1 and not self.live and lane.strategy.rows == 1
-                    # a static cache is made as large as it must be, where it need not become part of another
+                    # a static cache gets its final size, unless it will be merged into another one
                     room = lane.max_new_tokens - 1 if alone else 0
                     yield from self._begin(lane, began, room)
-                else:  # there was not enough memory for all
+                else:  # memory ran out before all were admitted
                     self.queue.postponed.append(lane)
 
     def _begin(self, lane: Lane, began: float, room: int) -> Iterator[events.Event]:
@@ -150,7 +150,7 @@ class Scheduler:
         batch.join(state)
 
     def _makes_room(self) -> bool:
-        """After a lane did not fit beside the live ones: no more than those go on. False where there are none."""
+        """Limit the width to the live lanes, after another did not fit. False if there are none."""
         release()
         if self.live:
             self._narrow(self.live)

@@ -1,4 +1,4 @@
-"""Score: what the model says after each row, and what the lane's processors make of it."""
+"""Score: the model's scores after each row, and the same after the lane's processors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from genctl.decode.transfer import on_host
 from genctl.decode.types import Space
 from genctl.native.products.ops import log_softmax
 
-ROWS = 8  # whose log-probabilities are computed at once where only those of the chosen tokens are wanted
-Stages = list[list[tracing.Stage]]  # for each scored position, what each processor did
+ROWS = 8  # log-softmax of this many rows at a time if only chosen tokens need it
+Stages = list[list[tracing.Stage]]  # the effect of each processor, for each scored position
 
 
 class ModelScores:
-    """What the model scores after F tokens of each of N rows."""
+    """The model's scores after F tokens of each of N rows."""
 
     def __init__(self, logits: Tensor, layers: tuple[Tensor, ...] | None = None) -> None:
         self.logits = logits  # f32 [N, F, V]
@@ -30,7 +30,7 @@ class ModelScores:
 
     @cached_property
     def logprobs(self) -> Tensor:
-        """f32 [N, F, V], computed when they are first read."""
+        """f32 [N, F, V], computed on first use."""
         return log_softmax(self.logits)
 
     def logprobs_of(self, rows: Tensor, tokens: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class ModelScores:
             if count == 1:
                 return log_softmax(self.logits[0]).gather(1, tokens)
             if torch.equal(rows, counted(count, rows.device)):
-                # a few rows at a time stay in the processor's cache: the same numbers, none of them kept
+                # a few rows at a time fit the CPU cache; the numbers are the same, and none is stored
                 few = max(ROWS, torch.get_num_threads())
                 parts = zip(torch.split(self.logits[:, 0], few), torch.split(tokens, few), strict=True)
                 return torch.cat([log_softmax(logits).gather(1, chosen) for logits, chosen in parts])
@@ -48,15 +48,15 @@ class ModelScores:
         return self.logprobs.take(at * vocabulary + tokens)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> ModelScores:
-        """The same change of every tensor."""
+        """The scores with `change` applied to every tensor."""
         return ModelScores(change(self.logits), self.layers and tuple(map(change, self.layers)))
 
     def cut(self, rows: slice, newest: int) -> ModelScores:
-        """Those of some rows, after their newest tokens."""
+        """The scores of some rows after their `newest` last tokens."""
         return self.map(lambda tensor: tensor[rows, -newest:])
 
     def followed_by(self, other: ModelScores) -> ModelScores:
-        """Along F, as many rows of both."""
+        """The scores of both, concatenated along F; the rows are the same."""
         layers = None
         if self.layers is not None and other.layers is not None:
             layers = tuple(torch.cat(pair, 1) for pair in zip(self.layers, other.layers, strict=True))
@@ -70,12 +70,12 @@ def counted(count: int, device: torch.device) -> Tensor:
 
 
 class ProcessedScores(NamedTuple):
-    """Scores with what is known of them."""
+    """Scores after the processors."""
 
     logits: Tensor  # f32 [N, D+1, V], after the processors
-    stages: Stages  # where the lane is traced
-    left: list[RowCandidates] | None = None  # of each row, where filters came last and nothing is drafted
-    best: Tensor | None = None  # f32 [D+1, N], the largest score of each row, to be judged by `trace.judge`
+    stages: Stages  # if the lane is traced
+    left: list[RowCandidates] | None = None  # of each row, if filters came last and nothing is drafted
+    best: Tensor | None = None  # f32 [D+1, N], the largest score of each row, for `trace.judge`
 
 
 def score(
@@ -87,7 +87,7 @@ def score(
     *,
     trace: bool = False,
 ) -> ProcessedScores:
-    """Apply processors to what follows each row and each draft prefix.
+    """Apply processors to the scores after each row and each draft prefix.
 
     `text` is that of R rows; draft int64 [R, B, D] or None; `model` what it scored after N rows and D+1 places.
     """

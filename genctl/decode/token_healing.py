@@ -1,7 +1,7 @@
 """Token healing: the prompt's last tokens are removed, and the new text must begin with their text.
 
-A prompt that ends in "http:" was tokenised without knowing that "//" follows; the model has hardly ever seen ":" before
-"//", since "://" is one token. So the possible beginning of a longer token is removed from the prompt, and the model
+A prompt that ends in "http:" was tokenised without the following "//"; ":" before "//" is rare in training data,
+because "://" is one token. So the possible beginning of a longer token is removed from the prompt, and the model
 writes it again in the tokens that it prefers.
 
 transformers' `heal_tokens` has the same purpose and differs: it strips blanks from the prompt's ends; it removes one
@@ -31,7 +31,7 @@ class HealedPrompt:
     def hidden(self, first: int) -> int:
         """How many characters of the shown text belong to the prompt, in a row whose first new token is `first`.
 
-        Decoders strip a blank at the beginning, which is then not shown anyway.
+        Decoders strip a blank at the beginning; it is not shown in any case.
         """
         if not self.text or not 0 <= first < len(self.words.pieces):
             return 0
@@ -42,7 +42,7 @@ def heal(tokenizer: Any, ids: Sequence[int], vocab_size: int, stops: Sequence[st
     """Remove the tokens at the end of `ids` that a longer token could cover. At least one id stays.
 
     Nothing is removed across special tokens, inside a character, or where a stop string could begin. Raises UsageError
-    for tokenizers that cannot be followed token by token.
+    if the tokenizer's text is not the sum of its tokens.
     """
     words = spelling(tokenizer, vocab_size, "token_healing")
     end = b""

@@ -2,7 +2,7 @@
 
 Shapes: R live rows, B branches per row, N = R·B, D draft tokens, V vocabulary, T tokens so far, C candidates,
 S source tokens of an encoder, H hidden size. One lane is one prompt with one strategy; all rows of a lane are equally
-long, so nothing in here is ever padded.
+long, so no tensor of these types is padded.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from genctl.decode.row_tokens import RowTokens
     from genctl.decode.stopping.criterion import Criterion
 
-# What processors are given: logits, log-probabilities, or nothing yet: with "raw" the search calls `Context.process`.
+# The input of processors: logits or log-probabilities; with "raw" the search itself calls `Context.process`.
 Space: TypeAlias = Literal["logits", "logprobs", "raw"]
 
-# Whether nothing better can come: (results kept so far, live rows, totals of the candidates) -> bool.
+# Whether no better result is possible: (results so far, live rows, totals of the candidates) -> bool.
 IsDone: TypeAlias = Callable[["Sequence[FinishedRow]", "Rows", "Sequence[float]"], bool]
 
 
 @dataclass(frozen=True)
 class Source:
-    """What an encoder made of a prompt, computed once."""
+    """The encoder's output for a prompt, computed once."""
 
     ids: Tensor  # int64 [1, S]
     states: Any  # the encoder's output, last_hidden_state f32 [1, S, H]
@@ -39,15 +39,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Prefix:
-    """A prompt that the model has read once. Any number of lanes may start from it; it is never written to."""
+    """A prompt that the model has read. Any number of lanes may start from it; it is never written to."""
 
     tokens: Tensor  # int64 [1, T]; for an encoder-decoder the decoder's, its start token included
     cache: Cache | None  # keys and values of all T tokens, or None without a cache
-    logits: Tensor  # f32 [1, V], what follows the prompt
+    logits: Tensor  # f32 [1, V], the scores after the prompt
     hidden: Tensor | None = None  # f32 [1, T, H], the last hidden states
     layers: tuple[Tensor, ...] | None = None  # hidden states per layer at the last position, each [1, 1, H]
     source: Source | None = None
-    reused: int = 0  # tokens of the prompt that were not read for it, because a saved prompt held them
+    reused: int = 0  # tokens of the prompt that came from a saved prompt
 
 
 @dataclass
@@ -56,12 +56,12 @@ class Rows:
 
     text: RowTokens
     logprobs: list[float]  # R sums over the new tokens, the model's own, in nats
-    totals: list[float]  # R sums that the search ranks by
-    indices: list[int | None]  # R, which returned sequence each row is, where rows are independent
+    totals: list[float]  # R sums by which the search ranks
+    indices: list[int | None]  # R, the index of the returned sequence, if rows are independent
     prompt_len: int
 
     def continued(self, rows: Sequence[events.Row], written: Sequence[Sequence[int]]) -> Rows:
-        """Those that live on after a step, as it is reported, with the tokens that each has written."""
+        """The rows that live on after a step, from its records, with the tokens that each has written."""
         text = self.text.continued([row.parent for row in rows], written)
         logprobs, totals = [row.logprob for row in rows], [row.total for row in rows]
         return Rows(text, logprobs, totals, [row.slot for row in rows], self.prompt_len)
@@ -79,7 +79,7 @@ class Rows:
 
 @dataclass
 class Scores:
-    """What the model says after each row (j = 0) and after each draft prefix (j = 1..D)."""
+    """The scores after each row (j = 0) and after each draft prefix (j = 1..D)."""
 
     rows: Rows
     raw: Tensor  # f32 [N, D+1, V], the model's logits
@@ -88,36 +88,36 @@ class Scores:
     survivors: list[int]  # R indices into the candidates of the last Choice
     ended: Sequence[FinishedRow] = ()
     layers: tuple[Tensor, ...] | None = None  # hidden states of each layer, [N, D+1, H]
-    left: Sequence[RowCandidates] | None = None  # N, `logits` without what filters removed, where it is known
+    left: Sequence[RowCandidates] | None = None  # N, the tokens of `logits` that filters left, if known
 
     @property
     def hidden(self) -> Tensor | None:
-        """f32 [N, D+1, H], what the output head reads."""
+        """f32 [N, D+1, H], the input of the output head."""
         return None if self.layers is None else self.layers[-1]
 
 
 @dataclass
 class Pruning:
-    """Which candidates of a beam go on, and whose end is a result."""
+    """Which candidates of a beam live on, and which ends count as results."""
 
     width: int  # rows to keep alive, and results to keep, in each group
     groups: Sequence[int] | None = None  # [C], the group of each candidate; None is one group
     may_finish: Tensor | None = None  # bool [C], whether its end is a result; None: of the first `width` of a group
-    tiers: Sequence[int] | None = None  # [C], results of a higher tier come before those of a lower one
+    tiers: Sequence[int] | None = None  # [C], results of a higher tier rank before those of a lower one
 
 
 @dataclass
 class Choice:
-    """What to write now, what to try next. Candidates best first; those with a total of -inf are impossible."""
+    """The tokens to write and the next draft. Candidates best first; a total of -inf means impossible."""
 
     rows: Tensor  # int64 [C], which of the N scored rows each candidate continues
     tokens: Tensor | None  # int64 [C], the token to write; None when the draft already holds it
     accepted: int = 0  # draft tokens to write before `tokens`
     draft: Tensor | None = None  # int64 [C, B, D], to score before the next choice
-    totals: Tensor | None = None  # f32 [C], what the search ranks by; None means the model's log-probability
+    totals: Tensor | None = None  # f32 [C], by which the search ranks; None means the model's log-probability
     pruning: Pruning | None = None  # None keeps every candidate and every result
     notes: Sequence[str] | None = None  # [C], what to show beside each candidate
-    is_done: IsDone | None = None  # asked once it is written: whether the search ends here, without a further pass
+    is_done: IsDone | None = None  # called after the commit: whether the search ends without a further pass
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ class FinishedRow:
 
     tokens: tuple[int, ...]  # new tokens only
     logprob: float  # the model's own, nats
-    total: float  # what the search summed
+    total: float  # the search's own sum
     reason: str
-    sequence_index: int | None = None  # which returned sequence it is, where rows are independent
+    sequence_index: int | None = None  # index of the returned sequence, if rows are independent
     stop: str = ""
     group: int = 0
     tier: int = 0
@@ -141,7 +141,7 @@ class FinishedRow:
 
 @dataclass
 class Context:
-    """What a search may use besides the scores that it is sent."""
+    """What a search may use besides its scores."""
 
     prefix: Prefix
     rng: torch.Generator
@@ -149,7 +149,7 @@ class Context:
     max_new_tokens: int = 0
     model: Any = None  # the runtime.ModelRuntime that runs the lane, for strategies that draft or need the head
     processors: tuple[Processor, ...] = ()
-    # The lane's processors on scores of the search's own, f32 [N, V], of what follows each row. For the space "raw".
+    # Applies the lane's processors to the search's own scores after each row, f32 [N, V]. For the space "raw".
     process: Callable[[Tensor], Tensor] = lambda scores: scores
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -167,11 +167,11 @@ class Strategy(Protocol):
 
     @property
     def kind(self) -> str:
-        """What it is called in records."""
+        """The name in records."""
 
     @property
     def space(self) -> Space:
-        """What processors are applied to."""
+        """The input of processors."""
 
     @property
     def rows(self) -> int:
@@ -187,26 +187,26 @@ class Strategy(Protocol):
 
     @property
     def drafts(self) -> bool:
-        """Whether tokens on trial are taken back, so that the cache must be able to forget."""
+        """Whether draft tokens may be rejected, so that the cache must support removal."""
 
     @property
     def independent(self) -> bool:
-        """Whether each row goes its own way and is one returned sequence, the i-th candidate of the first choice."""
+        """Whether rows do not interact: each is one returned sequence, the i-th candidate of the first choice."""
 
     @property
     def reads_scores(self) -> bool:
-        """Whether its search reads numbers off tensors itself: what the loop checks is then fetched before."""
+        """Whether its search copies numbers to the host: the loop then fetches its own checks before."""
 
     def search(self, scores: Scores, context: Context) -> Search:
-        """The search, from what follows the prompt."""
+        """The search, from the scores after the prompt."""
 
 
 class RowsOfLane(NamedTuple):
     """Rows of one lane in a choice for several lanes."""
 
     rng: torch.Generator
-    indices: Sequence[int]  # which of the lane's sequences its rows are
-    sequences: int  # and how many it has
+    indices: Sequence[int]  # of the sequences of these rows
+    sequences: int  # of the lane
 
 
 @runtime_checkable
@@ -219,7 +219,7 @@ class Independent(Strategy, Protocol):
 
 @dataclass(frozen=True)
 class Lane:
-    """One prompt with one strategy: everything the loop needs to know of it."""
+    """One prompt with one strategy, and all options of the loop."""
 
     name: str
     tokens: tuple[int, ...]  # the prompt; the decoder's own prompt for an encoder-decoder
@@ -231,15 +231,15 @@ class Lane:
     criteria: tuple[Criterion, ...] = ()
     seed: int = 0
     use_cache: bool = True
-    cache: str = "dynamic"  # how keys and values are kept: dynamic, static, quantized, offloaded
+    cache: str = "dynamic"  # form of the cache: dynamic, static, quantized, offloaded
     top: int = 0  # alternatives reported for each token
     scores: bool = False  # whether rank and entropy are reported for each token
     watch: tuple[int, ...] = ()  # ids whose log-probability and rank are reported at each token
     trace: bool = False  # whether each processor's effect is reported
-    returned: int = 1  # hypotheses handed back
-    limit: str = ""  # what bounds the length, where it is not what was asked for ("context of 512 tokens")
+    returned: int = 1  # number of returned hypotheses
+    limit: str = ""  # what limits the length if not max_new_tokens ("context of 512 tokens")
 
     @property
     def explains(self) -> bool:
-        """Whether more is reported of a token than its log-probability."""
+        """Whether tokens are reported with more than their log-probability."""
         return self.scores or self.top > 0 or self.trace or bool(self.watch)

@@ -51,7 +51,7 @@ class Amateur:
         prompt = context.prefix.tokens[0].tolist()
         reader = Unconditional(self.amateur, prompt, len(prompt), use_cache=context.prefix.cache is not None)
         inner = Sample(self.do_sample, self.n)
-        return rescored(inner, lambda seen: self._contrast(seen, reader), scores, context)
+        return rescored(inner, lambda raw: self._contrast(raw, reader), scores, context)
 
     def _contrast(self, scores: Scores, reader: Unconditional) -> Tensor:
         """f32 [N, V]; `OUT` below the expert's score for implausible tokens, -inf for tokens that the amateur lacks."""
@@ -59,7 +59,7 @@ class Amateur:
         size = expert.shape[1]
         logits = reader(scores.rows.tokens.to(reader.forward.device))[:, :size]
         amateur = (logits / self.temperature).log_softmax(-1).to(expert.device)
-        if amateur.shape[1] < size:  # padding of the expert's vocabulary, as a rule
+        if amateur.shape[1] < size:  # usually padding of the expert's vocabulary
             lacking = torch.arange(amateur.shape[1], size, device=expert.device)
             amateur = torch.nn.functional.pad(amateur, (0, len(lacking)))
             expert = expert.index_fill(1, lacking, -torch.inf)

@@ -57,9 +57,9 @@ class Assisted:
             note = f"{accepted} of {len(draft.tokens)} drafts" if draft.tokens else ""
             if draft.tokens and self.num_assistant_tokens_schedule != "constant":
                 count = count + 2 if accepted == len(draft.tokens) else max(1, count - 1)
-            # the pass that checks a draft writes one token more
+            # the pass that checks a draft also writes one further token
             room = context.max_new_tokens - scores.rows.written - len(written) - 1
-            # a draft is checked as it will be written: with the frequencies that its tokens are read with then
+            # the check must use the rotary frequencies with which the accepted tokens are read later
             room = min(room, context.model.draft_room(scores.rows.tokens.shape[1] + len(written)))
             draft = Draft([])
             if room > 0 and not set(written.tolist()) & set(context.eos):
@@ -68,7 +68,7 @@ class Assisted:
             scores = yield Choice(row, written[-1:], accepted=accepted, draft=tried, notes=[note])
 
     def _verify(self, logits: Tensor, draft: Draft, rng: torch.Generator) -> tuple[int, int]:
-        """How many draft tokens are accepted, and the token after them. logits f32 [D+1, V], processed."""
+        """The number of accepted draft tokens, and the token after them. logits f32 [D+1, V], processed."""
         if not self.do_sample:
             best = logits.argmax(-1).tolist()
             accepted = next((i for i, token in enumerate(draft.tokens) if token != best[i]), len(draft.tokens))
@@ -91,5 +91,5 @@ def _residual(target: Tensor, drawn: Tensor | None, token: int) -> Tensor:
         left[token] = 0.0
     else:
         left = (target - drawn).clamp(min=0.0)
-    # p and q may be so close that their difference vanishes in rounding
+    # the difference of p and q may round to zero
     return left if float(left.sum()) > 0.0 else target

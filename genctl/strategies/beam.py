@@ -59,7 +59,7 @@ class Beam:
 
     def search(self, scores: Scores, context: Context) -> Search:
         size, grouped = self.num_beams // self.num_beam_groups, self.num_beam_groups > 1
-        # with several EOS ids all of a row's best candidates may end, and `size` others must be at hand
+        # with several EOS ids all of a row's best candidates may end, so take `size` more
         count = max(2, 1 + len(context.eos)) * size
         rule = EarlyStoppingRule(self.length_penalty, self.early_stopping, context.max_new_tokens)
         members = {group: [0] for group in range(self.num_beam_groups)}  # the live rows of each group
@@ -152,7 +152,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 @dataclass
 class _BeamIsDone:
-    """Whether all groups that took part in a choice are done; afterwards `groups` holds those that are.
+    """Whether all groups of a choice are done. Afterwards `groups` holds those that are.
 
     transformers 5 compares with the best live row; its groups, from version 4, with the best candidate, ended or not.
     """

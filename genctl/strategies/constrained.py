@@ -159,7 +159,7 @@ class ConstrainedBeam:
                 candidate.progress.complete
                 and (_place(candidate.total, complete) < places or _place(candidate.total, everything) < self.num_beams)
             )
-            or candidate.row not in going  # nothing else may follow
+            or candidate.row not in going  # an end is the only continuation of this row
         ]
 
 
@@ -202,11 +202,11 @@ def _place(total: float, totals: Sequence[float]) -> int:
 
 
 def share_out(banks: Sequence[int], totals: Sequence[float], width: int) -> list[int]:
-    """An order of candidates whose first `width` stay: they come from as many banks as there are places.
+    """Order the candidates. The first `width` stay, and come from as many banks as possible.
 
     If there are more banks than places, the highest bank gets the first place, and each other place goes to the best
-    candidate at a price: what a token of a constraint may cost, from `DEAR` to `CHEAP` nats. Taking the highest banks
-    in turn, as with fewer banks, would write all phrases at once, whether they fit or not.
+    candidate after a bonus for each token of a constraint, from `DEAR` to `CHEAP` nats. Taking the highest banks in
+    turn, as with fewer banks, would write all phrases at once, even if they do not fit the text.
     """
     if len(set(banks)) <= width:
         return in_turn(banks, totals)

@@ -1,8 +1,8 @@
 """Phrases that must appear, and the progress of a text towards them.
 
 A constraint is one phrase, or several alternatives. It is satisfied as soon as one of them is in the new tokens,
-wherever it begins: phrases may overlap, contain one another, or begin inside an incomplete match of another. All are
-matched at once by one automaton (Aho and Corasick 1975, doi:10.1145/360825.360855). A constraint that is given twice
+at any place: phrases may overlap, contain one another, or begin inside an incomplete match of another. One automaton
+matches all (Aho and Corasick 1975, doi:10.1145/360825.360855). A constraint that is given twice
 must appear twice.
 """
 
@@ -32,16 +32,16 @@ class Progress(NamedTuple):
 
 
 class Constraints:
-    """What must appear in a text."""
+    """The phrases that must appear in a text."""
 
     def __init__(self, constraints: Sequence[Alternatives]) -> None:
-        given = [frozenset(alternatives) for alternatives in constraints]
-        each = list(dict.fromkeys(given))
-        self.wanted = [_least(alternatives) for alternatives in each]  # each constraint once
-        self.times = tuple(given.count(alternatives) for alternatives in each)  # and how often it is made
-        self.numbers = [each.index(alternatives) for alternatives in given]
-        self.shortest = [min(map(len, phrases)) for phrases in self.wanted]
-        self.tokens = frozenset(token for phrases in self.wanted for phrase in phrases for token in phrase)
+        sets = [frozenset(alternatives) for alternatives in constraints]
+        distinct = list(dict.fromkeys(sets))
+        self.distinct = [_least(alternatives) for alternatives in distinct]  # each constraint once
+        self.times = tuple(sets.count(alternatives) for alternatives in distinct)  # how often each is given
+        self.numbers = [distinct.index(alternatives) for alternatives in sets]
+        self.shortest = [min(map(len, phrases)) for phrases in self.distinct]
+        self.tokens = frozenset(token for phrases in self.distinct for phrase in phrases for token in phrase)
         self._grow()
         self._steps: dict[tuple[Progress, int], Progress] = {}
         self._lacking: dict[Progress, int] = {}
@@ -132,13 +132,13 @@ class Constraints:
             if not times:
                 continue
             others = [
-                other for other in phrases if other not in self.wanted[constraint] or self._shared(other, progress)
+                other for other in phrases if other not in self.distinct[constraint] or self._shared(other, progress)
             ]
-            if any(_inside(phrase, other) for phrase in self.wanted[constraint] for other in others):
+            if any(_inside(phrase, other) for phrase in self.distinct[constraint] for other in others):
                 continue
             total += times * min(
                 len(phrase) - max(begun.get(phrase, 0), *(self._overlap(other, phrase) for other in phrases))
-                for phrase in self.wanted[constraint]
+                for phrase in self.distinct[constraint]
             )
         return total
 
@@ -149,7 +149,7 @@ class Constraints:
             progress = self.step(progress, token)
         still = list(progress.open)
         open_constraints = []
-        for place in reversed(range(len(self.numbers))):  # of equal ones the last are those that are missing
+        for place in reversed(range(len(self.numbers))):  # of equal constraints the last ones are missing
             if still[self.numbers[place]]:
                 still[self.numbers[place]] -= 1
                 open_constraints.append(place)
@@ -165,7 +165,7 @@ class Constraints:
         ends: list[set[int]] = [set()]  # constraints of which a phrase ends with the text of the node
         self._leads: list[set[int]] = [set()]  # constraints of which a phrase begins with it
         self._prefixes: list[list[Phrase]] = [[]]  # the phrases that are longer than it and begin with it
-        for constraint, phrases in enumerate(self.wanted):
+        for constraint, phrases in enumerate(self.distinct):
             for phrase in phrases:
                 node = 0
                 for token in phrase:
@@ -216,12 +216,12 @@ class Constraints:
 
     def _open_phrases(self, progress: Progress) -> Iterator[Phrase]:
         open_phrases = (
-            phrase for times, phrases in zip(progress.open, self.wanted, strict=True) if times for phrase in phrases
+            phrase for times, phrases in zip(progress.open, self.distinct, strict=True) if times for phrase in phrases
         )
         yield from dict.fromkeys(open_phrases)
 
     def _begun(self, progress: Progress) -> Iterator[tuple[Phrase, int]]:
-        """The open phrases that the text ends with a part of, and the length of that part."""
+        """The open phrases whose beginning ends the text, and the length of that beginning."""
         open_phrases = set(self._open_phrases(progress))
         for node in self._suffixes(progress.node):
             for phrase in self._prefixes[node] if node else ():
@@ -240,7 +240,7 @@ class Constraints:
 
     def _shared(self, phrase: Phrase, progress: Progress) -> bool:
         """Whether several open constraints have this phrase."""
-        constraints = zip(progress.open, self.wanted, strict=True)
+        constraints = zip(progress.open, self.distinct, strict=True)
         return sum(bool(times) and phrase in phrases for times, phrases in constraints) > 1
 
 

@@ -1,4 +1,4 @@
-"""Run a strategy on other scores than the model's, for contrasts of models or layers."""
+"""Run a strategy on changed scores, for contrasts of models or layers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ OUT = -10000.0
 def rescored(inner: Strategy, contrast: Callable[[Scores], Tensor], scores: Scores, context: Context) -> Search:
     """Let `inner` choose by `contrast(scores)`, f32 [N, V], after the lane's processors. For the space "raw"."""
 
-    def other(scores: Scores) -> Scores:
+    def contrasted(scores: Scores) -> Scores:
         return replace(scores, logits=context.process(contrast(scores))[:, None])
 
-    with closing(inner.search(other(scores), context)) as search:
+    with closing(inner.search(contrasted(scores), context)) as search:
         try:
             choice = next(search)
             while True:
                 scores = yield choice
-                choice = search.send(other(scores))
+                choice = search.send(contrasted(scores))
         except StopIteration:
             return

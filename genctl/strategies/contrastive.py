@@ -17,8 +17,8 @@ class Contrastive:
 
         (1 - penalty_alpha) * probability - penalty_alpha * (largest cosine similarity to an earlier token)
 
-    where tokens are compared by the last hidden states (equation 5). All `top_k` are read by the model in one pass as
-    branches of the row; the losers are dropped, and the next probabilities are those that the winner was read with.
+    where tokens are compared by the last hidden states (equation 5). All `top_k` go through the model in one pass as
+    branches of the row; the losers are dropped, and the winner's output gives the next probabilities.
     """
 
     top_k: int
@@ -28,7 +28,7 @@ class Contrastive:
     length_penalty: ClassVar[float] = 1.0
     needs_hidden: ClassVar[bool] = True
     space: ClassVar[Space] = "logits"
-    drafts: ClassVar[bool] = False  # a loser's branch is dropped, so no token is ever taken back
+    drafts: ClassVar[bool] = False  # losing branches are dropped, so tokens are never removed from a row
     independent: ClassVar[bool] = False
     reads_scores: ClassVar[bool] = True
 
@@ -42,7 +42,7 @@ class Contrastive:
 
     def search(self, scores: Scores, context: Context) -> Search:
         assert context.prefix.hidden is not None
-        seen = _Directions(context.prefix.hidden[0], context.max_new_tokens)
+        directions = _Directions(context.prefix.hidden[0], context.max_new_tokens)
         row = torch.zeros(1, dtype=torch.long, device=scores.logits.device)
         logits, accepted = scores.logits[0, -1], 0
         while True:
@@ -50,9 +50,9 @@ class Contrastive:
             scores = yield Choice(row, None, accepted=accepted, draft=top.indices[None, :, None])
             assert scores.hidden is not None
             hidden = scores.hidden[:, 1]  # [k, H], each candidate read after the row
-            values = (1 - self.penalty_alpha) * top.values - self.penalty_alpha * seen.nearest(hidden)
+            values = (1 - self.penalty_alpha) * top.values - self.penalty_alpha * directions.nearest(hidden)
             row = values.argmax(0, keepdim=True)
-            seen.add(hidden[row])
+            directions.add(hidden[row])
             logits, accepted = scores.logits[row[0], 1], 1
 
 

@@ -57,7 +57,7 @@ class Dola:
         head = context.model.head
         assert head is not None
         _check_widths(context.model.name, scores, candidates, head)
-        return rescored(Sample(self.do_sample, self.n), lambda seen: _contrast(seen, candidates, head), scores, context)
+        return rescored(Sample(self.do_sample, self.n), lambda raw: _contrast(raw, candidates, head), scores, context)
 
 
 def candidate_layers(model: ModelRuntime, layers: Layers, depth: int) -> list[int]:
@@ -82,7 +82,7 @@ def candidate_layers(model: ModelRuntime, layers: Layers, depth: int) -> list[in
     half, span = depth // 2, 20
     if layers == "high":
         return list(range(half, depth, 2)) if depth <= 40 else list(range(depth - span, depth, 2))
-    # with tied embeddings the lowest layers would only repeat the last token
+    # with tied embeddings the lowest layers predict the input token
     start = 0 if not getattr(config, "tie_word_embeddings", False) else {1: 0, 2: 1}.get(depth, 2)
     if start == half:
         return [start]
@@ -95,7 +95,7 @@ def candidate_layers(model: ModelRuntime, layers: Layers, depth: int) -> list[in
 
 
 def _check_widths(name: str, scores: Scores, candidates: Sequence[int], head: Callable[[Tensor], Tensor]) -> None:
-    """Raises ModelError where the head cannot read the states of an earlier layer as they are."""
+    """Raises ModelError if the states of an earlier layer do not have the width of the head's input."""
     assert scores.layers is not None
     width = getattr(head, "in_features", scores.layers[-1].shape[-1])
     for layer in candidates:
@@ -128,6 +128,6 @@ def _contrast(scores: Scores, candidates: Sequence[int], head: Callable[[Tensor]
 def _divergence(last: Tensor, earlier: Tensor) -> Tensor:
     """Jensen-Shannon divergence of last [N, V] and each of earlier [N, L, V], as transformers took it; f32 [N, L]."""
     middle = 0.5 * (last.exp()[:, None] + earlier.exp())
-    ours = functional.kl_div(last[:, None].expand_as(middle), middle, reduction="none").mean(-1)
-    theirs = functional.kl_div(earlier, middle, reduction="none").mean(-1)
-    return 0.5 * (ours + theirs)
+    from_last = functional.kl_div(last[:, None].expand_as(middle), middle, reduction="none").mean(-1)
+    from_earlier = functional.kl_div(earlier, middle, reduction="none").mean(-1)
+    return 0.5 * (from_last + from_earlier)

@@ -49,7 +49,7 @@ class Drafter(Protocol):
 
 
 class CachedReader:
-    """A model that reads one growing text with a cache, so that nothing is read twice.
+    """A model that reads one growing text with a cache, so that no token is read twice.
 
     Raises ModelError if the model's cache cannot be rewound.
     """
@@ -67,8 +67,8 @@ class CachedReader:
         self.cached = use_cache and forward.supports_cache
         self.sources = None if source is None else Sources(source.states, None, None)
         self.cache = cache if cache is not None else self._empty()
-        self.ids = list(ids)  # what has been read
-        self.floor = len(self.ids)  # windows cannot restore what they dropped before this length
+        self.ids = list(ids)  # tokens read so far
+        self.floor = len(self.ids)  # windows cannot restore columns dropped before this length
 
     def _empty(self) -> Cache | None:
         if not self.cached:
@@ -82,10 +82,10 @@ class CachedReader:
         first = not self.ids or self.cache is None
         self.ids += tokens
         feed = torch.tensor([self.ids if self.cache is None else list(tokens)], device=self.forward.device)
-        whole = None
+        text = None
         if self.forward.wants_history(len(self.ids) - len(tokens)):
-            whole = torch.tensor([self.ids], device=self.forward.device)
-        output = self.forward(feed, self.cache, sources=self.sources, first=first, keep=1, history=whole)
+            text = torch.tensor([self.ids], device=self.forward.device)
+        output = self.forward(feed, self.cache, sources=self.sources, first=first, keep=1, history=text)
         if self.cache is not None and not self.cache.is_croppable:
             raise ModelError(f"{self.forward.name} cannot draft: it keeps recurrent states, which forget nothing")
         return output.logits[0, -1]
@@ -108,7 +108,7 @@ class CachedReader:
 class ModelDrafter:
     """Another model with the same tokens drafts (arXiv:2211.17192, arXiv:2302.01318).
 
-    Its scores pass through the lane's processors too, so that it predicts what will be chosen. An encoder-decoder
+    Its scores pass through the lane's processors too, so that it predicts the choice. An encoder-decoder
     drafts for an encoder-decoder, with its own encoder.
     """
 
@@ -118,8 +118,8 @@ class ModelDrafter:
 
     def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
         if self.forward.is_encoder_decoder != context.model.is_encoder_decoder:
-            ours, theirs = (_shape(model) for model in (context.model, self.forward))
-            raise ModelError(f"{ours} needs an assistant of its own kind, and the assistant is {theirs}")
+            model_shape, drafter_shape = (_shape(model) for model in (context.model, self.forward))
+            raise ModelError(f"{model_shape} needs an assistant of its own kind, and the assistant is {drafter_shape}")
         source = context.prefix.source
         if source is not None:
             source = self.forward.encode(source.ids[0].tolist())
@@ -135,13 +135,13 @@ class ModelDraftWriter:
         self.context = context
         self.do_sample = do_sample
         self.confidence = confidence
-        self.seen = len(follower.ids)  # of the row, at the last call
-        self.drafted: list[int] = []  # then
+        self.length = len(follower.ids)  # of the row at the last call
+        self.drafted: list[int] = []  # tokens of the last draft
 
     def __call__(self, row: Tensor, count: int) -> Draft:
         follower, eos = self.follower, self.context.eos
-        agreed = shared_length(row[self.seen :].tolist(), self.drafted)
-        follower.rewind(min(self.seen + agreed, len(follower.ids), len(row) - 1))
+        agreed = shared_length(row[self.length :].tolist(), self.drafted)
+        follower.rewind(min(self.length + agreed, len(follower.ids), len(row) - 1))
         logits = follower.read(row[len(follower.ids) :].tolist())
         tokens: list[int] = []
         distributions: list[Tensor] = []
@@ -153,11 +153,11 @@ class ModelDraftWriter:
             else:
                 token = int(distribution.argmax())
             tokens.append(token)
-            # the unsure token stays: leaving it out depending on the sample would bias the distribution
+            # the unsure token stays: dropping it depending on its value would bias the distribution
             if len(tokens) == count or token in eos or float(distribution[token]) < self.confidence:
                 break
             logits = follower.read([token])
-        self.seen, self.drafted = len(row), tokens
+        self.length, self.drafted = len(row), tokens
         return Draft(tokens, torch.stack(distributions) if distributions else None)
 
     def _distribution(self, row: Tensor, tokens: list[int], logits: Tensor) -> Tensor:
@@ -200,15 +200,15 @@ class LookupDraftWriter:
     def __init__(self, longest: int, before: Iterable[int], eos: Sequence[int]) -> None:
         self.eos = frozenset(eos)
         self.text = list(before)
-        self.taken = 0  # of the row
-        self.indexed = 0  # n-grams that end before this place are known
+        self.taken = 0  # tokens of the row in `text`
+        self.indexed = 0  # n-grams that end before this place are indexed
         self.first: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest)]  # n-gram of size i+1 -> its end
 
     def __call__(self, row: Tensor, count: int) -> Draft:
         self.text += row[self.taken :].tolist()
         self.taken = len(row)
         text, length = self.text, len(self.text)
-        for end in range(self.indexed + 1, length):  # something follows all of these
+        for end in range(self.indexed + 1, length):  # each has a following token
             for size, known in enumerate(self.first[:end], 1):
                 known.setdefault(tuple(text[end - size : end]), end)
         self.indexed = max(self.indexed, length - 1)

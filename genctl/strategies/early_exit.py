@@ -16,7 +16,7 @@ from genctl.strategies.draft_models import CachedReader, DraftWriter, ModelDraft
 
 @dataclass(frozen=True)
 class EarlyExitDrafter:
-    """The model's first layers followed by its head; made by `EarlyExitDrafter.after`.
+    """The model's first layers followed by its head. Create it with `EarlyExitDrafter.after`.
 
     It shares the model's weights, and starts with the first layers of the prompt's cache.
     """
@@ -29,8 +29,8 @@ class EarlyExitDrafter:
     def after(cls, forward: ModelRuntime, layer: int, *, use_cache: bool = True) -> EarlyExitDrafter:
         """Exit after `layer` of the model's layers. Raises ModelError if the architecture does not allow it.
 
-        One token is read on trial: some need all their layers, because their inputs have a part for each layer
-        (Gemma 3n), or because their cache needs a layer with attention (LFM2).
+        Tries one token, because some models need all layers: their inputs have a part for each layer (Gemma 3n), or
+        their cache needs a layer with attention (LFM2).
         """
         if forward.is_encoder_decoder:
             raise ModelError(
@@ -44,12 +44,12 @@ class EarlyExitDrafter:
             )
         part = forward.first_layers(layer)
         cache = forward.new_cache() if use_cache and forward.supports_cache else None
-        if cache is None or cache.is_croppable:  # no other cache is drafted on
+        if cache is None or cache.is_croppable:  # drafting needs a croppable cache
             cut = None if cache is None else cache.with_layers(cache.layers[:layer])
             try:
                 part(torch.zeros(1, 1, dtype=torch.long, device=part.device), cut, first=True)
             except ValueError:
-                pass  # no layer with attention among them: a cache with states is refused where drafts are taken back
+                pass  # no layer with attention: `choose` refuses caches with states for drafts
             except ModelError as error:
                 problem = f"{forward.name} cannot run with its first layers alone"
                 raise ModelError(f"assistant_early_exit = {layer}: {problem}") from error

@@ -22,7 +22,7 @@ class EarlyStoppingRule:
     def reached(self, results: Sequence[FinishedRow], capacity: int, best: float, written: int) -> bool:
         """Whether there are `capacity` results and a row with the total `best` is not expected to beat the worst.
 
-        `written` is how many new tokens the rows have. With `early_stopping` False the row is assumed to end now, as in
+        The rows have `written` new tokens. With `early_stopping` False the row is assumed to end now, as in
         transformers; "never" assumes the length with the best possible score.
         """
         if len(results) < capacity:

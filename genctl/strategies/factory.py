@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | None = None) -> Strategy:
-    """The strategy for these knobs. `tokenizer` encodes `force_words`; without it texts cannot be forced.
+    """The strategy for these knobs. `tokenizer` encodes `force_words`; it is required for texts.
 
     `pad_token_id` is the checkpoint's, used if the knobs have none.
 
-    Raises UsageError, in one sentence, for knobs that conflict or that the strategy cannot use.
+    Raises UsageError for knobs that conflict or that the strategy cannot use.
     """
     words = _words(generation, tokenizer)
     beams, returned = generation.num_beams, generation.num_return_sequences

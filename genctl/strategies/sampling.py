@@ -1,8 +1,8 @@
 """Sample one token for each row from the softmax of its scores.
 
 `multinomial` samples exactly what `torch.multinomial` samples: the largest p / q with q ~ Exp(1) for every token of the
-vocabulary. On a CPU this noise is the largest cost of a step, and nearly all of it belongs to tokens that cannot win.
-So the random bits are taken from the generator as torch takes them, and become noise only for tokens that may win.
+vocabulary. On a CPU this noise is the largest cost of a step, and nearly all of it is for tokens that cannot win.
+So the random bits are taken from the generator as torch takes them, and noise is computed only for tokens that may win.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from genctl.decode.processors.rows import RowCandidates
 
 Sampler: TypeAlias = Literal["multinomial", "inverse-cdf"]
 
-_FEW = 4096  # tokens for which the noise is made without asking whether they can win
+_FEW = 4096  # up to this many tokens, noise is computed for all
 _MANTISSA = (1 << 53) - 1
 _UNIT = 2.0**-53
 
@@ -59,7 +59,7 @@ def inverse_cdf(
 ) -> Tensor:
     """logits f32 [R, V] -> int64 [R]: the token at which the cumulative probability exceeds one uniform number.
 
-    A number is drawn for each of `count` rows, of which the given ones are `indices`. `left`: see `multinomial`.
+    A number is drawn for each of `count` rows; the rows of `logits` are `indices` of these. `left`: see `multinomial`.
     """
     uniform = torch.rand(count, dtype=torch.float64, device=logits.device, generator=rng)
     if len(indices) < count:
@@ -85,11 +85,11 @@ def inverse_cdf(
 
 
 def inverse_cdf_on_device(logits: Tensor, uniform: Tensor) -> Tensor:
-    """The same for given uniform numbers, f64 [R], on their device."""
+    """`inverse_cdf` with uniform numbers f64 [R], on their device."""
     sums = logits.double().softmax(-1).cumsum(-1)
-    whole = sums[:, -1:]
-    share = torch.minimum(uniform[:, None] * whole, torch.nextafter(whole, torch.zeros_like(whole)))
-    # of what is no number nothing is found; a device must not be sent to a place that does not exist
+    totals = sums[:, -1:]
+    share = torch.minimum(uniform[:, None] * totals, torch.nextafter(totals, torch.zeros_like(totals)))
+    # with NaN the search returns V, and an index out of range is an error that a device cannot recover from
     return torch.searchsorted(sums, share, right=True)[:, 0].clamp(max=sums.shape[1] - 1)
 
 
@@ -108,7 +108,7 @@ def draw_distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) 
 
 
 def _distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) -> Tensor | None:
-    """The same for few possible places; None, before anything is drawn, if there are many or fewer than `count`."""
+    """`draw_distinct` for few possible places; None, before any draw, if there are many or fewer than `count`."""
     if not transfer.on_host(totals) or totals.dtype != torch.float32 or not bits_are_known():
         return None
     places = np.flatnonzero(totals.detach().numpy() > -np.inf)
@@ -121,7 +121,7 @@ def _distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) -> T
         values = probabilities / _noise(bits)
     order = np.argsort(-values, kind="stable")
     first = values[order[: count + 1]]
-    # of equals, and among the impossible, the choice is torch's
+    # torch decides between equal values and between impossible places
     if first[min(count, len(first)) - 1] == 0.0 or bool((first[1:] == first[:-1]).any()):
         rng.set_state(before)
         return None
@@ -142,7 +142,7 @@ def _race(scores: NDArray[np.float32], bits: NDArray[np.int64], left: RowCandida
     with np.errstate(divide="ignore"):
         values = np.exp(scores[places].astype(np.float64) - best) / noise
         winner = int(values.argmax())
-        # probabilities are float32 in torch: where that could decide otherwise they are taken from there
+        # torch has float32 probabilities: in a close race use them
         if np.count_nonzero(values >= values[winner] * (1.0 - 1e-4)) > 1:
             values = torch.from_numpy(scores).softmax(-1).numpy()[places] / noise
             winner = int(values.argmax())
@@ -150,7 +150,7 @@ def _race(scores: NDArray[np.float32], bits: NDArray[np.int64], left: RowCandida
 
 
 def _hopeful(scores: NDArray[np.float32], best: float, bits: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Places, ascending, of the tokens that may win: q is at least the uniform number u that it is made from."""
+    """Places, ascending, of the tokens that may win: q is at least the uniform number u that it is computed from."""
     weights: NDArray[np.float32] = torch.from_numpy(scores - np.float32(best)).exp_().numpy()
     uniform = (bits & _MANTISSA) * _UNIT
     probable = np.flatnonzero(scores >= best - 2.0)

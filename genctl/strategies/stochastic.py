@@ -15,7 +15,7 @@ from genctl.errors import ModelError
 
 @dataclass(frozen=True)
 class StochasticBeam:
-    """Sample `num_beams` different sequences from the model's distribution over whole sequences, in one beam search.
+    """Sample `num_beams` different sequences from the model's distribution over complete sequences, in one beam search.
 
     Each sequence's log-probability is perturbed with Gumbel noise, sampled top-down: a hypothesis has the maximum over
     all its continuations. The best perturbed values are an ordered sample without replacement. They are also the totals

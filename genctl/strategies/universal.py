@@ -19,8 +19,8 @@ from genctl.errors import ModelError
 from genctl.sequences import shared_length
 from genctl.strategies.draft_models import CachedReader, Draft, DraftWriter
 
-OPEN = "\ufffd"  # what a character that is not complete is decoded to
-SLACK = 4  # tokens more than expected in which the pieces may meet
+OPEN = "\ufffd"  # the decoding of an incomplete character
+SLACK = 4  # tokens beyond the expected overlap to search for a match
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class _TranslatingDraftWriter:
         known = len(_encode(drafter.target_tokenizer, _text(drafter.tokenizer, recent)))
         before = row[max(0, len(row) - known - SLACK) :].tolist()
         meeting = _meet(before, encoded, known)
-        # what the row holds stays, even where the assistant's text would be cut into other tokens
+        # the row's tokens stay, even if the text after them would be tokenised differently
         tokens = [] if meeting is None else encoded[meeting[1] + len(before) - meeting[0] :]
         if ended and self.context.eos:
             tokens.append(self.context.eos[0])
@@ -119,7 +119,7 @@ def _meet(before: Sequence[int], again: Sequence[int], known: int) -> tuple[int,
         run = shared_length(before[::-1], again[end - 1 :: -1])
         best = max(best, (run, end), key=lambda match: match[0])
     run, end = best
-    if run > 1 or (run and end == len(again)):  # a single token may stand there by chance
+    if run > 1 or (run and end == len(again)):  # a single token may match by chance
         return len(before), end
     match = SequenceMatcher(None, before, again, autojunk=False).find_longest_match(0, len(before), 0, len(again))
     return (match.a + match.size, match.b + match.size) if match.size else None

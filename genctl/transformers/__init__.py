@@ -1,1 +1,1 @@
-"""Models through the classes of transformers: their passes, what each can do, compiled steps. Enter by `runtime`."""
+"""Models through the classes of transformers: forward passes, capabilities, compiled steps. Start with `runtime`."""

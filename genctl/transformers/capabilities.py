@@ -1,10 +1,9 @@
-"""What an architecture can do in one pass, measured for architectures that are not listed.
+"""The capabilities of an architecture, measured if it is not listed.
 
 transformers does not say whether a model's cache is exact, whether its rows are independent, or whether padding can be
 masked: some models take positions from the length of the cache, ignore the mask, or keep states in their modules. The
-architectures that `models/architectures.py` calls compared were compared with `generate()` in every way (tests/zoo).
-Any other one is tried when a run first needs the capability: the logits of a few short passes together and apart are
-compared.
+architectures that are `compared` in `models/architectures.py` were compared with `generate()` (tests/zoo). For any
+other one, the first run that needs a capability compares the logits of a few short passes, together and apart.
 
 N rows, F tokens fed, T tokens so far, V vocabulary.
 """
@@ -39,7 +38,7 @@ FINDINGS = {
 
 @dataclass
 class _Rows:
-    """Rows in the middle of a text: what the next step needs."""
+    """Rows in the middle of a text, with the state for the next step."""
 
     cache: Cache | None
     tokens: Tensor  # int64 [N, T], padded on the left
@@ -48,13 +47,13 @@ class _Rows:
 
 
 class ProbedRuntime(ModelRuntime, Protocol):
-    """What a probe needs of `TransformersRuntime`."""
+    """The part of `TransformersRuntime` that a probe uses."""
 
     model: Any
 
     @property
     def reads_padded(self) -> bool:
-        """Whether the cache is one that padding leaves no trace in."""
+        """Whether padding leaves no trace in the cache."""
 
 
 class Probe:
@@ -68,14 +67,14 @@ class Probe:
 
     def cache(self) -> bool:
         """Whether steps on a cache agree with reading everything again, with another prompt read in between."""
-        text, other = self._text(5, 0), self._text(5, 50)
+        text, second = self._text(5, 0), self._text(5, 50)
         try:
             reference = [self._read([text[:4]]), self._read([text])]
         except _FAILURES:  # a model that needs a cache
             return True
         try:
             rows = self._begin(text[:3])
-            self._begin(other)
+            self._begin(second)
             logits = [self._step(rows, [text[3]]), self._step(rows, [text[4]])]
         except _FAILURES:
             return False
@@ -83,7 +82,7 @@ class Probe:
 
     def several(self) -> bool:
         """Whether several tokens read at once on a cache agree with one at a time, also after some were removed."""
-        length = int(min(self._past_windows() + 6, self.forward.bound))  # beyond the bound nothing is drafted
+        length = int(min(self._past_windows() + 6, self.forward.bound))  # no drafts beyond the bound
         if length < 6:
             return True
         text = self._text(length, 0)
@@ -114,18 +113,18 @@ class Probe:
 
     def rows(self) -> bool:
         """Whether two rows of equal length agree with each row alone, also after they are swapped."""
-        text, other = self._text(5, 0), self._text(5, 50)
-        other = [*text[:3], *other[3:]]
+        text, second = self._text(5, 0), self._text(5, 50)
+        second = [*text[:3], *second[3:]]
         try:
-            reference = torch.cat([self._alone(text, 3), self._alone(other, 3)])
+            reference = torch.cat([self._alone(text, 3), self._alone(second, 3)])
             if not self.forward.supports_cache:
-                return self.alike(self._read([text, other]), reference)
+                return self.alike(self._read([text, second]), reference)
             rows = self._fork(self._begin(text[:3]), 2)
-            self._step(rows, [other[3], text[3]])
+            self._step(rows, [second[3], text[3]])
             assert rows.cache is not None
             swap = torch.tensor([1, 0], device=self.forward.device)
             rows.cache, rows.tokens = rows.cache.reorder(swap, 3), rows.tokens[swap]
-            return self.alike(self._step(rows, [text[4], other[4]]), reference)
+            return self.alike(self._step(rows, [text[4], second[4]]), reference)
         except _FAILURES:
             return False
 
@@ -158,11 +157,11 @@ class Probe:
 
     def trailing(self) -> bool:
         """Whether a text padded on the right, and masked, agrees with the text alone."""
-        text, other = self._text(4, 0), self._text(7, 50)
+        text, second = self._text(4, 0), self._text(7, 50)
         device = self.forward.device
         try:
-            reference = torch.cat([self._read([text]), self._read([other])])
-            feed = torch.tensor([[*text, 0, 0, 0], other], device=device)
+            reference = torch.cat([self._read([text]), self._read([second])])
+            feed = torch.tensor([[*text, 0, 0, 0], second], device=device)
             lengths = torch.tensor([[4], [7]], device=device)
             columns = torch.arange(7, device=device)[None]
             source = self._sources(2)
@@ -192,7 +191,7 @@ class Probe:
         return self._pass(_Rows(None, feed, pads, self._sources(len(texts))), feed)
 
     def _begin(self, text: Sequence[int], source: Source | None = None) -> _Rows:
-        """One row that was read with a cache."""
+        """One row, read with a cache."""
         forward = self.forward
         feed, pads = self._padded([text])
         source = source or self._source()
@@ -296,12 +295,14 @@ class Probe:
 
 def _plain_ids(forward: ProbedRuntime) -> list[int]:
     """Ids without a special meaning: those that the config does not name."""
-    named: set[int] = set()
+    special: set[int] = set()
     parts: list[dict[str, Any]] = [forward.config.to_dict()]
     while parts:
         for key, value in parts.pop().items():
             if isinstance(value, dict):
                 parts.append(value)
             elif isinstance(key, str) and key.endswith(("_token_id", "_token_index", "_id")):
-                named.update(each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int))
-    return [id for id in range(3, min(forward.vocab_size, 500)) if id not in named] or [0]
+                special.update(
+                    number for number in (value if isinstance(value, list) else [value]) if isinstance(number, int)
+                )
+    return [id for id in range(3, min(forward.vocab_size, 500)) if id not in special] or [0]

@@ -1,10 +1,10 @@
 """Steps through torch.compile, of one fixed shape, so that a compiled or captured step can be reused.
 
-A step reads one token of each row. Its rows see the whole buffers of the cache, filled or not; a mask says which
-columns count, and the place of the new column is a tensor. Everything else (prompts, drafts on trial, steps whose
-hidden states are looked at) is computed as without compiling, on the same cache.
+A step reads one token of each row. Its rows see the whole buffers of the cache, filled or not; a mask marks the
+columns that count, and the place of the new column is a tensor. Everything else (prompts, drafts, steps with hidden
+states) is computed eagerly, on the same cache.
 
-The first step of each kind is computed both ways: a model that reads a cache in a way of its own would come out wrong.
+The first step of each kind is computed both ways, because a model may read the cache differently.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Eager = Callable[[Cache], Tensor]
 
 
 class Compiled:
-    """The compiled steps of one model. `say` is told, one line at a time, of what takes long or is left out.
+    """The compiled steps of one model. `say` receives a line for each slow step and each pass that is not compiled.
 
     Raises ModelError for a model whose steps cannot keep one shape.
     """
@@ -43,17 +43,17 @@ class Compiled:
         _check(model, accepted)
         self.device = device
         self.say: Callable[[str], None] = logging.getLogger("genctl").warning
-        self.steps = 0  # that went through what was compiled
+        self.steps = 0  # compiled steps so far
         self.failed = False
-        self._tried: set[bool] = set()  # for one row, for several
-        self._told: set[str] = set()
-        mode = "reduce-overhead" if device.type == "cuda" else None  # the first records CUDA graphs
+        self._tried: set[bool] = set()  # whether one row, and several rows, were compared
+        self._reported: set[str] = set()
+        mode = "reduce-overhead" if device.type == "cuda" else None  # "reduce-overhead" records CUDA graphs
         with calm():
             compat.raise_recompile_limit(VARIANTS)
             self._step: Step = torch.compile(_stepping(model, accepted), mode=mode)
 
     def takes(self, feed: Tensor, cache: Cache, *, hidden: bool) -> bool:
-        """Whether a pass over `feed` int64 [N, F] is a step that can be compiled. Says once why one is not."""
+        """Whether a pass over `feed` int64 [N, F] is a step that can be compiled. Reports each reason once."""
         if self.failed or not cache.is_slotted:
             return False
         if hidden:
@@ -63,8 +63,8 @@ class Compiled:
     def step(self, feed: Tensor, cache: Cache, mask: Tensor | None, positions: Tensor | None, eager: Eager) -> Tensor:
         """One step: feed int64 [N, 1], mask int64 [N, T+1] or None, positions int64 [N or 1, 1] -> logits [N, 1, V].
 
-        `eager` computes it as without compiling, on the cache that it is given. Where compiling fails, or gives other
-        logits, this and all later steps are eager.
+        `eager` computes it without compiling, on the cache in its argument. If compiling fails, or gives other logits,
+        this and all later steps are eager.
         """
         if positions is None:
             positions = torch.full((1, 1), cache.length, dtype=torch.long, device=feed.device)
@@ -82,7 +82,7 @@ class Compiled:
                 logits = self._compute(feed, cache, mask, positions)
         except Exception as error:
             if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "out of memory" in str(error):
-                raise  # the loop knows what to do
+                raise  # the loop handles it
             why = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:200]}"
             return self._give_up(f"compiling failed ({why})", cache, length, eager)
         if not alike(logits, reference, _ALIKE.get(logits.dtype, 5e-2)):
@@ -95,25 +95,25 @@ class Compiled:
         rows, length = feed.shape[0], cache.length
         buffers = cache.slots()
         capacity = buffers[0][0].shape[2]
-        # made on the device: nothing here waits for it
-        whole = torch.zeros(rows, capacity, dtype=torch.long, device=feed.device)
-        whole[:, : length + 1] = 1 if mask is None else mask
+        # built on the device, so that the host does not wait
+        full_mask = torch.zeros(rows, capacity, dtype=torch.long, device=feed.device)
+        full_mask[:, : length + 1] = 1 if mask is None else mask
         place = torch.full((1,), length, dtype=torch.long, device=feed.device)
-        # copies, because a view of something larger counts as another kind of input
+        # copies, because the compiler treats a view of a larger tensor as another kind of input
         positions = positions.expand(rows, 1).clone(memory_format=torch.contiguous_format)
         feed = feed.clone(memory_format=torch.contiguous_format)
         for keys, values in buffers:
             self._mark(keys)
             self._mark(values)
-        for tensor in (feed, whole, positions):
+        for tensor in (feed, full_mask, positions):
             compat.mark_dynamic(tensor, 0)
-        compat.mark_dynamic(whole, 1)
+        compat.mark_dynamic(full_mask, 1)
         if self.device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch is, here
-        logits = self._step(feed, whole, positions, place, buffers)
+        logits = self._step(feed, full_mask, positions, place, buffers)
         cache.written()
         self.steps += 1
-        # what a CUDA graph returns is overwritten by its next run
+        # the next run of a CUDA graph overwrites its output
         return logits.clone() if self.device.type == "cuda" else logits
 
     def _mark(self, buffer: Tensor) -> None:
@@ -123,10 +123,10 @@ class Compiled:
             if self.device.type == "cuda":
                 compat.mark_static_address(buffer)
 
-    def _refuse(self, what: str) -> bool:
-        if what not in self._told:
-            self._told.add(what)
-            self.say(f"{what} are not compiled")
+    def _refuse(self, reason: str) -> bool:
+        if reason not in self._reported:
+            self._reported.add(reason)
+            self.say(f"{reason} are not compiled")
         return False
 
     def _give_up(self, why: str, cache: Cache, length: int, eager: Eager) -> Tensor:
@@ -140,7 +140,7 @@ def alike(logits: Tensor, reference: Tensor, within: float) -> bool:
     """Whether logits differ by at most `within` of the largest of them, or of 1."""
     if logits.shape != reference.shape:
         return False
-    if torch.equal(logits, reference):  # infinite ones too
+    if torch.equal(logits, reference):  # includes infinities
         return True
     largest = reference.float().abs().amax().clamp(min=1.0)
     difference = (logits.float() - reference.float()).abs().amax()
@@ -149,7 +149,7 @@ def alike(logits: Tensor, reference: Tensor, within: float) -> bool:
 
 @contextmanager
 def calm() -> Iterator[None]:
-    """Without the warnings that the code of a compiler causes."""
+    """A context without the compiler's warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

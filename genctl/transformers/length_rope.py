@@ -2,7 +2,7 @@
 
 "dynamic" (NTK-aware scaling) widens the wavelengths with every token beyond the trained context; "longrope" (Ding et
 al. 2024, arXiv:2402.13753) switches to a second set of them there. transformers takes the length from the longest row
-of a pass, and keeps the last result in a module: texts of different lengths would change each other.
+of a pass, and keeps the last result in a module, so texts of different lengths affect each other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 class LengthRope:
     """The lengths on which a model's frequencies depend. Up to `bound` they are the same for every text.
 
-    With `reads_again` the whole text is read again when it passes the bound of longrope.
+    With `reads_again` the full text is read again when it passes the bound of longrope.
     """
 
     def __init__(self, modules: Iterable[Any] = (), *, reads_again: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""transformers' models as the loop sees them: one pass for many rows, and what each architecture wants to be given.
+"""`ModelRuntime` for transformers' models: one pass for many rows, with the inputs that each architecture requires.
 
-transformers' own `prepare_inputs_for_generation` is called where an architecture overrides it; elsewhere the few
-inputs that every model shares are passed directly, which costs nothing per step.
+transformers' own `prepare_inputs_for_generation` is called where an architecture overrides it; otherwise the
+few inputs that every model shares are passed directly, which is cheaper.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class EncoderOutput(BaseModelOutput):  # type: ignore[misc]  # transformers is untyped here
-    """What an encoder said, with the fields that some decoders look for without using them."""
+    """An encoder's output, with fields that some decoders read without using them."""
 
     router_logits: tuple[Tensor, ...] | None = None
     router_probs: tuple[Tensor, ...] | None = None
 
 
 class TransformersRuntime(Reader):
-    """A model as the loop sees it. `forwards` counts the passes through the decoder, `findings` says what it cannot do.
+    """A transformers model for the loop. `forwards` counts the decoder's passes; `findings` lists missing capabilities.
 
-    With `compile` its steps go through torch.compile (see `compiled`). Raises ModelError where they cannot.
+    With `compile` its steps go through torch.compile (see `compiled`). Raises ModelError if they cannot.
     """
 
     kind = "transformers"
-    reads_history = False  # whether its input preparation looks at the whole text
+    reads_history = False  # whether its input preparation reads the full text
     rope = LengthRope()
 
     def __init__(self, model: Any, *, compile: bool = False) -> None:
@@ -98,7 +98,7 @@ class TransformersRuntime(Reader):
             return int(weight.shape[0])
         return int(self.config.get_text_config(decoder=True).vocab_size)
 
-    # -- what the architecture can do, tried where it is not known (see `capabilities`) --------------------------------
+    # -- capabilities of the architecture, measured if unknown (see `capabilities`) ------------------------------------
 
     @cached_property
     def supports_cache(self) -> bool:
@@ -126,7 +126,7 @@ class TransformersRuntime(Reader):
 
     @cached_property
     def together(self) -> bool:
-        """Whether rows of one length may share a pass, and change places. Where not, each is read alone."""
+        """Whether rows of one length may share a pass, and change places. If not, each is read alone."""
         return self._able("rows")
 
     @cached_property
@@ -143,25 +143,25 @@ class TransformersRuntime(Reader):
 
     @cached_property
     def pads_behind(self) -> bool:
-        """Whether whole texts of different lengths may share a pass, padded on the right and masked."""
+        """Whether complete texts of different lengths may share a pass, padded on the right and masked."""
         return self.together and self._able("trailing")
 
-    def _able(self, what: str) -> bool:
+    def _able(self, capability: str) -> bool:
         if self.trusted:
             return True
-        kept = self.forwards, self.watch, self.compiled
+        before = self.forwards, self.watch, self.compiled
         self.watch, self.compiled, self._probing = None, None, True
         try:
-            able = bool(getattr(Probe(self), what)())
+            able = bool(getattr(Probe(self), capability)())
         finally:
-            (self.forwards, self.watch, self.compiled), self._probing = kept, False
-        if not able and what in FINDINGS:
-            self.findings.append(FINDINGS[what].format(type(self.model).__name__))
+            (self.forwards, self.watch, self.compiled), self._probing = before, False
+        if not able and capability in FINDINGS:
+            self.findings.append(FINDINGS[capability].format(type(self.model).__name__))
         return able
 
     @property
     def name(self) -> str:
-        """What the architecture is called."""
+        """The name of the architecture."""
         return type(self.model).__name__
 
     @property
@@ -172,7 +172,7 @@ class TransformersRuntime(Reader):
 
     @property
     def head(self) -> Callable[[Tensor], Tensor] | None:
-        """[..., H] -> logits [..., V]; None where there is none."""
+        """[..., H] -> logits [..., V]; None if there is none."""
         head: Callable[[Tensor], Tensor] | None = self.model.get_output_embeddings()
         return head
 
@@ -203,7 +203,7 @@ class TransformersRuntime(Reader):
 
     @cached_property
     def reads_padded(self) -> bool:
-        """Whether the cache is one that padding leaves no trace in: columns that can be dropped, no states."""
+        """Whether padding leaves no trace in the cache: it has only columns, which can be dropped, and no states."""
         if not self.takes_mask or not self.supports_cache or self.is_encoder_decoder or self.returns:
             return False
         return new_cache(self.config).only_columns
@@ -228,9 +228,9 @@ class TransformersRuntime(Reader):
     ) -> Output:
         """One pass. feed int64 [N, F]; mask int64 [N, T+F], None without padding; positions int64 [N, F].
 
-        `keep` limits the logits to the last positions; 0 keeps all. With a cache, what is fed is appended to it.
-        `history` int64 [N, T+F] is the whole text, for models that read it (`reads_history`). Raises ModelError where
-        the model's own code fails.
+        `keep` limits the logits to the last positions; 0 keeps all. With a cache, the fed tokens are appended
+        to it. `history` int64 [N, T+F] is the full text, for models that read it (`reads_history`). Raises ModelError
+        if the model's own code fails.
         """
         if feed.shape[0] > 1 and not self._probing and not self.together:
             return self._apart(feed, mask, sources, keep=keep, hidden=hidden)
@@ -263,7 +263,7 @@ class TransformersRuntime(Reader):
             inputs[self.cache_name] = cache.for_model
         if self.prepares:
             inputs = self._prepare(feed if history is None or not self.reads_history else history, inputs, first)
-            inputs.pop("logits_to_keep", None)  # Bamba and its kin keep the last alone
+            inputs.pop("logits_to_keep", None)  # Bamba and its variants keep only the last
         if keep and self.takes_keep:
             inputs["logits_to_keep"] = keep
         if hidden:
@@ -301,15 +301,15 @@ class TransformersRuntime(Reader):
 
     @property
     def savable(self) -> bool:
-        """Whether its cache has columns or states that can be put into a file, and taken up by several tokens."""
+        """Whether its cache can be saved to a file and continued by several tokens in one pass."""
         return not self.returns
 
     def wants_history(self, before: int) -> bool:
-        """Whether a pass that continues texts of `before` tokens needs `history`, the whole texts."""
+        """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""
         return self.reads_history or super().wants_history(before)
 
     def _run(self, module: Any, **inputs: Any) -> Any:
-        """Call a library's code; what goes wrong in it is told in one line."""
+        """Call a library's code. Raises ModelError, in one line, if it fails."""
         try:
             return module(**inputs, return_dict=True)
         except Exception as error:
@@ -319,8 +319,8 @@ class TransformersRuntime(Reader):
             raise ModelError(f"{type(self.model).__name__} failed in its own code: {why}") from error
 
     def _apart(self, feed: Tensor, mask: Tensor | None, sources: Sources | None, *, keep: int, hidden: bool) -> Output:
-        """Rows that would change each other, each in a pass of its own and without its padding (on the left)."""
-        found = []
+        """Read each row in its own pass, without its left padding, because rows would affect each other."""
+        outputs = []
         for row in range(len(feed)):
             tokens = feed[row : row + 1]
             if mask is not None:
@@ -329,17 +329,17 @@ class TransformersRuntime(Reader):
             if sources is not None:
                 length = sources.states.shape[1] if sources.mask is None else int(sources.mask[row].sum())
                 own = Sources(sources.states[row : row + 1, :length], None, None)
-            found.append(self(tokens, None, sources=own, first=True, keep=keep, hidden=hidden))
-        logits = torch.cat([output.logits for output in found])
+            outputs.append(self(tokens, None, sources=own, first=True, keep=keep, hidden=hidden))
+        logits = torch.cat([output.logits for output in outputs])
         if not hidden:
             return Output(logits, None)
-        layers = tuple(torch.cat(parts) for parts in zip(*(output.layers or () for output in found), strict=True))
+        layers = tuple(torch.cat(parts) for parts in zip(*(output.layers or () for output in outputs), strict=True))
         return Output(logits, None, layers[-1], layers)
 
     def _mask(self, mask: Tensor, feed: Tensor, cache: Cache | None) -> Tensor:
-        """A mask int64 [N, T] of one step; as bool [N, 1, 1, T], ready for attention, where it is on a GPU.
+        """A mask int64 [N, T] of one step; on a GPU as bool [N, 1, 1, T], the form for attention.
 
-        transformers would look whether anything is hidden, and the host would wait for that in every step.
+        Otherwise transformers checks whether anything is masked, and the host waits for that in every step.
         """
         usual = self._sdpa and self.facts.dense
         if feed.shape[1] > 1 or transfer.on_host(mask) or not usual or cache is None:
@@ -347,7 +347,7 @@ class TransformersRuntime(Reader):
         return mask[:, None, None].bool() if cache.is_plain else mask
 
     def _eager(self, inputs: dict[str, Any]) -> Callable[[Cache], Tensor]:
-        """The same step by the model itself, on whatever cache it is given: logits [N, 1, V]."""
+        """The step without compiling, as a function of its cache: logits [N, 1, V]."""
 
         def step(cache: Cache) -> Tensor:
             logits: Tensor = self.model(**{**inputs, self.cache_name: cache.for_model}, return_dict=True).logits
@@ -356,16 +356,16 @@ class TransformersRuntime(Reader):
         return step
 
     def prepare(self, cache: Cache | None) -> None:
-        """Bring a cache into the form that the steps to come want, in place."""
+        """Convert a cache in place to the form that steps need."""
         if self.compiled is not None and cache is not None:
             cache.use_slots()
 
     def shares(self, prefix: Prefix) -> bool:
-        """Every row has a copy of its prompt's keys and values: the attention is transformers'."""
+        """False: transformers' attention needs a copy of the prompt's keys and values for every row."""
         return False
 
     def groups(self, prefix: Prefix) -> bool:
-        """Every row has a row of the encoder's keys and values."""
+        """False: every row needs its own row of the encoder's keys and values."""
         return False
 
     @property
@@ -374,10 +374,10 @@ class TransformersRuntime(Reader):
         return compat.attention_of(config) == "sdpa"
 
     def _prepare(self, feed: Tensor, inputs: dict[str, Any], first: bool) -> dict[str, Any]:
-        """Let an architecture that overrides input preparation have its say."""
-        given = dict(inputs)
-        given.pop("decoder_input_ids" if self.is_encoder_decoder else "input_ids")
-        if self.returns:  # Reformer prints what it does not know
-            given = {name: given[name] for name in ("past_key_values", "use_cache") if name in given}
-        prepared = self.model.prepare_inputs_for_generation(feed, is_first_iteration=first, **given)
+        """The inputs after the architecture's own `prepare_inputs_for_generation`."""
+        arguments = dict(inputs)
+        arguments.pop("decoder_input_ids" if self.is_encoder_decoder else "input_ids")
+        if self.returns:  # Reformer prints unknown arguments
+            arguments = {name: arguments[name] for name in ("past_key_values", "use_cache") if name in arguments}
+        prepared = self.model.prepare_inputs_for_generation(feed, is_first_iteration=first, **arguments)
         return {key: value for key, value in prepared.items() if key != "is_first_iteration"}

@@ -33,11 +33,11 @@ class Cache:
     def __init__(self, layers: Iterable[CacheLayer], cross: Sequence[GrowingLayer] | None = None) -> None:
         self.layers = list(layers)
         self.cross = cross
-        self.beyond = False  # whether it was read beyond the bound of its positions (see `prefill.Reader`)
+        self.beyond = False  # whether it holds tokens beyond the bound of its positions (see `prefill.Reader`)
 
     @property
     def for_model(self) -> Any:
-        """What a model is given."""
+        """The object to pass to a model."""
         return self
 
     # -- what it is ----------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ class Cache:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether a layer is allocated once, so that its room must be exact."""
+        """Whether any layer is allocated once and needs an exact `room`."""
         return any(layer.is_fixed for layer in self.layers)
 
     @property
@@ -97,7 +97,7 @@ class Cache:
 
     @property
     def records_past(self) -> bool:
-        """Whether any layer keeps what it would drop, until the next `crop`."""
+        """Whether any layer keeps columns that it would otherwise drop, until the next `crop`."""
         return any(layer.record_past for layer in self.layers)
 
     # -- rows ----------------------------------------------------------------------------------------------------------
@@ -129,12 +129,12 @@ class Cache:
     def reorder(self: Self, rows: Tensor, since: int) -> Self:
         """Row i becomes row `rows[i]` (int64 [N], as many as there are), if rows are equal before column `since`.
 
-        Layers with their own buffers move the columns after it, in place: this cache is used up.
+        Layers with their own buffers move the columns after it in place: do not use this cache afterwards.
         """
         return self.with_layers(layer.reorder(rows, since) for layer in self.layers)
 
     def keep(self: Self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> Self:
-        """Like `select` of `rows`, which is `index` too, but in place where a layer can: this cache is used up."""
+        """Like `select` of `rows` (`index` is the same as a tensor), in place if possible; this cache is used up."""
         if any(row < place for place, row in enumerate(rows)):
             return self.select(index, room=room, drop=drop)
         return self.with_layers(layer.keep(rows, index, room=room, drop=drop) for layer in self.layers)
@@ -142,7 +142,7 @@ class Cache:
     def merge(self: Self, others: Sequence[Cache], *, room: int = 0) -> Self:
         """One cache with the rows of all, aligned to the right; shorter ones are padded with zeros on the left.
 
-        This one is used up: where rows have left it (see `keep`), the others are written to their places.
+        Do not use this cache afterwards: the others take the places of rows that left it (see `keep`).
         """
         if not others:
             return self
@@ -169,7 +169,7 @@ class Cache:
                 layer.crop(-columns)
 
     def activate_past_recording(self) -> None:
-        """Let windows and convolutions keep what they would drop, until the next `crop`."""
+        """Let windows and convolutions keep what they would otherwise drop, until the next `crop`."""
         for layer in self.layers:
             layer.activate_past_recording()
 
@@ -188,7 +188,7 @@ class Cache:
     def convert(self, form: str, room: int = 0) -> None:
         """Keep the growing layers of self-attention in another form: static, quantized, offloaded; else unchanged.
 
-        A static layer is allocated with `room` for so many columns more. Sliding windows, recurrent states and
+        A static layer is allocated with `room` additional columns. Sliding windows, recurrent states and
         cross-attention do not grow and stay as they are. Offloading needs an accelerator, and has no effect without
         one. Raises UsageError for offloading a native model's cache on a GPU.
         """
@@ -202,7 +202,7 @@ class Cache:
         return first is not None and first.is_initialized and first.device.type == "cuda"
 
     def offload(self) -> None:
-        """Move the growing layers to the CPU between passes. Raises UsageError: only transformers' classes can."""
+        """Raises UsageError: only transformers' classes can move layers to the CPU between passes."""
         hint = "leave out --runtime native, or choose another --cache"
         raise UsageError("cache_implementation = offloaded runs on transformers' classes", hint=hint)
 
@@ -218,13 +218,13 @@ class Cache:
         return [layer.slots() for layer in self.layers if isinstance(layer, SlottedLayer)]
 
     def written(self) -> None:
-        """Count a column that was written at `length` from outside."""
+        """Count a column that a compiled or captured step wrote at `length`."""
         for layer in self.layers:
             if isinstance(layer, SlottedLayer):
                 layer.written()
 
     def refill(self, fresh: Cache) -> None:
-        """Take the rows of `fresh`, in the form of each layer of this cache."""
+        """Replace the rows by those of `fresh`, in the form of each layer of this cache."""
         for number, (old, new) in enumerate(zip(self.layers, fresh.layers, strict=True)):
             if isinstance(old, GrowingLayer) and type(old) in FORMS.values():
                 new = new.converted(type(old), max(old.capacity - new.get_seq_length(), 0))
@@ -279,6 +279,6 @@ class Cache:
 def new_cache(windows: Sequence[int | None], room: int = 0) -> Cache:
     """An empty cache of a native decoder: full attention (None) or a window for each layer.
 
-    `room` is how many columns follow the prefill.
+    `room` is the number of columns after the prefill.
     """
     return Cache(GrowingLayer(room) if size is None else SlidingLayer(size, room) for size in windows)

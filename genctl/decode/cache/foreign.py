@@ -1,4 +1,4 @@
-"""transformers' caches, and the layers that genctl does not replace by its own: recurrent states, empty ones.
+"""transformers' caches, and the layers that genctl does not replace: recurrent states, empty layers.
 
 genctl's layers are registered as transformers' here, so that its caches accept them.
 """
@@ -47,7 +47,7 @@ Self = TypeVar("Self", bound="TransformersCache")
 
 
 class TransformersCache(Cache):
-    """A cache for a transformers model, which is given `library` with these layers."""
+    """A cache for a transformers model. The model receives `library` with these layers."""
 
     def __init__(self, library: Any, layers: Iterable[CacheLayer], cross: Sequence[GrowingLayer] | None = None) -> None:
         super().__init__(layers, cross)
@@ -76,17 +76,17 @@ class TransformersCache(Cache):
 
 
 def new_cache(config: Any, *, encoder_decoder: bool = False, room: int = 0, whole: bool = False) -> TransformersCache:
-    """An empty cache for a transformers model of this config; `room` is how many columns follow the prefill.
+    """An empty cache for a transformers model of this config; `room` is the number of columns after the prefill.
 
-    `whole` keeps every column of windows too, so that any number of tokens can be removed (see `Cache.narrow`).
+    `whole` also keeps every column of windows, so that any number of tokens can be removed (see `Cache.narrow`).
     """
     library = DynamicCache(config=config.get_text_config(decoder=True))
     layers: list[CacheLayer] = [_adapted(layer, room, whole) for layer in library.layers]
-    # T5 and its kin: what the config calls its layers are the encoder's
+    # T5 and its variants: the config's number of layers is the encoder's
     count = getattr(config, "num_decoder_layers", None)
     if type(count) is int and count > 0 and {type(layer) for layer in layers} == {GrowingLayer}:
         layers = [GrowingLayer(room) for _ in range(count)]
-    # every decoder layer sees the whole source, whatever window it looks back at its own text with
+    # every decoder layer sees the whole source, even with a window on its own text
     return TransformersCache(library, layers, [GrowingLayer() for _ in layers] if encoder_decoder else None)
 
 
@@ -99,11 +99,11 @@ def _adapted(layer: Any, room: int, whole: bool) -> CacheLayer:
 
 
 class ForeignLayer(CacheLayer):
-    """One of transformers' layers, or one that an architecture defines: `layer` is what the model is given."""
+    """One of transformers' layers, or one that an architecture defines: the model receives `layer`."""
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer
-        self.is_known = type(layer) in _KINDS  # an architecture's own layers may hold more than is seen here
+        self.is_known = type(layer) in _KINDS  # an architecture's own layers may have further state
         self.is_mergeable = self.is_known
         self.has_columns = isinstance(layer, DynamicLayer)
         self.is_recurrent = isinstance(layer, LinearAttentionCacheLayerMixin)
@@ -128,7 +128,7 @@ class ForeignLayer(CacheLayer):
 
     @property
     def record_past(self) -> bool:
-        """Whether it keeps what it would drop, until the next `crop`."""
+        """Whether it keeps columns that it would otherwise drop, until the next `crop`."""
         return bool(getattr(self.layer, "record_past", False))
 
     def activate_past_recording(self) -> None:
@@ -152,7 +152,7 @@ class ForeignLayer(CacheLayer):
 
     def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
         """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns."""
-        if not self.is_known:  # it knows best how to reorder what it holds
+        if not self.is_known:  # only its own method reorders all of its state
             new = copy.deepcopy(self.layer)
             new.reorder_cache(rows)
             return ForeignLayer(new)
@@ -160,7 +160,7 @@ class ForeignLayer(CacheLayer):
         if self.is_recurrent:
             _select_states(new, rows)
         if self.is_initialized:
-            if hasattr(old, "cumulative_length"):  # a window, which dropped columns before
+            if hasattr(old, "cumulative_length"):  # a window that may have dropped columns
                 new.cumulative_length = old.cumulative_length - drop
                 drop = max(old.keys.shape[-2] - new.cumulative_length, 0)
             new.keys, new.values = (part[:, :, drop:].index_select(0, rows) for part in self.content())
@@ -173,8 +173,8 @@ class ForeignLayer(CacheLayer):
         if self.is_recurrent:
             for name in _STATES:
                 states = [getattr(layer, f"{name}_states") for layer in layers]
-                joined = {i: None if one is None else torch.cat([s[i] for s in states]) for i, one in states[0].items()}
-                setattr(new, f"{name}_states", joined)
+                merged = {i: None if old is None else torch.cat([s[i] for s in states]) for i, old in states[0].items()}
+                setattr(new, f"{name}_states", merged)
         if self.is_initialized:
             if hasattr(new, "cumulative_length"):
                 new.cumulative_length = max(layer.cumulative_length for layer in layers)
@@ -194,8 +194,8 @@ class ForeignLayer(CacheLayer):
         parts = []
         states = {name.removesuffix(".0").replace(".", ""): state for name, state in self._states().items()}
         if states:
-            shown = states.get("recurrent", next(iter(states.values())))
-            part = entry(number, RECURRENT, shown, [*states.values()])
+            main = states.get("recurrent", next(iter(states.values())))
+            part = entry(number, RECURRENT, main, [*states.values()])
             parts.append({**part, "states": {name: shape_in_memory(state) for name, state in states.items()}})
         if self.is_initialized:
             window = getattr(self.layer, "sliding_window", None)
@@ -239,7 +239,7 @@ class ForeignLayer(CacheLayer):
 
 
 def _select_states(layer: Any, rows: Tensor) -> None:
-    """Give a copy of a layer its own states, with these rows of each."""
+    """Select rows of a copied layer's states, in tensors of its own."""
     for name in _STATES:
         states = getattr(layer, f"{name}_states").items()
         chosen = {i: None if state is None else state.index_select(0, rows.to(state.device)) for i, state in states}
@@ -254,23 +254,23 @@ def _select_states(layer: Any, rows: Tensor) -> None:
 
 
 class CompiledLayer(Slots, CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
-    """What a model is given during a compiled step: a layer's buffers, and where the new column goes."""
+    """A layer during a compiled step: its buffers, and the place of the new column."""
 
     is_compileable = True
     is_sliding = False
     is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing is left to do."""
+        """Does nothing: the buffers exist."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """All columns; which of them count is the mask's to say."""
+        """All columns; the mask hides those that do not count."""
         return self.keys.shape[2], 0
 
     def get_seq_length(self) -> int:
-        """As if all columns but the last were the past, so that causality takes none away."""
-        return self.keys.shape[2] - 1  # int() would bind what is compiled to this width
+        """All columns but the last count as the past, so that the causal mask hides none."""
+        return self.keys.shape[2] - 1  # int() would specialise the compiled code to this width
 
     def get_max_length(self) -> int:
-        """Columns there are."""
+        """The number of columns."""
         return self.keys.shape[2]

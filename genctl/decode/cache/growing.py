@@ -2,9 +2,8 @@
 
 A layer stores them as columns of one or more buffers: unchanged here, in a buffer that is allocated once
 (`static.StaticLayer`), or in 8 bits (`quantized.QuantizedLayer`). Appending copies only new columns; selecting rows,
-merging lanes and cropping work on the stored columns, whatever they hold. The layers have the attributes that
-transformers' caches expect, so that every model accepts them (`foreign` registers them); this file imports nothing of
-it.
+merging lanes and cropping work on the stored columns in any form. The layers have the attributes that transformers'
+caches expect, so that every model accepts them (`foreign` registers them); this file does not import transformers.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ STEP = 64  # a buffer that is full grows by half, and by at least this many colu
 
 
 def grown(columns: int) -> int:
-    """The largest capacity of a buffer that grew as it filled and now holds so many columns."""
+    """The largest capacity of a buffer that grew as it filled and now holds this many columns."""
     return columns + max(STEP, (columns - 1) // 2)
 
 
@@ -34,25 +33,25 @@ class GrowingLayer(CacheLayer):
     is_croppable = True
     is_initialized = record_past = False
     prompt: tuple[Tensor, Tensor] | None = None  # see `layer.KeyValues`
-    is_convertible = True  # whether it may be kept in another form
-    is_sliding, is_compileable, supports_early_init = False, False, True  # what transformers' caches read
+    is_convertible = True  # whether it can be converted to another form
+    is_sliding, is_compileable, supports_early_init = False, False, True  # attributes that transformers' caches read
 
     def __init__(self, room: int = 0) -> None:
         self.dtype, self.device = torch.float32, torch.device("cpu")  # until something is stored
-        self.room = room  # columns to keep free beyond the first write, where the final length is known
+        self.room = room  # columns to keep free after the first write, if the final length is known
         self.length = 0  # columns stored
-        self.begin = 0  # where they begin in the buffers
+        self.begin = 0  # the first of them in the buffers
         self.buffers = ()  # each [rows, heads, capacity, size]
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
-        """What holds the columns, each `[rows, heads, capacity, size]`."""
+        """The buffers of the columns, each `[rows, heads, capacity, size]`."""
         return self._buffers
 
     @buffers.setter
     def buffers(self, buffers: tuple[Tensor, ...]) -> None:
         self._buffers = buffers
-        self._allocated = buffers  # with the rows that left (see `keep`), whose places others may take
+        self._allocated = buffers  # includes rows that left (see `keep`): others may take their places
 
     @property
     def capacity(self) -> int:
@@ -72,7 +71,7 @@ class GrowingLayer(CacheLayer):
     # -- what models call ----------------------------------------------------------------------------------------------
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take the dtype and the device of the first numbers."""
+        """Take the dtype and the device of the first keys."""
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -82,7 +81,7 @@ class GrowingLayer(CacheLayer):
         self.prefetch()
         first = self.length == 0
         self._append(self._encode(key_states, value_states))
-        # what was just computed is exact, whatever is kept of it
+        # return the exact numbers of the first write, even if they are stored rounded
         return (key_states, value_states) if first else self.content()
 
     def get_seq_length(self) -> int:
@@ -155,7 +154,7 @@ class GrowingLayer(CacheLayer):
     def keep(self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
         """Row i becomes row `rows[i]`, which is i or a later one, without the first `drop` columns; in place.
 
-        What leaves stays in the buffers, so that `merge` may put other rows there. A fixed layer is copied.
+        Rows that leave stay in the buffers, so that `merge` can overwrite them. A fixed layer is copied.
         """
         if self.is_fixed or not self.is_initialized:
             return self.select(index, room=room, drop=drop)
@@ -171,7 +170,7 @@ class GrowingLayer(CacheLayer):
     def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> GrowingLayer:
         """A layer with the rows of this one and of others, aligned to the right over zeros.
 
-        It is this one, in place, if the others fit where rows left; else a new one with room for so many columns.
+        It is this one, in place, if the others fit in the places of rows that left; else a new one with `room`.
         """
         if not self.is_initialized:
             return copy.copy(self)
@@ -203,9 +202,9 @@ class GrowingLayer(CacheLayer):
         return self._decode(self._columns())
 
     def converted(self, form: type[GrowingLayer], room: int = 0) -> GrowingLayer:
-        """The layer in another form, with `room` for so many columns more if that is fixed.
+        """The layer in another form, with `room` additional columns if that form is fixed.
 
-        A layer that has the form already, or cannot take another one, is returned as it is.
+        Returns this layer if it has the form already or cannot be converted.
         """
         if not self.is_convertible or isinstance(self, form):
             return self
@@ -266,7 +265,7 @@ class GrowingLayer(CacheLayer):
         self.length = new - self.begin
 
     def _roomy(self, columns: int) -> int:
-        """The new capacity of a full buffer that must hold so many columns (see `grown`)."""
+        """The new capacity of a full buffer that must hold this many columns (see `grown`)."""
         return columns + max(STEP, self.length // 2)
 
     def _grow(self, capacity: int) -> None:

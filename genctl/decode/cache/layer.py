@@ -1,4 +1,4 @@
-"""The interface of a cache's layers: what one layer of a model keeps of the tokens that it has read.
+"""The interface of a cache's layers. A layer stores the state of one model layer after the tokens read so far.
 
 Keys and values are `[rows, heads, length, head_dim]`.
 """
@@ -16,7 +16,7 @@ CROSS, RECURRENT, SLIDING, FULL = "cross-attention", "recurrent state", "sliding
 
 
 class KeyValues(Protocol):
-    """What attention needs of a layer."""
+    """The part of a layer that attention uses."""
 
     prompt: tuple[Tensor, Tensor] | None  # keys and values `[1, heads, length, head_dim]` shared by all rows
 
@@ -30,16 +30,16 @@ class KeyValues(Protocol):
 class CacheLayer(ABC):
     """One layer of a cache: keys and values of its rows, a recurrent state, both, or nothing.
 
-    Methods that change rows return the layer that has them: this one, changed in place, or a new one.
+    Methods that change rows return the layer with the new rows: this one, changed in place, or a new one.
     """
 
-    kind = ""  # of its contents, as `describe` and notes call them
+    kind = ""  # the name of its contents in `describe` and in notes
     has_columns = False  # whether it keeps keys and values of tokens
-    only_columns = False  # whether it keeps nothing else, so that columns can be removed at both ends
+    only_columns = False  # whether it keeps only those, so that columns can be removed at both ends
     is_plain = False  # whether a query sees exactly the columns that are stored
     is_recurrent = False  # whether it keeps a state of constant size
-    is_fixed = False  # whether it is allocated once, so that its room must be exact
-    is_slotted = False  # whether steps may write to its buffers at a place that a tensor holds
+    is_fixed = False  # whether it is allocated once and needs an exact `room`
+    is_slotted = False  # whether steps may write to its buffers at a place given by a tensor
     is_mergeable = False  # whether rows of several lanes may share it
     prompt: tuple[Tensor, Tensor] | None = None  # see `KeyValues`
 
@@ -55,12 +55,12 @@ class CacheLayer(ABC):
 
     @property
     def record_past(self) -> bool:
-        """Whether it keeps what it would drop, until the next `crop`."""
+        """Whether it keeps columns that it would otherwise drop, until the next `crop`."""
         return False
 
     @property
     def for_model(self) -> Any:
-        """What a model is given for this layer."""
+        """The object that the model receives for this layer."""
         return self
 
     # -- rows ----------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class CacheLayer(ABC):
         raise NotImplementedError
 
     def converted(self, form: type[Any], room: int = 0) -> CacheLayer:
-        """The layer in another form, with `room` for so many columns more; itself unless it is a full-attention layer.
+        """The layer in another form, with `room` additional columns; itself unless it is a full-attention layer.
 
         In a form that is not fixed `room` has no effect.
         """
@@ -137,7 +137,7 @@ class CacheLayer(ABC):
         return sum(part["bytes"] for part in self.describe(0))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What is stored, by name: `keys`, `values`, `conv.J`, `recurrent.J`.
+        """The stored tensors by name: `keys`, `values`, `conv.J`, `recurrent.J`.
 
         Raises ModelError if it cannot be saved.
         """

@@ -1,5 +1,4 @@
-"""States that a model does not keep in a standard cache, as layers of a cache: they fork, reorder and end with their
-rows.
+"""Layers for states that a model does not keep in a standard cache, so that rows can be forked and reordered.
 
 Three forms occur in transformers: tensors in the model's modules (RecurrentGemma), a list of hidden states that each
 pass returns (XLNet), and a cache class that is not a `Cache` (Reformer).
@@ -34,7 +33,7 @@ class ReturnedStates(CacheLayer):
             return ReturnedStates(tuple(state.index_select(1, rows) for state in self.states))
         states = copy.copy(self.states)
         if states is not None:
-            for name, value in vars(states).items():  # a cache class: its lists are written to
+            for name, value in vars(states).items():  # a cache class whose lists the model writes to
                 setattr(states, name, copy.copy(value))
             states.reorder_cache(rows)
         return ReturnedStates(states)
@@ -44,7 +43,7 @@ class ReturnedStates(CacheLayer):
         return 0
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Raises ModelError: the form of the states is the model's own."""
+        """Raises ModelError: the form of the states depends on the model."""
         raise ModelError("the model keeps states in a form of its own, which cannot be saved")
 
 

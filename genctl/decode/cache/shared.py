@@ -1,11 +1,11 @@
-"""A prompt whose keys and values are stored once for all its rows, and a source for all rows that attend to it.
+"""Keys and values of a prompt, or of an encoder's source, that are stored once for all rows that attend to them.
 
 Beams of one prompt, samples of it, and strategies compared on it share the prompt's columns: these are neither copied
 nor reordered, and attention reads them once for all rows. It is computed in two parts, over the prompt with all rows as
 queries and over each row's own columns, which are merged by their log-sum-exps (the merge of FlashAttention, Dao et al.
 2022; shared prefixes as in Hydragen, Juravsky et al. 2024).
 
-Encoder states of several sources are stored once for each too: the rows of a source are queries on its one row.
+Each encoder source is stored once too: the decoder rows of a source are queries on its single row.
 
 R rows, G query heads for each of H key heads, P prompt columns, S own columns, D head dimension.
 """
@@ -22,7 +22,7 @@ from genctl.compat import attention_with_sums
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import CacheLayer, bytes_in_memory
 
-LEAST = 64  # columns of a prompt that are worth sharing
+LEAST = 64  # shorter prompts are not shared
 
 
 class SharedLayer(GrowingLayer):
@@ -40,7 +40,7 @@ class SharedLayer(GrowingLayer):
         self.buffers = tuple(part.new_empty(rows, part.shape[1], room, part.shape[3]) for part in (keys, values))
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append columns; returns each row's own, `[R, H, S, D]`: `attend` adds the shared ones."""
+        """Append columns; returns each row's own, `[R, H, S, D]`; `attend` adds the shared ones."""
         self._append((key_states, value_states))
         keys, values = self._columns()
         return keys, values
@@ -111,7 +111,7 @@ def shareable(layer: CacheLayer) -> bool:
 
 
 def share(layer: CacheLayer, rows: int, room: int) -> CacheLayer:
-    """A layer for `rows` continuations of the only row of this one, which is shared if that is worth it."""
+    """A layer for `rows` continuations of the only row of this one, shared if it is long enough."""
     if type(layer) is GrowingLayer and shareable(layer):
         return SharedLayer(layer, rows, room)
     return layer.select(torch.zeros(rows, dtype=torch.long), room=room)
@@ -126,7 +126,7 @@ def attend(
     """
     rows, heads, _, size = query.shape
     groups = heads // own[0].shape[1]
-    # every row and every head of a group is one more query on the prompt, which is read once
+    # the prompt is read once: each row and each head of a group is one more query on it
     queries = query.view(rows, heads // groups, groups, size)
     merged = queries.permute(1, 0, 2, 3).reshape(1, heads // groups, rows * groups, size)
     far, far_sum = attention_with_sums(merged, prompt[0], prompt[1], scaling)

@@ -16,8 +16,8 @@ from genctl.decode.cache.layer import SLIDING, CacheLayer
 class SlidingLayer(GrowingLayer):
     """A sliding-window layer: columns that no later token can see are dropped.
 
-    The newest `window - 1` columns stay, at the end of a buffer with room; when it is full they move to the front of
-    another. A buffer has as many columns as the text will have, but at most `STEP` more than the window keeps. A window
+    The newest `window - 1` columns stay at the end of a buffer with room; when it is full they move to the front of
+    another one. A buffer has as many columns as the final text, but at most `STEP` more than the window keeps. A window
     of 1 keeps all columns, as transformers' does (`DynamicSlidingWindowLayer` keeps `[-window + 1:]`).
     """
 
@@ -41,7 +41,7 @@ class SlidingLayer(GrowingLayer):
             self.lazy_initialization(key_states, value_states)
         new = key_states.shape[-2]
         first, self.seen = self.seen == 0, self.seen + new
-        if first and not self.record_past:  # a long prompt: what is let go is not even stored
+        if first and not self.record_past:  # a long prompt: dropped columns are never stored
             start = max(new - self.most, 0)
             self._append((key_states[:, :, start:], value_states[:, :, start:]))
             return key_states, value_states
@@ -70,7 +70,7 @@ class SlidingLayer(GrowingLayer):
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the newest columns, and drop what is older than the window.
 
-        Raises ValueError if columns that are needed then were dropped.
+        Raises ValueError if columns that become visible again were dropped.
         """
         removed = abs(tokens_to_remove)
         if self.is_initialized:
@@ -81,7 +81,7 @@ class SlidingLayer(GrowingLayer):
             self._let_go()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         super().reset()
         self.seen = 0
 
@@ -120,7 +120,7 @@ class SlidingLayer(GrowingLayer):
         """Take `keys` and `values` of a whole text as the content."""
         seen = keys.shape[-2]
         start = max(seen - self.most, 0)
-        if start:  # a copy, not a view: what is let go must not stay in memory
+        if start:  # a copy, not a view: a view would keep the dropped columns in memory
             keys, values = keys[:, :, start:].clone(), values[:, :, start:].clone()
         super().hold(keys, values, self._free(seen - start, seen, room))
         self.seen = seen

@@ -1,4 +1,4 @@
-"""Layers that are allocated once, and what compiled or captured steps write to."""
+"""Layers that are allocated once, and the slots that compiled or captured steps write to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StaticLayer(GrowingLayer):
     def lend(self, room: int) -> StaticLayer | None:
         """A layer that continues in these buffers, after the columns of this one; None if they do not fit exactly.
 
-        This one's columns are unchanged. Buffers are lent once: two layers would write to the same columns.
+        This one's columns are unchanged. Buffers can be lent only once: two layers would write to the same columns.
         """
         if self.lent or self.begin or self.capacity != self.length + room:
             return None
@@ -47,7 +47,7 @@ class SlottedLayer(StaticLayer):
     """A static layer for compiled steps: rows always see the whole buffers, whose width is a multiple of `STEP`.
 
     Unwritten columns are zeros, because a masked column is still multiplied by the values, and 0 x NaN is NaN.
-    Otherwise it is read like any static layer.
+    Other code reads it like any static layer.
     """
 
     is_plain = False
@@ -77,7 +77,7 @@ class SlottedLayer(StaticLayer):
         return keys, values
 
     def written(self) -> None:
-        """Count a column that was written at `length` from outside."""
+        """Count a column that a compiled or captured step wrote at `length`."""
         self.length += 1
 
     def _grow(self, capacity: int) -> None:

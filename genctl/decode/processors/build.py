@@ -1,9 +1,9 @@
 """From knobs to processors, in the order of `listed_knobs.PROCESSORS`.
 
-By default the order is that of transformers. Processors that transformers lacks stand where the tools that have them
-put them: biases and penalties among the penalties, before anything is removed (llama.cpp's `logit_bias`, `penalties`
-and `dry` come first; so do text-generation-webui's); top-n-sigma before temperature (both); dynamic temperature in the
-place of temperature; XTC after the filters (both); mirostat last, since it must see the distribution that is sampled.
+By default the order is that of transformers. Processors that transformers lacks stand where other tools put them:
+biases and penalties among the penalties, before any filter (llama.cpp's `logit_bias`, `penalties` and `dry` come first;
+so do text-generation-webui's); top-n-sigma before temperature (both); dynamic temperature in the place of temperature;
+XTC after the filters (both); mirostat last, since it must see the distribution that is sampled.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from genctl.plugins import one_line
 __all__ = ["NAMES", "ORDER", "NamedProcessor", "ProcessorContext", "ProcessorEntry", "build", "unlisted"]
 
 
-# From a context and the first knob's value; None where its setting changes nothing.
+# (context, value of the first knob) -> processor; None if the setting has no effect.
 Make: TypeAlias = Callable[[ProcessorContext, Any], Processor | None]
 
 
 @dataclass(frozen=True)
 class Maker:
-    """How a processor is made."""
+    """The constructor of a processor."""
 
     make: Make
     source: str  # the transformers class, or the paper or tool it was taken from
-    of_scores: bool = False  # it looks at scores alone: lanes with equal knobs may share one pass of it
+    of_scores: bool = False  # it depends on scores alone: lanes with equal knobs may share one call
 
 
 @dataclass(frozen=True)
 class ProcessorEntry:
-    """One processor: its knobs, and how it is made."""
+    """One processor: its knobs and its constructor."""
 
     name: str
     knobs: tuple[str, ...]  # the first one turns it on
@@ -158,16 +158,16 @@ def build(context: ProcessorContext) -> tuple[NamedProcessor, ...]:
 
     With `context.explicit`, the processors of the list in its order and no others: each entry is
     `{"use": NAME, KNOB: VALUE, …}` with knobs of that processor (others keep the value of `context.generation`), or
-    a user's own. `config` has checked names, keys and values. A listed processor acts in every mode. One whose setting
-    changes nothing is left out.
+    a user's own. `config` has checked names, keys and values. A listed processor acts in every mode. Processors whose
+    settings have no effect are left out.
 
-    Raises UsageError, in one sentence, for what cannot be built.
+    Raises UsageError if a processor cannot be built.
     """
     _finite(context.generation)
     if context.explicit is not None:
-        return tuple(named for named in _explicit(context.explicit, context) if named is not None)
-    found = (_make(entry, context) for entry in ORDER if context.sampling or not entry.sampling)
-    return tuple(named for named in found if named is not None)
+        return tuple(processor for processor in _explicit(context.explicit, context) if processor is not None)
+    made = (_make(entry, context) for entry in ORDER if context.sampling or not entry.sampling)
+    return tuple(processor for processor in made if processor is not None)
 
 
 def unlisted(context: ProcessorContext) -> tuple[str, ...]:
@@ -180,22 +180,22 @@ def unlisted(context: ProcessorContext) -> tuple[str, ...]:
     listed = {entry.get("use") for entry in context.explicit}
     default = Generation()
     return tuple(
-        named.name
-        for named in build(dataclasses.replace(context, explicit=None))
-        if named.name not in listed and any(value != getattr(default, knob) for knob, value in named.settings.items())
+        made.name
+        for made in build(dataclasses.replace(context, explicit=None))
+        if made.name not in listed and any(value != getattr(default, knob) for knob, value in made.settings.items())
     )
 
 
 def _make(entry: ProcessorEntry, context: ProcessorContext) -> NamedProcessor | None:
     value = getattr(context.generation, entry.knobs[0])
     off = value is None or value == knobs()[entry.knobs[0]].metadata["neutral"]
-    if off and not (entry.name == "prefix" and context.healed):  # a healed prompt prescribes a text too
+    if off and not (entry.name == "prefix" and context.healed):  # a healed prompt requires a prefix without the knob
         return None
     try:
         function = entry.make(context, value)
     except GenctlError:
         raise
-    except (ValueError, TypeError, RuntimeError) as error:  # what transformers' constructors refuse
+    except (ValueError, TypeError, RuntimeError) as error:  # raised by transformers' constructors
         raise UsageError(f"{entry.name}: {one_line(error)}") from error
     if function is None:
         return None
@@ -221,7 +221,7 @@ def _listed(item: dict[str, Any], context: ProcessorContext) -> NamedProcessor |
     if use == "temperature" and "temperature" in values:
         if values["temperature"] == 0.0:
             raise UsageError("temperature: must be above 0 in a list; do_sample = false takes the best token")
-        changed = standard.changed(changed, dynatemp_range=0.0)  # both may be listed, each with its own
+        changed = standard.changed(changed, dynatemp_range=0.0)  # both may be listed, each with its own value
     return _make(NAMES[use], changed)
 
 
@@ -230,12 +230,12 @@ def _foreign(use: str, values: dict[str, Any], *, allowed: bool) -> Processor:
     instances take history and scores), or a function that receives them after history and scores.
     """
     processor = make_plugin("processor", use, values, allowed=allowed)
-    whole = isinstance(processor, partial)
+    fixed = isinstance(processor, partial)
     try:
-        inspect.signature(processor.func if whole else processor).bind(None, None, **(values if whole else {}))
+        inspect.signature(processor.func if fixed else processor).bind(None, None, **(values if fixed else {}))
     except TypeError as error:
         raise UsageError(f"processor {use} does not take history and scores: {one_line(error)}") from error
-    except ValueError:  # no signature to look at (C code): the call will tell
+    except ValueError:  # C code without a signature: a wrong call fails later
         pass
     function: Processor = processor
     return function

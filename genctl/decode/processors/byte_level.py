@@ -9,7 +9,7 @@ STANDINS = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + n): byte for n,
 
 
 def bytes_of(token: str) -> bytes:
-    """The bytes behind a token; an added token stands for itself."""
+    """The bytes of a token; an added token is its own text."""
     if all(char in STANDINS for char in token):
         return bytes(STANDINS[char] for char in token)
     return token.encode()

@@ -1,7 +1,7 @@
 """Objects of a JSON Schema without the keys that it does not name.
 
-JSON Schema lets an object have any further keys. In a text to generate that is hardly ever meant: a model goes on to
-invent keys. So an object that names its `properties` has no others, unless `additionalProperties` asks for them.
+JSON Schema allows any further keys in an object. In generated text this is rarely intended: the model invents keys. So
+an object with `properties` has no other keys, unless `additionalProperties` allows them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")  # keywords that hold a schema
+_ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")  # keywords whose value is a schema
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
 _COMBINED = ("anyOf", "oneOf", "allOf", "$ref", "if", "then", "else", "not")  # further conditions on the same value
@@ -30,17 +30,17 @@ def closed(schema: Any) -> Any:
 def _closed(schema: Any, *, alone: bool, shared: set[str], pointer: str) -> Any:
     if not isinstance(schema, Mapping):
         return schema
-    made = dict(schema)
+    result = dict(schema)
     for inner, keyword, place, below in _parts(schema, alone):
         where = f"{pointer}/{keyword}"
         if place is not None:
             where += "/" + str(place).replace("~", "~0").replace("/", "~1")
         part = _closed(inner, alone=below and where not in shared, shared=shared, pointer=where)
         if place is None:
-            made[keyword] = part
+            result[keyword] = part
         else:
-            made[keyword] = made[keyword].copy()
-            made[keyword][place] = part
+            result[keyword] = result[keyword].copy()
+            result[keyword][place] = part
     properties = schema.get("properties")
     if (
         alone
@@ -50,8 +50,8 @@ def _closed(schema: Any, *, alone: bool, shared: set[str], pointer: str) -> Any:
         and set(_names(schema.get("required"))) <= set(properties)
         and not (isinstance(least := schema.get("minProperties"), int) and least > len(properties))
     ):
-        made["additionalProperties"] = False
-    return made
+        result["additionalProperties"] = False
+    return result
 
 
 def _names(value: Any) -> list[str]:
@@ -59,7 +59,7 @@ def _names(value: Any) -> list[str]:
 
 
 def _parts(schema: Mapping[str, Any], alone: bool) -> Iterator[tuple[Any, str, Any, bool]]:
-    """Each schema inside, its keyword and place there, and whether it alone describes a value."""
+    """The inner schemas, each with its keyword, its place there, and whether it alone describes a value."""
     for keyword in _ONE:
         if keyword in schema:
             yield schema[keyword], keyword, None, keyword in ("items", "additionalProperties")
@@ -76,7 +76,7 @@ def _parts(schema: Mapping[str, Any], alone: bool) -> Iterator[tuple[Any, str, A
 
 
 def _shared(schema: Any, *, alone: bool) -> Iterator[str]:
-    """What references lead to that describe a value together with something else."""
+    """The targets of references that describe a value together with other keywords."""
     if not isinstance(schema, Mapping):
         return
     if isinstance(schema.get("$ref"), str) and (not alone or set(schema) - _NEUTRAL):

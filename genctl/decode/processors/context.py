@@ -20,9 +20,9 @@ Unconditional: TypeAlias = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class ProcessorContext:
-    """Everything that a processor may be built from.
+    """The input for building processors.
 
-    A lane's history holds no padding, so unlike in transformers no length of padding is among it.
+    A lane's history has no padding, so unlike transformers there is no length of padding.
     """
 
     generation: Generation
@@ -31,20 +31,20 @@ class ProcessorContext:
     vocab_size: int  # V, how many scores a row has
     eos: tuple[int, ...] = ()
     device: torch.device | str = "cpu"
-    encoder_ids: Tensor | None = None  # int64 [1, S], what an encoder read; the prompt where there is no encoder
+    encoder_ids: Tensor | None = None  # int64 [1, S], the encoder's input, or the prompt without an encoder
     tokenizer: Any = None
     num_beams: int = 1
     is_encoder_decoder: bool = False
-    seed: int = 0  # of the draws that a processor makes itself (XTC)
+    seed: int = 0  # for processors that draw numbers (XTC)
     explicit: tuple[dict[str, Any], ...] | None = None  # the [[processors]] of a preset
     allow_plugins: bool = False
-    healed: str = ""  # text that the prompt gave up and the new tokens must begin with
-    half: bool = False  # whether the model computes in half precision, where equal scores are the rule
+    healed: str = ""  # text that was removed from the prompt; the new tokens must begin with it
+    half: bool = False  # whether the model computes in half precision, where equal scores are common
     unconditional: Unconditional | None = None  # history [R, T] -> logits [R, V] under the negative prompt
 
     @property
     def min_tokens_to_keep(self) -> int:
-        """How many tokens a filter must leave: with beams one more than may end a row, so that one goes on."""
+        """The fewest tokens that a filter must keep: with beams one more than the EOS ids, so a row can continue."""
         if self.num_beams == 1:
             return 1
         return len(self.eos) + 1 if self.eos else 2
@@ -63,18 +63,18 @@ class NamedProcessor:
     function: Processor
     settings: dict[str, Any] = field(default_factory=dict)
     foreign: bool = False  # a user's own: its failures are reported as such
-    key: Hashable = None  # equal keys: the same function of scores alone, whatever the text; None: it may look at it
+    key: Hashable = None  # equal keys: the same function of scores alone; None: it may depend on the text
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V].
 
-        Raises UsageError or ModelError when no token is left to work on, UsageError when a user's own processor fails.
+        Raises UsageError or ModelError if a row has no token left, UsageError if a user's own processor fails.
         """
         if not self.foreign:
             try:
                 return self.function(history, scores)
             except (ValueError, RuntimeError, IndexError):
-                check(scores, ())  # what transformers raises on a row without tokens is about tensors
+                check(scores, ())  # gives a clearer error than transformers on a row without tokens
                 raise
         try:
             output = self.function(history, scores)
@@ -83,6 +83,6 @@ class NamedProcessor:
         except Exception as error:
             raise UsageError(f"processor {self.name} failed: {raised(error)}") from error
         if not isinstance(output, Tensor) or output.shape != scores.shape:
-            what = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-            raise UsageError(f"processor {self.name} returned {what} instead of scores of shape {tuple(scores.shape)}")
+            kind = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+            raise UsageError(f"processor {self.name} returned {kind} instead of scores of shape {tuple(scores.shape)}")
         return output

@@ -1,8 +1,8 @@
 """Filters: processors that remove tokens and change no score. They remove what transformers' own do, without sorting.
 
-A filter decides about one row in double precision. If rounding in transformers' float32 could decide otherwise (a
-running sum that ends on the edge, equal scores of which a sort keeps some), the row goes through the `exact` processor,
-which is transformers' own. So the result is the same, to the token.
+A filter decides about one row in double precision. If rounding in transformers' float32 could give another result (a
+sum close to the threshold, equal scores of which a sort keeps some), the row goes through the `exact` processor, which
+is transformers' own. So the remaining tokens are always the same.
 
 Consecutive filters share the remaining tokens of a row: after `top_k = 50` the others process fifty tokens.
 """
@@ -21,11 +21,11 @@ from torch import Tensor
 from genctl.decode.processors import Processor
 from genctl.decode.processors.rows import Places, RowCandidates, front, largest
 
-# The places, ascending, of what stays of a row; None where that is not certain.
+# Row -> places of the remaining tokens, ascending; None if they are not certain.
 Keep: TypeAlias = Callable[[RowCandidates], "Places | None"]
 
 ULP = 2.0**-24  # half the distance from 1 to the next float32: the relative error of one rounding
-# torch adds up in this many lanes or more
+# torch sums in at least this many SIMD lanes
 _LANES = 4
 
 
@@ -64,7 +64,7 @@ def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Ten
         row = RowCandidates.of(values)
         for step in filters:
             row = None if row is None else step.on(row, history[here])
-        if row is None:  # what is no number, and who may say so, is for transformers to tell
+        if row is None:  # NaN, +inf or no tokens: transformers' processors raise the error
             output[here] = _exactly(filters, history[here], scores[here]).numpy()
         else:
             row.write(output[number])
@@ -79,15 +79,15 @@ def _exactly(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> Tens
 
 
 def top_k(k: int) -> Keep:
-    """The k best, and those equal to the last of them."""
+    """Keep the k best, and those equal to the last of them."""
     return lambda row: largest(row.values, k)
 
 
 def top_p(p: float, least: int, *, together: bool = False) -> Keep:
-    """The best tokens that sum up to more than p, at least `least` of them.
+    """Keep the best tokens that sum up to more than p, at least `least` of them.
 
-    transformers adds up from the worst token, and removes while the sum is not above 1 - p. Of equal scores on the edge
-    it removes those that its sort happens to have first; `together` keeps them all instead.
+    transformers adds up from the worst token, and removes while the sum is not above 1 - p. Of equal scores at the
+    threshold it removes those that its sort puts first; `together` keeps them all instead.
     """
     limit = float(np.float32(1.0 - p))
 
@@ -103,14 +103,14 @@ def top_p(p: float, least: int, *, together: bool = False) -> Keep:
             rest = row.total - float(weights.sum(dtype=np.float64))
         chosen = row.values if places is None else row.values[places]
         ascending = np.sort(chosen)
-        # a softmax of the sorted row: what can go astray when its weights are added up, smallest first
+        # bounds the rounding error of a softmax over the sorted row, summed from the smallest weight
         sums = (np.cumsum(np.sort(weights), dtype=np.float64) + rest) / row.total
         added = (float(sums.sum()) + len(row) * rest / row.total) / _LANES
         spread = min(max(row.best - float(ascending[0]), 40.0), 104.0)  # beyond, a float32 exp is 0
         error = limit * ULP * (2.0 * added + 2.0 * spread + 16.0)
         most = max(len(ascending) - least, 0)
-        removed, other = (min(int(np.searchsorted(sums, limit + by, "right")), most) for by in (-error, error))
-        if removed != other:
+        removed, upper = (min(int(np.searchsorted(sums, limit + by, "right")), most) for by in (-error, error))
+        if removed != upper:
             return _worst_removed(row, limit, least, together)
         if not together and removed > 0 and ascending[removed - 1] == ascending[removed]:
             return None
@@ -121,7 +121,7 @@ def top_p(p: float, least: int, *, together: bool = False) -> Keep:
 
 
 def _worst_removed(row: RowCandidates, limit: float, least: int, together: bool) -> Places | None:
-    """With transformers' own sums, over a row sorted by numpy."""
+    """`top_p` with transformers' own sums, over a row sorted by numpy."""
     ascending = np.full((1, row.size), -np.inf, np.float32)
     missing = row.size - len(row)
     ascending[0, missing:] = np.sort(row.values)
@@ -134,11 +134,11 @@ def _worst_removed(row: RowCandidates, limit: float, least: int, together: bool)
 
 
 def min_p(p: float, least: int) -> Keep:
-    """Tokens at least p times as probable as the best one."""
+    """Keep tokens at least p times as probable as the best one."""
     edge = math.log(p)
 
     def keep(row: RowCandidates) -> Places | None:
-        if edge < -60.0:  # probabilities that a float32 hardly holds
+        if edge < -60.0:  # probabilities close to the smallest float32
             return None
         error = ULP * (4.0 * abs(edge) + 2.0 * abs(row.best) + 16.0)
         places = np.flatnonzero(row.values >= row.best + edge - error)
@@ -149,12 +149,12 @@ def min_p(p: float, least: int) -> Keep:
 
 
 def epsilon(cutoff: float, least: int) -> Keep:
-    """Tokens of at least this probability."""
+    """Keep tokens of at least this probability."""
     return lambda row: _probable(row, cutoff, 0.0, least)
 
 
 def eta(cutoff: float, least: int) -> Keep:
-    """Tokens of at least min(cutoff, sqrt(cutoff) * exp(-entropy)) probability (arXiv:2210.15191)."""
+    """Keep tokens of at least min(cutoff, sqrt(cutoff) * exp(-entropy)) probability (arXiv:2210.15191)."""
 
     def keep(row: RowCandidates) -> Places | None:
         below = row.values - np.float32(row.best)
@@ -181,7 +181,7 @@ def _probable(row: RowCandidates, cutoff: float, error: float, least: int) -> Pl
 
 
 def top_h(share: float, most: int) -> Keep:
-    """The best tokens, of the `most` best, up to `share` of their entropy (arXiv:2509.02510)."""
+    """Of the `most` best tokens keep the best, up to `share` of their entropy (arXiv:2509.02510)."""
 
     def keep(row: RowCandidates) -> Places | None:
         places = largest(row.values, most)
@@ -200,7 +200,7 @@ def top_h(share: float, most: int) -> Keep:
 
 
 def typical(mass: float, least: int) -> Keep:
-    """The tokens whose surprise is nearest to the entropy, up to `mass` (arXiv:2202.00666)."""
+    """Keep the tokens whose surprise is nearest to the entropy, up to `mass` (arXiv:2202.00666)."""
     return lambda row: _typical(row, mass, least)
 
 
@@ -218,7 +218,7 @@ def _typical(row: RowCandidates, mass: float, least: int) -> Places | None:
     order = np.argsort(near)
     near = near[order]
     sums = np.cumsum(weights[order], dtype=np.float64) / row.total
-    # torch adds the weights up in this order, in lanes, and those far smaller than the sum of their lane are lost in it
+    # torch sums the weights in this order, in lanes; a weight far smaller than the sum of its lane is lost
     lost = (_below(row, ULP / 8.0) + _below(row, ULP) / _LANES) / row.total
     error = mass * (lost + ULP * (16.0 + (len(row) if row.small else math.sqrt(len(row)))))
     last = int(np.searchsorted(sums, mass - error, "left"))
@@ -242,7 +242,7 @@ def _below(row: RowCandidates, share: float) -> float:
 
 
 def top_n_sigma(n: float, least: int) -> Keep:
-    """Tokens at most n standard deviations below the best (arXiv:2411.07641); the lowest float counts as removed."""
+    """Keep tokens within n standard deviations of the best (arXiv:2411.07641); the lowest float counts as removed."""
 
     def keep(row: RowCandidates) -> Places | None:
         there = row.values[row.values > np.finfo(np.float32).min].astype(np.float64)

@@ -1,8 +1,8 @@
-"""A grammar as a logits processor: tokens that would leave it get a score of minus infinity.
+"""A grammar as a logits processor: tokens that violate it get a score of minus infinity.
 
 A row's tokens decide its state, so rows may be reordered, forked and rolled back. States are kept by the row's tokens:
 a row that continues moves its parent's matcher one token further, one that forks copies it, one that was rolled back
-rewinds it. If a state is gone, the row is read again from its beginning.
+rewinds it. If a state was dropped, the row is read again from its beginning.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Grammar:
     that has left the grammar (a draft) are not changed.
 
     With `room`, the most new tokens, a text that fits is never cut: near the end of the budget tokens after which the
-    text could not be closed in time are barred too (see `completion`), once the row has the `ahead` bytes that others
-    prescribe.
+    text could not be closed in time are barred too (see `completion`), once the row has the `ahead` bytes of a
+    required prefix.
 
     Raises UsageError if the tokenizer cannot write any text of the grammar, or none within `room`, or the grammar is
     too complex.
@@ -69,7 +69,7 @@ class Grammar:
         self._extra = {token: len(words.pieces) + n for n, token in enumerate(words.first)}
         self._root = _State(_compiled(words, source).deep_copy(), started=False)
         self._live: OrderedDict[bytes, _State | None] = OrderedDict()  # by new tokens; None has left the grammar
-        self._moved: OrderedDict[bytes, bytes] = OrderedDict()  # whose matcher went on, and to which row
+        self._moved: OrderedDict[bytes, bytes] = OrderedDict()  # a row whose matcher was moved -> the row that has it
         roots: OrderedDict[Any, bytes] = words.memo.setdefault("roots", OrderedDict())  # the same for every prompt
         bits = roots.get((source.lark, self.eos)) or self._allowed(self._root)
         self._root.allowed = roots[source.lark, self.eos] = bits
@@ -87,7 +87,7 @@ class Grammar:
             self._closing = Closing(words, self._extra, self.eos)
             self._reach = _reach(source)
             self._first = self._first_closing(self._closing, room)
-            # room for an EOS id too, where there is any
+            # reserve room for an EOS id, if there is any
             self._end = int(self._first is not None and len(self._first) < room)
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class Grammar:
 
     def _barred(self, packed: list[bytes], scores: Tensor) -> Tensor:
         """bool [R, V] from rows of bits of allowed tokens."""
-        # torch has no unpackbits, and shifting every bit into its place is slow
+        # torch has no unpackbits, and shifts are slow
         bits = numpy.frombuffer(b"".join(packed), dtype=numpy.uint8).reshape(len(packed), -1)
         barred = torch.from_numpy(numpy.unpackbits(bits, axis=1, bitorder="little") == 0)[:, : scores.shape[1]]
         if barred.shape[1] < scores.shape[1]:
@@ -151,7 +151,7 @@ class Grammar:
         elif is_live:
             del self._live[parent]
             self._moved[parent] = key
-        elif forks[parent] > 0:  # just made: its other children will want it too
+        elif forks[parent] > 0:  # keep the new state: its other children need it
             self._live[parent] = above
             matcher = matcher.deep_copy()
         else:
@@ -166,7 +166,7 @@ class Grammar:
         return _State(matcher)
 
     def _rolled_back(self, key: bytes) -> _State | None:
-        """The state of a row from that of a continuation of it that is no longer needed."""
+        """The state of a row, by rolling back a continuation of it that is no longer needed."""
         at, steps = key, 0
         while at in self._moved:
             at, steps = self._moved[at], steps + 1
@@ -296,7 +296,7 @@ class Grammar:
         if not state.started:
             text = any(_bit(bits, token) for token in range(len(self.words.pieces)))
             for token, extra in self._extra.items():
-                # a blank that is stripped at the beginning leaves the grammar where it was
+                # a blank that is stripped at the beginning does not advance the grammar
                 _put(bits, token, _bit(bits, extra) if self.words.first[token] else text)
         over = matcher.is_accepting()
         for token in self.eos:
@@ -309,7 +309,7 @@ class Grammar:
         return bytes(bits)
 
     def _check(self, matcher: LLMatcher) -> None:
-        # a row that can neither go on nor end has no token left, which is for the loop to report or the beam to drop
+        # a row that can neither continue nor end has no token left: the loop reports it, or the beam drops it
         if matcher.is_error() and _why(matcher) not in ("NoExtension", "NoExtensionBias"):
             raise UsageError(f"{self.source.knob}: the grammar is too complex: {_why(matcher)}")
 
@@ -327,14 +327,14 @@ def constraint(context: ProcessorContext, knob: str) -> Processor | None:
         return None
     words = spelling(context.tokenizer, context.vocab_size, knob)
     generation, start = context.generation, begins(context)
-    # words that a search must write may keep it from ending
+    # required words may keep a search from ending
     free = not (generation.force_words or generation.force_words_ids)
     ahead = len((generation.prefix or "").encode())
     return Grammar(source, words, start, context.eos, context.max_length - start if free else None, ahead)
 
 
 def begins(context: ProcessorContext) -> int:
-    """Where the text begins: after the prompt, and after a forced first token (a language, for example)."""
+    """Where the text begins: after the prompt and a forced first token (a language, for example)."""
     forced = context.prompt_len == 1 and context.generation.forced_bos_token_id is not None
     return context.prompt_len + forced
 
@@ -376,7 +376,7 @@ class _GrammarVocabulary:
         self.special_token_ids = [self.eos_token_id]
 
     def __call__(self, text: Any) -> list[int]:
-        return []  # only asked in order to force tokens, which the grammar's header turns off
+        return []  # only used to force tokens, which the grammar's header turns off
 
 
 def _reach(source: GrammarSource) -> int:

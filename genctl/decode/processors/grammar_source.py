@@ -1,7 +1,7 @@
-"""Knobs become one grammar text, checked before any model is loaded. No torch in here.
+"""The grammar text of the knobs, checked before any model is loaded. This file does not import torch.
 
 All three kinds become llguidance's dialect of Lark. `no_forcing` keeps llguidance from prescribing one tokenisation
-where the text is certain: every way to spell the text stays open, and the model weighs them.
+if the text is certain: all tokenisations are allowed, and the model chooses.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from genctl.params import GRAMMARS, Generation
 from genctl.strict_json import DuplicateKey, once
 
 MOST_BYTES = 1 << 20  # of a file; no grammar is that long
-MOST_TRIES = 256  # parts of a schema that are looked at on their own, to say which one is wrong
-_MOST_SHOWN = 200  # characters of a message that quotes what was given
+MOST_TRIES = 256  # parts of a schema that are checked alone, to find the wrong one
+_MOST_SHOWN = 200  # characters of a quotation in a message
 _HEADER = '%llguidance {"no_forcing": true}\n'
 
-# Between the tokens of JSON: nothing, one blank, or a new line with its indentation. Unbounded white space is what
-# small models like best, and would never end. `"x-guidance"` in a schema changes it.
+# Between the tokens of JSON: nothing, one blank, or a new line with its indentation. Small models would write unbounded
+# white space without end. `"x-guidance"` in a schema changes it.
 _JSON = {"whitespace_pattern": r"(\n[ ]{0,24}| )?"}
 
 
@@ -62,7 +62,7 @@ def _json_schema(value: dict[str, Any] | bool | str) -> GrammarSource:
             raise UsageError(f"{where}: {reason_of(error)}") from error
         except DuplicateKey as error:
             raise UsageError(f"{where}: the key {_shown(error.key)} is given twice") from error
-        except ValueError as error:  # Python reads no number of more than some thousand digits
+        except ValueError as error:  # Python refuses numbers of several thousand digits
             raise UsageError(f"{where}: a number with too many digits") from error
     if schema is True:
         schema = {}
@@ -81,8 +81,8 @@ def _json_schema(value: dict[str, Any] | bool | str) -> GrammarSource:
 
 
 def _lark(schema: dict[str, Any]) -> str:
-    given = schema.get("x-guidance", {})
-    guided = {**closed(schema), "x-guidance": given if "whitespace_flexible" in given else {**_JSON, **given}}
+    guidance = schema.get("x-guidance", {})
+    guided = {**closed(schema), "x-guidance": guidance if "whitespace_flexible" in guidance else {**_JSON, **guidance}}
     return f"{_HEADER}start: %json {json.dumps(guided)}"
 
 
@@ -90,9 +90,9 @@ def _fault(schema: dict[str, Any]) -> str:
     if not isinstance(schema.get("x-guidance", {}), dict):
         return '"x-guidance" must be an object'
     fault = validate(_lark(schema))
-    told = re.search(r"^error: (.*)", fault, re.MULTILINE)  # of a regular expression inside the schema
-    if told:
-        return f"pattern: {told[1]}"
+    pattern_error = re.search(r"^error: (.*)", fault, re.MULTILINE)  # of a regular expression inside the schema
+    if pattern_error:
+        return f"pattern: {pattern_error[1]}"
     reason = re.sub(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?", "", _reason(fault)) if fault else ""
     return re.sub(r"^Invalid type: (\w+)$", r'unknown type "\1"', reason).replace(
         "Unimplemented keys:", "unsupported keywords"
@@ -102,7 +102,7 @@ def _fault(schema: dict[str, Any]) -> str:
 def _inner(
     root: dict[str, Any], part: Any, pointer: str, fault: str, tries: Iterator[int]
 ) -> Iterator[tuple[str, str]]:
-    """The deepest part of a schema that has the same fault when it stands alone; only so many of them are tried."""
+    """The deepest part of a schema that has the same fault alone; at most `tries` parts are checked."""
     if isinstance(part, dict):
         inner = [(f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}", item) for key, item in part.items()]
     elif isinstance(part, list):
@@ -170,7 +170,7 @@ def _file(knob: str, name: str) -> str:
     problem = f"{knob}: cannot read {_shown(name)}"
     try:
         path = Path(name).expanduser()
-        if path.exists() and not path.is_file():  # a device or a pipe has no end
+        if path.exists() and not path.is_file():  # a device or a pipe may never end
             raise UsageError(f"{problem}: {'a folder' if path.is_dir() else 'not a regular file'}")
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -178,10 +178,10 @@ def _file(knob: str, name: str) -> str:
             raise UsageError(f"{problem}: larger than 1 MiB, which no {knob.replace('_', ' ')} is")
         return data.decode("utf-8-sig")
     except (OSError, ValueError, RuntimeError) as error:
-        what = getattr(error, "strerror", None) or (
+        reason = getattr(error, "strerror", None) or (
             "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "not a file name"
         )
-        raise UsageError(f"{problem}: {what}") from error
+        raise UsageError(f"{problem}: {reason}") from error
 
 
 def _text(where: str, text: str) -> None:
@@ -195,6 +195,6 @@ def _text(where: str, text: str) -> None:
 
 
 def _shown(text: str) -> str:
-    """Other people's words on one line of a message."""
+    """Text from elsewhere, on one line of a message."""
     line = "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in text)
     return line if len(line) <= _MOST_SHOWN else line[: _MOST_SHOWN - 1] + "…"

@@ -15,7 +15,7 @@ from genctl.decode.processors.rows import Places, RowCandidates, largest
 
 Past: TypeAlias = tuple[float, Places, NDArray[Any]]
 
-# Steps back that a row may be rolled to and still find what was there (drafts are far shorter).
+# Steps that a row may be rolled back (drafts are far shorter).
 _DEPTH = 64
 
 
@@ -25,8 +25,8 @@ class Mirostat:
     mu begins at 2 * tau. After a token x drawn from the kept ones, renormalised to q: mu -= eta * (-log2 q(x) - tau).
 
     The threshold of a row is looked up by its tokens before the last one, so it is a function of its history alone:
-    rows may be moved, forked and rolled back between calls. A row whose past was never scored here starts again at 2 *
-    tau. A token that was not among the kept ones counts as surprising as the threshold allows.
+    rows may be moved, forked and rolled back between calls. A row with an unknown past starts again at 2 * tau. A
+    token that was not among the kept ones counts as surprising as the threshold allows.
     """
 
     def __init__(self, tau: float, eta: float, prompt_len: int, min_tokens_to_keep: int = 1) -> None:
@@ -35,12 +35,12 @@ class Mirostat:
         self._past: OrderedDict[bytes, Past] = OrderedDict()
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
-        """history int64 [R, T], scores f32 [R, V] -> scores with what is too surprising removed."""
+        """history int64 [R, T], scores f32 [R, V] -> scores without the too surprising tokens."""
         values, written = scores.detach().float().cpu().numpy(), history.cpu().numpy()
         output = np.full_like(values, -np.inf)
         for number, line in enumerate(written):
             row = RowCandidates.of(values[number])
-            if row is None:  # no token, or no numbers: whoever looks at the scores next will say so
+            if row is None:  # no token, or NaN: the next check of the scores raises the error
                 output[number] = values[number]
                 continue
             mu = self._threshold(line[:-1].tobytes(), int(line[-1]), len(line))
@@ -63,9 +63,9 @@ class Mirostat:
         observed = float(surprises[here]) if here < len(ids) and ids[here] == token else mu
         return mu - self.eta * (observed - self.tau)
 
-    def _remember(self, written: bytes, what: Past, rows: int) -> None:
+    def _remember(self, written: bytes, past: Past, rows: int) -> None:
         key = _key(written)
-        self._past[key] = what
+        self._past[key] = past
         self._past.move_to_end(key)
         while len(self._past) > _DEPTH * max(rows, 16):
             self._past.popitem(last=False)

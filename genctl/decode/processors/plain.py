@@ -26,7 +26,7 @@ def repetition_penalty(penalty: float) -> Processor:
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
         size = scores.shape[-1]
-        ids = history.clamp(max=size)  # an embedding may have more rows than there are scores: they share a spare one
+        ids = history.clamp(max=size)  # ids beyond the scores (an embedding may have more rows) share a spare column
         padded = torch.nn.functional.pad(scores, (0, 1))
         penalised = padded.gather(1, ids)
         penalised = torch.where(penalised < 0, penalised * penalty, penalised / penalty)
@@ -81,7 +81,7 @@ def no_repeat_ngram(size: int) -> Processor:
         same = (windows[..., :-1] == begun[:, None]).all(-1)
         vocabulary = scores.shape[-1]
         out = scores.new_zeros((len(scores), vocabulary + 1), dtype=torch.bool)
-        # what is not repeated goes to a spare column
+        # windows that do not match write to a spare column
         out.scatter_(1, torch.where(same, windows[..., -1].clamp(max=vocabulary), vocabulary), True)
         return scores.masked_fill(out[:, :vocabulary], OUT)
 

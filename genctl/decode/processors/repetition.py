@@ -1,4 +1,4 @@
-"""Penalties that transformers lacks: presence, frequency, DRY. Each function keeps nothing."""
+"""Penalties that transformers lacks: presence, frequency, DRY. All are stateless."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def dry(
 ) -> Processor:
     """DRY: make tokens that would continue a repetition less likely, the more so the longer it is.
 
-    github.com/oobabooga/text-generation-webui/pull/5677. Where the last n tokens stand earlier in the history (prompt
+    github.com/oobabooga/text-generation-webui/pull/5677. If the last n tokens occur earlier in the history (prompt
     included), the token that followed them there loses multiplier * base ** (n - allowed_length), from n =
     allowed_length on; the longest n counts. Nothing matches across a breaker, and a breaker itself is never penalised:
     `breakers` are ids, `phrases` are sequences of ids whose last one breaks.
     """
     stops = frozenset(breakers)
-    # Beyond this a float32 has no room left, and the token has no probability: longer repetitions count no more.
+    # Close to the largest float32, where the token has no probability: longer repetitions do not count more.
     most = 1e30
     growing = base > 1.0 and multiplier < most
     longest = allowed_length + (math.ceil(math.log(most / multiplier) / math.log(base)) if growing else 0)
@@ -87,8 +87,8 @@ def _reach(phrases: Sequence[tuple[int, ...]]) -> int:
 def _continuations(written: Ids, most: int, least: int) -> tuple[Ids, Ids]:
     """The tokens that would continue a repetition of `least` to `most` tokens, and how long the longest of each is.
 
-    written int64 [T]. One comparison with the whole text finds where its last token stood before; each further one only
-    looks at the places that still match.
+    written int64 [T]. The first comparison finds all earlier places of the last token; each further one only checks
+    the places that still match.
     """
     ends = np.flatnonzero(written[:-1] == written[-1]) if least <= most else np.empty(0, np.intp)
     lengths = np.ones_like(ends)
@@ -122,6 +122,6 @@ def _unbroken(newest: list[int], stops: frozenset[int], phrases: Sequence[tuple[
 
 
 def as_ids(sequences: Collection[tuple[int, ...]]) -> tuple[frozenset[int], tuple[tuple[int, ...], ...]]:
-    """Sequences of ids as single ids and as those longer than one."""
+    """Split sequences of ids into single ids and longer ones."""
     single = frozenset(sequence[0] for sequence in sequences if len(sequence) == 1)
     return single, tuple(sorted(sequence for sequence in sequences if len(sequence) > 1))

@@ -1,7 +1,7 @@
 """A forced prefix: the new text must begin with a given text, in any tokenisation.
 
-Tokens that contradict the rest of the prefix are barred, and so are those after which the vocabulary cannot spell the
-rest. The last token may reach beyond the prefix. After it everything is allowed again.
+Tokens that contradict the rest of the prefix are barred, and so are those after which no tokens spell the rest. The
+last token may reach beyond the prefix. After it everything is allowed again.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from genctl.decode.processors.grammar import begins
 from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 
-# What is left of the prefix as it is shown, and as it is spelled (a blank that some decoders strip at the beginning
-# counted): None where a row contradicts it.
+# The rest of the prefix as it is shown, and as it is spelled (including a blank that some decoders strip at the
+# beginning). None if a row contradicts it.
 _Rest = tuple["bytes | None", "bytes | None"]
 
 
 @dataclass(eq=False)
 class RequiredPrefix:
-    """history int64 [R, T], scores f32 [R, V] -> scores with what contradicts the prefix at -inf.
+    """history int64 [R, T], scores f32 [R, V] -> scores with -inf for tokens that contradict the prefix.
 
-    `shown` is what the text of the new tokens must begin with, `spelled` the same for the bytes of all of them, with
-    the first one counted as following other text; one of the two is enough. So a prefix that begins with a blank may be
-    written by a decoder that does not show it. Constant work for rows that are past it.
+    The text of the new tokens must begin with `shown`, or their bytes, decoded as if other text preceded them, with
+    `spelled`; one of the two is enough. So a prefix that begins with a blank may be
+    written by a decoder that does not show it. Rows that are past it cost constant work.
 
     Raises UsageError if no tokens spell the prefix, or not within `room` tokens.
     """
@@ -41,7 +41,7 @@ class RequiredPrefix:
     eos: Collection[int] = ()
     room: int | None = None  # most new tokens
     knob: str = "prefix"
-    _steps: dict[bytes, int] = field(default_factory=dict)  # fewest tokens for what is left; absent where none do
+    _steps: dict[bytes, int] = field(default_factory=dict)  # the fewest tokens for a rest; absent if no tokens spell it
     _masks: dict[tuple[_Rest, bool], Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class RequiredPrefix:
         barred = torch.zeros_like(scores, dtype=torch.bool)
         for place, tokens in enumerate(history[:, self.prompt_len :].tolist()):
             rest = self._rest(tokens)
-            if b"" in rest or rest == (None, None):  # past the prefix, or a draft that is no good anyway
+            if b"" in rest or rest == (None, None):  # past the prefix, or a draft that contradicts it
                 continue
             barred[place] = self._mask(rest, not tokens, scores)
         return scores.masked_fill(barred, -torch.inf)
@@ -86,12 +86,12 @@ class RequiredPrefix:
     def _after(self, rest: _Rest, token: int, first: bool) -> _Rest:
         """The rest of the prefix after one more token."""
         spelled = self.words.pieces[token]
-        if not spelled:  # special: it has no text, and the prefix no place for it
+        if not spelled:  # a special token has no text: it cannot be part of the prefix
             return None, None
         return _cut(rest[0], self.words.at_first(token) if first else spelled), _cut(rest[1], spelled)
 
     def _mask(self, rest: _Rest, first: bool, like: Tensor) -> Tensor:
-        """bool [V]: what contradicts the prefix."""
+        """bool [V]: the tokens that contradict the prefix."""
         mask = self._masks.get((rest, first))
         if mask is None:
             allowed = []
@@ -115,7 +115,7 @@ class RequiredPrefix:
             yield from (token for token, piece in self.words.first.items() if not piece)
 
     def _count(self, target: bytes) -> None:
-        """The fewest tokens that spell each end of `target`, from the shortest on."""
+        """Compute the fewest tokens for each end of `target`, from the shortest on."""
         for start in range(len(target) - 1, -1, -1):
             rest = target[start:]
             if rest in self._steps:
@@ -148,9 +148,9 @@ def prefix(context: ProcessorContext) -> Processor | None:
         return None
     knob = "prefix" if text else "token_healing"
     words = spelling(context.tokenizer, context.vocab_size, knob)
-    whole = (healed + text).encode()
-    # what was taken back is spelled exactly, between the prompt and what follows
-    shown = None if healed else whole
-    spelled = whole if healed or whole.startswith(b" ") else None
+    required = (healed + text).encode()
+    # removed text must be spelled exactly: it stands between the prompt and the new text
+    shown = None if healed else required
+    spelled = required if healed or required.startswith(b" ") else None
     start = begins(context)
     return RequiredPrefix(shown, spelled, words, start, context.eos, context.max_length - start, knob)

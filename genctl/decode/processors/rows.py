@@ -1,7 +1,7 @@
-"""What filters of tokens look at on a CPU: one row's scores without the removed ones, and its best without a sort.
+"""The input of filters on a CPU: one row's remaining scores, with fast access to the best ones.
 
-A vocabulary of 50,000 takes torch 5 ms to sort. What a filter keeps is decided by the best few hundred tokens; they
-are found with one comparison of the row against a bound that is certain to leave enough of them.
+A vocabulary of 50,000 takes torch 5 ms to sort. The best few hundred tokens decide what a filter keeps; one
+comparison with a safe bound finds them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _COLUMNS = 1024
 
 
 class RowCandidates:
-    """The tokens of one row that are still there: V in the vocabulary, K of them left."""
+    """The remaining tokens of one row: K of the V in the vocabulary."""
 
     def __init__(self, values: Floats, ids: Places | None, size: int) -> None:
         self.values = values  # f32 [K], all finite
-        self.ids = ids  # [K], ascending; None where none is missing
+        self.ids = ids  # [K], ascending; None if none is missing
         self.size = size  # V
 
     @classmethod
     def of(cls, scores: Floats) -> RowCandidates | None:
-        """From scores f32 [V]; None where a score is no number, +inf, or all are -inf."""
+        """From scores f32 [V]; None if a score is NaN or +inf, or all are -inf."""
         best = float(scores.max())  # NaN if any is
         if not -np.inf < best < np.inf:
             return None
@@ -48,7 +48,7 @@ class RowCandidates:
 
     @property
     def small(self) -> bool:
-        """Whether its tokens cost less than the calls that treat them."""
+        """Whether the cost of calls exceeds that of the tokens."""
         return len(self.values) <= SMALL
 
     def take(self, places: Places) -> RowCandidates:
@@ -58,7 +58,7 @@ class RowCandidates:
         return RowCandidates(self.values[places], places if self.ids is None else self.ids[places], self.size)
 
     def write(self, into: Floats) -> None:
-        """Put the scores where they belong in `into`, f32 [V] of -inf."""
+        """Write the scores to their ids in `into`, f32 [V] of -inf."""
         if self.ids is None:
             into[:] = self.values
         else:
@@ -79,7 +79,7 @@ class RowCandidates:
 
     @cached_property
     def weights(self) -> NDArray[Any]:
-        """What the probabilities are proportional to: f64 [K] for small rows; for others torch's own softmax, f32."""
+        """Proportional to the probabilities: f64 [K] for small rows; for others torch's softmax, f32."""
         if self.small:
             return np.exp(self.values.astype(np.float64) - self.best)
         probabilities: Floats = self.dense().softmax(-1)[0].numpy()
@@ -94,7 +94,7 @@ class RowCandidates:
 def best_places(keys: Floats, count: int) -> Places:
     """Places, ascending, of at least the `count` largest of keys f32 [K] (1 <= count <= K), and few others.
 
-    Of a long row the maxima of interleaved parts are looked at: so many keys reach the `count`-th of those.
+    For a long row the bound is the `count`-th largest of the maxima of interleaved parts.
     """
     parts, columns = keys, max(_COLUMNS, 2 * count)
     if len(keys) >= 4 * columns:
@@ -118,9 +118,9 @@ def largest(keys: Floats, count: int) -> Places:
 
 
 def front(keys: Floats, weights: NDArray[Any], needed: float) -> Places | None:
-    """Places of the largest of keys f32 [K], as many as it takes for their weights to reach `needed`.
+    """Places of the largest of keys f32 [K], enough for their weights to reach `needed`.
 
-    None where that takes so many that they could as well be sorted all.
+    None if that takes so many that sorting all is as fast.
     """
     most = float(weights.max())
     for count in (_COLUMNS // 4, 4 * _COLUMNS):

@@ -59,7 +59,7 @@ def exclude_top_choices(probability: float, threshold: float, seed: int, min_tok
     """XTC: with `probability`, remove every token at least `threshold` probable but the least probable of them.
 
     github.com/oobabooga/text-generation-webui/pull/6335. As in llama.cpp, no token is exempt, and a row that would keep
-    fewer than `min_tokens_to_keep` is unchanged. Each row draws one number at each step, see `draws`.
+    fewer than `min_tokens_to_keep` is unchanged. Each row draws one number at each step (see `draws`).
     """
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def draws(history: Tensor, seed: int) -> list[float]:
     """One number in [0, 1) for each row of history int64 [R, T], uniform over seeds and over histories.
 
     A number depends on the seed, on the row's tokens, and on how many rows before it have the same tokens. So a row
-    that is moved, forked or rolled back draws the same number again, whatever rows are beside it, and rows with equal
+    that is moved, forked or rolled back draws the same number again, independent of other rows, and rows with equal
     tokens draw different numbers.
     """
     key = (seed % 2**64).to_bytes(8, "little")
@@ -107,6 +107,6 @@ def _there(scores: Tensor) -> Tensor:
 
 def _spare_best(remove: Tensor, scores: Tensor, count: int) -> Tensor:
     """`remove` bool [R, V] without the `count` best tokens of each row."""
-    if count == 1:  # the best token is never below a floor that is measured from it
+    if count == 1:  # a floor relative to the best token never removes it
         return remove
     return remove.scatter(1, scores.topk(min(count, scores.shape[1])).indices, False)

@@ -1,7 +1,7 @@
 """The processors that transformers has: plain ones with the same numbers, or its own classes, under its conditions.
 
-Each function takes a `ProcessorContext` and the value of its knob, which is not the one that turns it off, and returns
-a processor, or None if the setting has no effect all the same. Conditions and arguments follow
+Each function takes a `ProcessorContext` and the value of its knob (never the one that turns it off), and returns a
+processor, or None if the setting has no effect. Conditions and arguments follow
 `GenerationMixin._get_logits_processor` of transformers 5; `build.ORDER` follows its order.
 """
 
@@ -25,11 +25,11 @@ from genctl.fit import Misfit, fit
 from genctl.params import Bias, Ids, Words
 
 
-def _own(name: str, *arguments: Any, **named: Any) -> Processor:
-    """One of transformers' own."""
+def _own(name: str, *arguments: Any, **keywords: Any) -> Processor:
+    """An instance of transformers' class `name`."""
     from transformers.generation import logits_process
 
-    processor: Processor = getattr(logits_process, name)(*arguments, **named)
+    processor: Processor = getattr(logits_process, name)(*arguments, **keywords)
     return processor
 
 
@@ -39,7 +39,7 @@ def guidance(m: ProcessorContext, scale: float) -> Processor:
     unconditional = m.unconditional
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
-        # UnbatchedClassifierFreeGuidanceLogitsProcessor (arXiv:2306.17806), the second model's cache kept elsewhere
+        # UnbatchedClassifierFreeGuidanceLogitsProcessor (arXiv:2306.17806), with a separate cache for the second pass
         without = unconditional(history).to(scores).log_softmax(-1)
         return scale * (scores.log_softmax(-1) - without) + without
 
@@ -105,7 +105,7 @@ def _banned(m: ProcessorContext, knob: str, sequences: list[list[int]]) -> Proce
 
 
 def min_length(m: ProcessorContext, least: int) -> Processor | None:
-    # min_new_tokens, once set, replaces min_length
+    # min_new_tokens replaces min_length
     return _no_eos_below(m, least) if m.generation.min_new_tokens is None else None
 
 
@@ -118,7 +118,7 @@ def _no_eos_below(m: ProcessorContext, length: int) -> Processor | None:
 
 
 def _below(length: int, processor: Any) -> Processor:
-    """`processor` for histories shorter than `length`; beyond, where it has no effect, it is not called."""
+    """`processor` for histories shorter than `length`; longer ones skip it, because it has no effect."""
 
     def bounded(history: Tensor, scores: Tensor) -> Tensor:
         output: Tensor = processor(history, scores) if history.shape[1] < length else scores
@@ -211,16 +211,16 @@ def watermarking_config(m: ProcessorContext, fields: dict[str, Any]) -> Processo
 
     synthid = "ngram_len" in fields or "keys" in fields
     kind = configuration_utils.SynthIDTextWatermarkingConfig if synthid else configuration_utils.WatermarkingConfig
-    found = inspect.signature(kind).parameters
-    parameters = list(found)
-    missing = [name for name, parameter in found.items() if parameter.default is parameter.empty and name not in fields]
+    known = inspect.signature(kind).parameters
+    parameters = list(known)
+    missing = [name for name, parameter in known.items() if parameter.default is parameter.empty and name not in fields]
     if missing:
         raise UsageError(f"watermarking_config: {kind.__name__} needs {' and '.join(missing)}")
     for name in fields:
         if name not in parameters:
             near = nearest(name, parameters)
-            meant = f"did you mean {near}?" if near else f"there are {', '.join(parameters)}"
-            raise UsageError(f"watermarking_config: {kind.__name__} has no field {name!r}; {meant}")
+            suggestion = f"did you mean {near}?" if near else f"there are {', '.join(parameters)}"
+            raise UsageError(f"watermarking_config: {kind.__name__} has no field {name!r}; {suggestion}")
     _check_watermark(fields, get_type_hints(kind.__init__))
     config = kind(**fields)
     config.validate()
@@ -231,7 +231,7 @@ def watermarking_config(m: ProcessorContext, fields: dict[str, Any]) -> Processo
     return _greenlist(m.vocab_size, str(m.device), tuple(sorted(config.to_dict().items())))
 
 
-# Choices and bounds that the types of transformers' classes do not tell; the upper ones keep tables in memory.
+# Choices and bounds beyond the types of transformers' classes; upper bounds keep tables small enough for memory.
 _FIELDS: dict[str, Any] = {
     "seeding_scheme": Literal["selfhash", "lefthash"],
     "greenlist_ratio": Annotated[float, Gt(0.0), Lt(1.0)],
@@ -256,7 +256,7 @@ def _check_watermark(fields: dict[str, Any], hints: dict[str, Any]) -> None:
 
 @lru_cache(maxsize=8)
 def _greenlist(vocab_size: int, device: str, fields: tuple[tuple[str, Any], ...]) -> Processor:
-    """Its table of a million numbers is made once, not for each prompt; a call seeds its generator anew."""
+    """Cached, because it builds a table of a million numbers. Each call seeds its generator again."""
     return _own("WatermarkLogitsProcessor", vocab_size=vocab_size, device=torch.device(device), **dict(fields))
 
 

@@ -11,10 +11,10 @@ from genctl import compat
 
 
 class SynthID:
-    """transformers' SynthIDTextWatermarkLogitsProcessor as a function of what was written.
+    """transformers' SynthIDTextWatermarkLogitsProcessor as a function of the history.
 
-    transformers' own keeps the last tokens and the hashes of all contexts so far for each row number, which is wrong
-    once rows change places. Here both are computed from the new tokens, with its hash and its update of the scores.
+    transformers' own stores the last tokens and the hashes of all contexts by row number, which is wrong once rows
+    change places. Here both are computed from the new tokens, with its hash and its update of the scores.
     """
 
     def __init__(self, processor: Any, prompt_len: int) -> None:

@@ -2,7 +2,7 @@
 
 The text of new tokens is `first` of the first one and `pieces` of all others, concatenated: byte for byte for
 byte-level and byte-fallback vocabularies, by the decoder's output for metaspace and WordPiece ones. Tokenizers whose
-text is not the sum of its tokens are refused, because then no single token can be judged. No torch in here.
+text is not the sum of its tokens are refused: single tokens could not be checked. This file does not import torch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SUMMED = ("ByteLevel", "ByteFallback", "Fuse", "Replace", "Metaspace", "WordPie
 class Spelling:
     """V ids and their bytes. Special and unknown ids have none: b""."""
 
-    pieces: tuple[bytes, ...]  # V, what an id adds where text precedes it
-    first: dict[int, bytes]  # ids that add something else where none does (a blank is stripped there)
-    memo: dict[Any, Any] = field(default_factory=dict)  # what others keep for as long as the tokenizer lives
+    pieces: tuple[bytes, ...]  # V, the bytes that an id adds after other text
+    first: dict[int, bytes]  # ids that add other bytes at the beginning (a blank is stripped there)
+    memo: dict[Any, Any] = field(default_factory=dict)  # cached values that live as long as the tokenizer
 
     def at_first(self, token: int) -> bytes:
         """The bytes of an id at the beginning of a text."""

@@ -1,7 +1,7 @@
 """The token sequences that a tokenizer produces for a text.
 
-A text without a leading space matches wherever it begins: at the start, after other text and after a space; a text with
-a leading space matches only after a space.
+A text without a leading space matches at the start, after other text and after a space; a text with a leading space
+matches only after a space.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from genctl.errors import UsageError
 
-# What may stand directly before a word that does not follow a space.
+# Text that may precede a word without a space.
 _BEFORE = ("(", '"', "\n")
 _WORD = "a"
 
@@ -30,7 +30,7 @@ def variants(tokenizer: Any, text: str, knob: str) -> list[tuple[int, ...]]:
     after_space = _after(tokenizer, _WORD, text if text.startswith(" ") else f" {text}")
     candidates = [after_space]
     if text.startswith(" "):
-        if not after_space:  # this tokenizer merges it with what comes before
+        if not after_space:  # this tokenizer merges it with the text before
             candidates.append(_encode(tokenizer, text))
     else:
         candidates += [_encode(tokenizer, text), *(_after(tokenizer, before, text) for before in _BEFORE)]
@@ -71,7 +71,7 @@ def containing(tokenizer: Any, text: str, knob: str) -> set[tuple[int, ...]]:
     if not text:
         raise UsageError(f"{knob}: the text is empty")
     sequences: set[tuple[int, ...]] = {
-        (token,) for token, written in enumerate(_vocabulary(tokenizer)) if text in written
+        (token,) for token, spelling in enumerate(_vocabulary(tokenizer)) if text in spelling
     }
     singles = {sequence[0] for sequence in sequences}
     try:
@@ -97,5 +97,5 @@ def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 def _after(tokenizer: Any, before: str, text: str) -> tuple[int, ...]:
     """The ids of `text` after `before`; empty if a token crosses the boundary."""
-    lead, whole = _encode(tokenizer, before), _encode(tokenizer, before + text)
-    return whole[len(lead) :] if lead and whole[: len(lead)] == lead else ()
+    lead, joined = _encode(tokenizer, before), _encode(tokenizer, before + text)
+    return joined[len(lead) :] if lead and joined[: len(lead)] == lead else ()

@@ -1,8 +1,8 @@
 """Run processors, trace the effect of each, and report which of them removed the last token.
 
 A token counts as removed if its score is -inf, or the lowest float that some processors write instead. A probability of
-0 would not do: a low temperature lets probabilities underflow. All figures are the same for logits and
-log-probabilities: both have one softmax.
+0 is not enough: with a low temperature probabilities underflow. All figures are the same for logits and
+log-probabilities, whose softmax is the same.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def name_of(processor: Processor) -> str:
 def process(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> Tensor:
     """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V] after all processors in order, checked.
 
-    Consecutive filters are one pass over a row. The given scores are not changed. Raises UsageError if the processors
+    Consecutive filters share one pass over a row. `scores` is not changed. Raises UsageError if the processors
     left a row without tokens, ModelError if the scores are not numbers.
     """
     scores, left = sift(processors, history, scores)
@@ -51,7 +51,7 @@ def process(processors: Sequence[Processor], history: Tensor, scores: Tensor) ->
 
 def sift(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
     """Like `process`, but unchecked; if filters come last, the remaining tokens of each row are returned too."""
-    given, left = scores, None
+    original, left = scores, None
     waiting: list[Filter] = []
     for processor in processors:
         function = getattr(processor, "function", None)
@@ -59,8 +59,8 @@ def sift(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tu
             waiting.append(function)
             continue
         scores, _ = _filtered(waiting, history, scores)
-        # some write in place
-        scores = processor(history, scores.clone() if scores is given else scores)
+        # some processors write in place
+        scores = processor(history, scores.clone() if scores is original else scores)
         waiting = []
     scores, left = _filtered(waiting, history, scores)
     return scores, left
@@ -72,7 +72,7 @@ def _filtered(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tup
     try:
         return cut(filters, history, scores)
     except (ValueError, RuntimeError, IndexError):
-        check(scores, ())  # what transformers raises on a row without tokens is about tensors
+        check(scores, ())  # gives a clearer error than transformers on a row without tokens
         raise
 
 
@@ -82,7 +82,7 @@ def apply(
     """Like `process`, with the scores after each processor. The figures are computed by `traces`."""
     stages = []
     for processor in processors:
-        # A processor that writes in place would otherwise change what the stage before it is said to have made.
+        # A processor that writes in place would otherwise change the output of the stage before it.
         copied = scores.clone()
         started = _now(scores) if timing else 0.0
         output = processor(history, copied)
@@ -97,8 +97,8 @@ def apply(
 def traces(stages: Sequence[Stage], rows: Tensor, tokens: Tensor) -> list[tuple[Trace, ...]]:
     """The effect of each stage on each candidate: token `tokens[i]`, chosen from scored row `rows[i]`.
 
-    rows and tokens int64 [C] -> C tuples with one `events.Trace` for each stage. The seconds of a stage are those of
-    the whole call, which all of its rows share.
+    rows and tokens int64 [C] -> C tuples with one `events.Trace` for each stage. The seconds of a stage are for the
+    whole call, with all of its rows.
     """
     if not stages:
         return [() for _ in range(len(tokens))]

@@ -1,8 +1,8 @@
 """Build the stopping criteria of the knobs, in order.
 
-Without a `[[stopping]]` list the order is that of transformers, then ours: max_time, stop_strings, stop_token_ids,
-stop_regex, stop_mean_logprob, stop_repeat_ngram. With one, the list comes first, in its own order, and then the knobs
-that are set and that it does not name. If several would end a row at the same token, the first is reported.
+Without a `[[stopping]]` list the order is transformers', then genctl's own: max_time, stop_strings, stop_token_ids,
+stop_regex, stop_mean_logprob, stop_repeat_ngram. With one, the list comes first, in its own order, and then the other
+knobs that are set. If several would end a row at the same token, the first is reported.
 
 A table of the list has `use`: the name of a knob, of an installed criterion, or `package.module:Class`. Its other keys
 are that knob's (by default as set elsewhere) or the arguments of the class. `config` has checked names, keys and the
@@ -34,7 +34,7 @@ class StoppingContext:
     """The input of building criteria."""
 
     generation: Generation
-    tokenizer: Any = None  # asked only for the ids that decoding skips
+    tokenizer: Any = None  # used only for the ids that decoding skips
     decode: Callable[[list[int]], str] | None = None  # new tokens -> text, special tokens skipped
     explicit: tuple[dict[str, Any], ...] | None = None  # a preset's [[stopping]] tables
     allow_plugins: bool = False
@@ -65,7 +65,7 @@ def build(context: StoppingContext) -> tuple[NamedCriterion, ...]:
     criteria: list[NamedCriterion] = []
     mistakes: list[str] = []
     listed = False
-    named = [table.get("use") for table in context.explicit or ()]
+    listed_names = [table.get("use") for table in context.explicit or ()]
     for number, table in enumerate(context.explicit or (), 1):
         try:
             criteria.append(_from_table(table, context))
@@ -73,7 +73,7 @@ def build(context: StoppingContext) -> tuple[NamedCriterion, ...]:
             mistakes.append(f"[[stopping]] {number}: {error}")
             listed = True
     for name in CRITERIA:
-        if name in named or getattr(context.generation, name) in (None, [], ()):
+        if name in listed_names or getattr(context.generation, name) in (None, [], ()):
             continue
         try:
             criteria.append(_MAKERS[name]({}, context))
@@ -92,9 +92,9 @@ def visible(tokens: Sequence[int], criteria: Sequence[NamedCriterion], keep: boo
 
 
 def cut(text: str, criteria: Sequence[NamedCriterion], keep: bool = False) -> tuple[str, str]:
-    """Cut a row's text where the earliest stop string or match begins; the longest of those that begin there.
+    """Cut a row's text at the earliest stop string or match; of several at one place, at the longest.
 
-    The text has marks where stops name special tokens. Returns the text before it (with it, if `keep`) and the match,
+    In the text, special tokens that stops name are marks. Returns the text before it (with it, if `keep`) and the match,
     or "".
     """
     spans = []
@@ -136,7 +136,7 @@ def _special(context: StoppingContext) -> set[int]:
     """The ids that decoding skips."""
     special = set(getattr(context.tokenizer, "all_special_ids", ()))
     added = getattr(context.tokenizer, "added_tokens_decoder", {})
-    return special | {token for token, what in added.items() if getattr(what, "special", False)}
+    return special | {token for token, added_token in added.items() if getattr(added_token, "special", False)}
 
 
 def _marks(context: StoppingContext) -> Marks:
@@ -193,7 +193,7 @@ def _stop_regex(keys: Mapping[str, Any], context: StoppingContext) -> NamedCrite
 
 
 def _stop_mean_logprob(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
-    least = keys.get("min_tokens", MIN_TOKENS)  # no knob: nobody has looked at it
+    least = keys.get("min_tokens", MIN_TOKENS)  # not a knob, so not checked yet
     if type(least) is not int or least < 1:
         raise ValueError(f"min_tokens is a whole number of at least 1, not {least!r}")
     floor = float(_value(keys, context, "stop_mean_logprob"))

@@ -1,4 +1,4 @@
-"""What a stopping criterion is: a function of a row just after its newest token, that says why the row ends."""
+"""The type of a stopping criterion: a function of a row after its newest token that returns why the row ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 @dataclass(frozen=True)
 class Written:
-    """What a criterion looks at. Built anew for each token."""
+    """The input of a criterion, built for each token."""
 
     token: int
     count: int  # new tokens, this one included
@@ -22,8 +22,8 @@ class Stop(NamedTuple):
     """Why a row ends."""
 
     reason: str  # eos | length | stop | time | interrupted
-    what: str = ""  # what exactly: the stop string, the pattern, the limit
-    kind: str = ""  # which criterion, where `reason` is "stop": string, regex, token, floor, repetition, plugin
+    what: str = ""  # the stop string, the pattern or the limit
+    kind: str = ""  # the criterion if `reason` is "stop": string, regex, token, floor, repetition, plugin
 
 
 # Why a row ends after this token; None if it does not. A pair is (reason, what).

@@ -1,10 +1,10 @@
-"""Special tokens that a stop names: the text that is searched has them, the text that is shown does not.
+"""Special tokens in stops: they are part of the searched text, but not of the shown text.
 
-`<|im_end|>` is one token, which decoding skips; a stop string that names it would never be found. Each special token
-that a stop names is therefore one mark in the text that is searched: half of a surrogate pair, which no text can hold.
-A mark matches the whole token or nothing, so `>` is not found in `<|im_end|>`. The other special tokens are skipped as
-ever. (vLLM and llama.cpp search the text that is shown, unless they are told to show special tokens; transformers
-searches the spelling of all tokens, and finds `>` in `<|im_end|>`.)
+`<|im_end|>` is one token, which decoding skips; a stop string that names it would never match. So each special token
+that a stop names becomes one mark in the searched text: half of a surrogate pair, which cannot occur in a text. A mark
+matches only the complete token, so `>` does not match in `<|im_end|>`. Other special tokens are skipped. (vLLM and
+llama.cpp search the shown text, unless an option shows special tokens; transformers searches the spelling of all
+tokens, and finds `>` in `<|im_end|>`.)
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any
 from genctl.sequences import shared_length
 
 _FIRST, _MOST = 0xD800, 0x800  # the halves of surrogate pairs
-_WHOLE = re.compile(r"\(\?P?<\w+>|\\[gk]<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)  # names of groups, and sets
+_UNMARKED = re.compile(r"\(\?P?<\w+>|\\[gk]<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)  # names of groups, and sets
 _SIGNS = ".^$*+?{}[]\\|()"
 _STEP = re.compile(r"\\?.", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Marks:
-    """The special tokens that stops name. Ids are those that decoding skips; each has its character."""
+    """The special tokens that stops name, each with its mark. Decoding skips their ids."""
 
     spelled: Mapping[str, str] = field(default_factory=dict)  # how a token is spelled -> its mark, the longest first
     ids: Mapping[int, str] = field(default_factory=dict)  # id -> its mark
 
     def stops(self, stops: Sequence[str]) -> dict[str, str]:
-        """What is searched for -> the stop string that it stands for: each as it is, and with its marks."""
+        """Searched string -> its stop string: each stop string as it is, and with marks."""
         searched = {stop: stop for stop in stops}
         for stop in stops:
             searched.setdefault(self._marked(stop), stop)
@@ -43,13 +43,13 @@ class Marks:
         return source
 
     def read(self, decode: Callable[[list[int]], str], tokens: Sequence[int]) -> str:
-        """The text of tokens with marks where their tokens are."""
+        """The text of tokens, with marks at the places of their tokens."""
         ids = list(tokens)
         text = decode(ids)
         places = [place for place, token in enumerate(ids) if token in self.ids]
         parts, done = [], 0
         for place in places:
-            # a character that is still open there is completed behind the mark
+            # an incomplete character at this place is completed after the mark
             here = max(shared_length(decode(ids[:place]), text), done)
             parts += [text[done:here], self.ids[ids[place]]]
             done = here
@@ -72,8 +72,8 @@ def marks(tokenizer: Any, special: Iterable[int], stops: Sequence[str], patterns
     spelled: dict[str, list[int]] = {}
     for token in special:
         text = _spelling(tokenizer, token)
-        named = any(text in stop for stop in stops) or any(_also(source, text, "") != source for source in patterns)
-        if text and named:
+        is_named = any(text in stop for stop in stops) or any(_also(source, text, "") != source for source in patterns)
+        if text and is_named:
             spelled.setdefault(text, []).append(token)
     longest = sorted(spelled, key=lambda text: (-len(text), text))[:_MOST]
     table = {text: chr(_FIRST + place) for place, text in enumerate(longest)}
@@ -87,8 +87,8 @@ def _spelling(tokenizer: Any, token: int) -> str:
 
 
 def _finder(text: str) -> re.Pattern[str]:
-    r"""What finds `text` in a regular expression: `<\|im_end\|>` for `<|im_end|>`, where it is not repeated."""
-    slash = {True: r"\\", False: r"\\?"}  # a sign that means something else without it, or any other sign
+    r"""Finds `text` in a regular expression: `<\|im_end\|>` for `<|im_end|>`, where it is not repeated."""
+    slash = {True: r"\\", False: r"\\?"}  # needed before a metacharacter, optional before others
     letters = ("" if letter.isalnum() else slash[letter in _SIGNS] for letter in text)
     spelled = "".join(before + re.escape(letter) for before, letter in zip(letters, text, strict=True))
     return re.compile(spelled + r"(?![*+?{])")
@@ -100,12 +100,12 @@ def _also(source: str, text: str, mark: str) -> str:
         return source
     finder, result, at = _finder(text), "", 0
     while at < len(source):
-        whole = _WHOLE.match(source, at)
-        match = None if whole else finder.match(source, at)
+        skipped = _UNMARKED.match(source, at)
+        match = None if skipped else finder.match(source, at)
         if match:
             result += f"(?:{match[0]}|{mark})"
         else:
-            match = whole or _STEP.match(source, at)
+            match = skipped or _STEP.match(source, at)
             assert match is not None
             result += match[0]
         at = match.end()

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from genctl.decode.stopping.criterion import Stop, Written
 
-MIN_TOKENS = 5  # a mean over fewer is one unlucky word, not the course of a text
+MIN_TOKENS = 5  # a mean over fewer tokens is too noisy
 
 
 @dataclass(frozen=True)
 class StopTokens:
-    """Ends a row with one of these ids, which stays written."""
+    """Ends a row with one of these ids, which stays in the row."""
 
     ids: frozenset[int]
 
@@ -55,7 +55,7 @@ class Repetition:
         if written.count < self.size * self.times:
             return None
         tail = written.tail(self.size * self.times)
-        # equal to itself moved by one n-gram: every n-gram is the one before it
+        # equal to itself shifted by one n-gram: all n-grams are equal
         if tail[self.size :] != tail[: -self.size]:
             return None
         return Stop("stop", f"the same {self.size}-gram {self.times} times", "repetition")

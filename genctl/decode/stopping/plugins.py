@@ -57,6 +57,6 @@ def _tensors(criterion: Callable[..., Any], written: Written) -> bool:
 
 
 def _is_transformers(criterion: Any) -> bool:
-    # by name, so that nothing is imported for criteria that have nothing to do with it
+    # by name, so that transformers is not imported for other criteria
     names = {f"{base.__module__.split('.')[0]}.{base.__name__}" for base in type(criterion).__mro__}
     return "transformers.StoppingCriteria" in names

@@ -1,9 +1,9 @@
 """The end of a row's text, decoded from as few tokens as possible.
 
-A tail decoded alone may differ from the end of the whole at its beginning: a metaspace loses its blank, a continuing
-word piece keeps its `##`, a character's first bytes are missing. So a few more tokens are decoded, and their text is
-dropped. The rest can differ only inside a run of byte tokens that is no valid UTF-8; a match there must be confirmed
-with `whole`.
+The beginning of a tail decoded alone may differ from the full text: a metaspace loses its blank, a continuing word
+piece keeps its `##`, a character's first bytes are missing. So a few more tokens are decoded and their text is dropped.
+The rest can differ only inside a run of byte tokens that is no valid UTF-8; a match there must be confirmed with
+`full`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import NamedTuple
 from genctl.decode.stopping.criterion import Written
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
-_HEAD = 4  # tokens with text that are decoded only to be thrown away
-_ALIGN = 8  # and how many more are looked at for one that begins a character
+_HEAD = 4  # tokens with text that are decoded and dropped
+_ALIGN = 8  # further tokens to search for one that begins a character
 _SLACK = 24  # characters that a newest token may change before itself (" do not" -> " don't"), or _HEAD overestimates
 _CHARACTER = 4  # bytes of the longest UTF-8 sequence
 
 
 class _Size(NamedTuple):
-    least: int  # quarters of a character that a token surely adds to the text before it
-    most: int  # characters that it can add
+    least: int  # quarters of a character that a token adds at least
+    most: int  # characters that it adds at most
     aligned: bool  # whether it begins with a whole character
 
 
@@ -38,7 +38,7 @@ class TailText:
         """Whether this token does not change the text."""
         return token in self._special
 
-    def whole(self, written: Written) -> str:
+    def full(self, written: Written) -> str:
         """The text of all new tokens, without a character whose bytes are incomplete."""
         return self._decode(written.tail(written.count)).rstrip(BROKEN)
 
@@ -66,7 +66,7 @@ class TailText:
             needed *= 2
 
     def _body(self, ids: list[int], quarters: int) -> int | None:
-        """Where a tail begins that has this much text before the newest token."""
+        """The place where a tail begins that has this much text before the newest token."""
         for place in range(len(ids) - 2, -1, -1):
             quarters -= self._size(ids[place]).least
             if quarters <= 0:
@@ -74,7 +74,7 @@ class TailText:
         return None
 
     def _start(self, ids: list[int], body: int) -> int | None:
-        """Where to begin decoding so that the text from `body` on is right."""
+        """The place to begin decoding so that the text from `body` on is right."""
         place, seen = body, 0
         while seen < _HEAD:
             place -= 1
@@ -98,7 +98,7 @@ class TailText:
     def _size(self, token: int) -> _Size:
         size = self._sizes.get(token)
         if size is None:
-            # the second of two is read in context: with its blank, without its ##
+            # the second of two tokens is decoded in context: with its blank, without its ##
             alone, twice = self._decode([token]), self._decode([token, token])
             broken = alone.count(BROKEN)
             least = 4 * (len(twice) - len(alone)) - 3 * (twice.count(BROKEN) - broken)

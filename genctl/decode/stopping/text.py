@@ -15,12 +15,12 @@ from genctl.decode.stopping.tail import BROKEN, TailText
 from genctl.decode.stopping.trim import trim
 from genctl.errors import UsageError
 
-REGEX_WINDOW = 4096  # characters: a match must begin within the last so many
+REGEX_WINDOW = 4096  # a match must begin within this many last characters
 REGEX_SECONDS = 2.0  # for one search
 REGEX_LENGTH = 10_000  # characters of a pattern
-REGEX_SIZE = 100_000  # what a pattern comes to once its counted repetitions are written out
+REGEX_SIZE = 100_000  # items of a pattern with its counted repetitions written out
 
-_CALL = re.compile(r"(?<!\\)\(\?(?:R|[0-9]+|&\w+|P>\w+)\)")  # of the pattern or a group of it from within
+_CALL = re.compile(r"(?<!\\)\(\?(?:R|[0-9]+|&\w+|P>\w+)\)")  # recursion into the pattern or a group
 _COUNT = re.compile(r"\{(\d*),?(\d*)\}")
 
 
@@ -28,7 +28,7 @@ _COUNT = re.compile(r"\{(\d*),?(\d*)\}")
 class StopStrings:
     """Ends a row with the first token after which its text holds one of `stops`, wherever the tokens begin and end.
 
-    `stops`: what is searched for -> the stop string that it stands for (see `marks`).
+    `stops`: searched string -> its stop string (see `marks`).
     """
 
     stops: Mapping[str, str]
@@ -37,10 +37,10 @@ class StopStrings:
     def __call__(self, written: Written) -> Stop | None:
         if self.text.silent(written.token):
             return None
-        texts, whole = self.text.ends(written, max(map(len, self.stops)))
+        texts, complete = self.text.ends(written, max(map(len, self.stops)))
         if not any(stop in text for stop in self.stops for text in texts):
             return None
-        match = trim(texts[0] if whole else self.text.whole(written), tuple(self.stops))[1]
+        match = trim(texts[0] if complete else self.text.full(written), tuple(self.stops))[1]
         return Stop("stop", self.stops[match], "string") if match else None
 
 
@@ -48,7 +48,7 @@ class StopStrings:
 class StopRegex:
     """Ends a row with the first token after which `pattern` matches in the last 4096 characters of its text.
 
-    To the pattern the text so far is all there is: `$` matches after every token.
+    The pattern sees only the text so far: `$` matches after every token.
     """
 
     pattern: Pattern
@@ -57,10 +57,10 @@ class StopRegex:
     def __call__(self, written: Written) -> Stop | None:
         if self.text.silent(written.token):
             return None
-        texts, whole = self.text.ends(written, REGEX_WINDOW)
+        texts, complete = self.text.ends(written, REGEX_WINDOW)
         if all(self.pattern.find(text) is None for text in texts):
             return None
-        if not whole and self.pattern.find(self.text.whole(written)) is None:
+        if not complete and self.pattern.find(self.text.full(written)) is None:
             return None
         return Stop("stop", self.pattern.source, "regex")
 
@@ -86,7 +86,7 @@ class Pattern:
             raise UsageError(f"the regular expression {self} repeats too much: it stands for {size:,} items")
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of syntax that may mean something else one day
+                warnings.simplefilter("ignore")  # FutureWarning about syntax
                 self._compiled: Any = regex.compile(source if marks is None else marks.pattern(source))
         except regex.error as error:
             where = "" if error.pos is None else f" at position {error.pos}"
@@ -120,9 +120,9 @@ class Pattern:
 
 
 def _size(source: str) -> int:
-    """How many items a pattern has with its counted repetitions written out, which is what compiling it costs."""
-    groups = [0]  # items so far of each group that is open
-    last = at = 0  # items of what a repetition would repeat
+    """How many items a pattern has with its counted repetitions written out: the cost of compiling it."""
+    groups = [0]  # items of each open group
+    last = at = 0  # items that a repetition would repeat
     while at < len(source):
         mark = source[at]
         if mark == "(":

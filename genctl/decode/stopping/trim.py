@@ -12,7 +12,7 @@ def trim(text: str, stops: Sequence[str], keep: bool = False) -> tuple[str, str]
     """Cut `text` where the earliest stop string begins; of several that begin there, the longest counts.
 
     Returns the text before it (with it, if `keep`) and the stop string, which is empty when none occurs. Empty stop
-    strings are passed over.
+    strings are ignored.
     """
     matches = [(at, -len(stop), stop) for stop in stops if stop and (at := text.find(stop)) >= 0]
     if not matches:
@@ -22,10 +22,10 @@ def trim(text: str, stops: Sequence[str], keep: bool = False) -> tuple[str, str]
 
 
 class HoldBack:
-    """Releases a growing text as soon as no stop string can take it back.
+    """Releases the part of a growing text that no stop string can still remove.
 
-    All that `push` and `flush` return, put together, is `trim(text, stops, keep)[0]` of all that was pushed. Each
-    character costs the same on average, however long the text and the stop strings are.
+    The concatenated results of `push` and `flush` are `trim(text, stops, keep)[0]` of the pushed text. The amortised
+    cost per character is constant.
     """
 
     def __init__(self, stops: Sequence[str], keep: bool = False) -> None:
@@ -34,16 +34,16 @@ class HoldBack:
         self._held: deque[str] = deque()  # characters read and not yet released
         self._read = 0  # characters read
         self._state = 0
-        self._match: tuple[int, int] | None = None  # where the earliest stop string begins and ends, as far as is known
+        self._match: tuple[int, int] | None = None  # where the earliest stop string so far begins and ends
         self._done = False
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has been found; nothing more will be released but what `keep` owes."""
+        """Whether a stop string was found; after that only the stop string itself may be released (with `keep`)."""
         return self._match is not None
 
     def push(self, text: str) -> str:
-        """Take in `text`; return what can be shown now."""
+        """Append `text`; return the text that can be shown now."""
         if self._done:
             return ""
         if len(self._automaton.depth) == 1:
@@ -57,13 +57,13 @@ class HoldBack:
                 start = self._read - length
                 if self._match is None or start <= self._match[0]:
                     self._match = start, self._read
-            # a longer stop string that began earlier, or at the same place, may still be under way
+            # a longer stop string that began earlier or at the same place may still be incomplete
             if self._match is not None and self._read - depth[self._state] > self._match[0]:
                 return self.flush()
         return self._release(self._read - depth[self._state])
 
     def flush(self) -> str:
-        """The text has ended: return what is left to show."""
+        """End the text; return the rest that can be shown."""
         if self._done:
             return ""
         self._done = True
@@ -88,7 +88,7 @@ class HoldBack:
 
 
 class _Automaton:
-    """Aho and Corasick's automaton (doi:10.1145/360825.360855): all stop strings sought at once, nothing read twice."""
+    """Aho and Corasick's automaton (doi:10.1145/360825.360855): searches all stop strings in one pass."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self.depth = [0]  # characters of a stop string that each state has seen
