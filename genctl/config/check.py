@@ -42,7 +42,7 @@ ALIASES = {
 
 
 class Wrong(ValueError):
-    """What is wrong with a value, as the end of a sentence; `near` is the nearest valid key, if one is close."""
+    """The error of a value, as the end of a sentence; `near` is the nearest valid key, if one is close."""
 
     def __init__(self, words: str, *, near: str = "") -> None:
         super().__init__(words)

@@ -14,13 +14,13 @@ from typing import Any, Literal, TypeAlias
 from genctl.config.check import default, known, shown
 from genctl.params import Generation, knobs, spelled
 
-# A file that is not the user's own: named on the command line, or read because it is there. "": all other places.
+# A file that is not the user's own: "named" on the command line, or read because it exists. "": all other places.
 Found: TypeAlias = Literal["", "named", "unnamed"]
 
 # Knobs of sampling with another use: contrastive search takes its candidates by top_k.
 ALSO_READ_BY = {"top_k": ("penalty_alpha",)}
 
-# Searches that take the most probable continuations unless do_sample says otherwise, as in transformers.
+# Searches that take the most probable continuations unless do_sample is set, as in transformers.
 SEARCHES = ("num_beams", "num_beam_groups", "penalty_alpha", "force_words", "force_words_ids")
 
 # Knobs that refine another one and have no effect without it.
@@ -49,9 +49,9 @@ class Setting:
     level: int
     place: str
     kind: Literal["model", "user", "command", "row"] = "user"
-    typed: bool = False  # whether it was typed for this job, not read from a file
+    typed: bool = False  # whether the user typed it for this job
     implied: bool = False  # whether it follows from other settings (see `imply`)
-    found: Found = ""  # how a file was reached that is not the user's own (see `found_files`)
+    found: Found = ""  # how the file was reached, if it is not the user's own (see `found_files`)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _say(key: str, setting: Setting) -> str:
 
 
 def _searches(settings: Settings) -> str:
-    """The setting that selects a search which samples only with do_sample, in words."""
+    """The setting, in words, that selects a search which samples only with do_sample."""
     for key in SEARCHES:
         setting = _get(settings, key)
         if setting.value and setting.value != default(key):
@@ -137,13 +137,13 @@ def _is_greedy(temperature: Setting, sample: Setting) -> str:
 
 def _greedy(settings: Settings) -> tuple[str, Setting] | None:
     """The highest setting that switches sampling off, in words; None if tokens are sampled."""
-    found = []
+    switches = []
     sample, temperature = _get(settings, "do_sample"), _get(settings, "temperature")
     if sample.value is False:
-        found.append((f"do_sample is false ({sample.place})", sample))
+        switches.append((f"do_sample is false ({sample.place})", sample))
     if temperature.value == 0:
-        found.append((f"temperature is 0 ({temperature.place})", temperature))
-    return max(found, key=lambda pair: pair[1].level, default=None)
+        switches.append((f"temperature is 0 ({temperature.place})", temperature))
+    return max(switches, key=lambda pair: pair[1].level, default=None)
 
 
 def _idle(settings: Settings) -> Iterator[tuple[str, Setting]]:
@@ -182,10 +182,10 @@ def _between(settings: Settings, key: str, other: str, why: str) -> Clash:
 def _refining(settings: Settings) -> Iterator[Clash]:
     idle = {key for key, _ in _idle(settings)} if _greedy(settings) else set()
     for key, setting in _unrefined(settings):
-        other = _get(settings, REFINES[key])
-        if key not in idle and setting.kind != "model" and setting.level >= other.level:
+        refined = _get(settings, REFINES[key])
+        if key not in idle and setting.kind != "model" and setting.level >= refined.level:
             words = f"{_say(key, setting)} has no effect without {REFINES[key]}"
-            yield Clash(frozenset({key, REFINES[key]}), words, by_default=other.level < 0)
+            yield Clash(frozenset({key, REFINES[key]}), words, by_default=refined.level < 0)
 
 
 def _chat(settings: Settings) -> Iterator[Clash]:
@@ -198,11 +198,11 @@ def _unrefined(settings: Settings) -> Iterator[tuple[str, Setting]]:
     """Knobs that refine one which is off. A preset that lists its processors may turn that one on there."""
     if "processors" in settings or "stopping" in settings:
         return
-    for key, other in REFINES.items():
+    for key, base in REFINES.items():
         setting = settings.get(key)
-        if setting is None or other not in known() or setting.value == default(key):
+        if setting is None or base not in known() or setting.value == default(key):
             continue
-        if _get(settings, other).value in (None, default(other), knobs(known()[other][0])[other].metadata["neutral"]):
+        if _get(settings, base).value in (None, default(base), knobs(known()[base][0])[base].metadata["neutral"]):
             yield key, setting
 
 
@@ -222,32 +222,32 @@ def _sampling(settings: Settings) -> Iterator[Clash]:
 
 
 def _sequences(settings: Settings) -> Iterator[Clash]:
-    wanted = _get(settings, "num_return_sequences")
+    returned = _get(settings, "num_return_sequences")
     beams = _get(settings, "num_beams")
     count = beams.value or 1
-    if wanted.kind == "model" or wanted.value <= 1 or wanted.value <= count:
+    if returned.kind == "model" or returned.value <= 1 or returned.value <= count:
         return
     keys = frozenset({"num_return_sequences", "num_beams", "do_sample", "temperature"})
     if count > 1:
         yield Clash(
             keys,
-            f"{_say('num_return_sequences', wanted)} cannot exceed {_say('num_beams', beams)}",
-            _add("num_beams", str(wanted.value), wanted).replace("add", "use", 1),
+            f"{_say('num_return_sequences', returned)} cannot exceed {_say('num_beams', beams)}",
+            _add("num_beams", str(returned.value), returned).replace("add", "use", 1),
         )
         return
     greedy = _greedy(settings)
     if greedy is None:
         return
-    hint = _add("do_sample", "true", wanted)
+    hint = _add("do_sample", "true", returned)
     if "num_beams" in known():
-        hint += f" or {_add('num_beams', str(wanted.value), wanted).removeprefix('add ')}"
-    sentence = f"{_say('num_return_sequences', wanted)} would return identical sequences while {greedy[0]}"
+        hint += f" or {_add('num_beams', str(returned.value), returned).removeprefix('add ')}"
+    sentence = f"{_say('num_return_sequences', returned)} would return identical sequences while {greedy[0]}"
     yield Clash(keys, sentence, hint, by_default=greedy[1].level < 0 or beams.level < 0)
 
 
 def _lengths(settings: Settings) -> Iterator[Clash]:
-    new, whole = _get(settings, "max_new_tokens"), _get(settings, "max_length")
-    if None not in (new.value, whole.value) and new.level == whole.level and new.kind != "model":
+    new, total = _get(settings, "max_new_tokens"), _get(settings, "max_length")
+    if None not in (new.value, total.value) and new.level == total.level and new.kind != "model":
         yield _between(settings, "max_new_tokens", "max_length", "both limit the length")
         return
     for least, most in (("min_new_tokens", "max_new_tokens"), ("min_length", "max_length")):
@@ -257,34 +257,34 @@ def _lengths(settings: Settings) -> Iterator[Clash]:
 
 
 def _caches(settings: Settings) -> Iterator[Clash]:
-    use, kept, saved = (_get(settings, key) for key in ("use_cache", "cache_implementation", "prompt_cache"))
+    use, form, saved = (_get(settings, key) for key in ("use_cache", "cache_implementation", "prompt_cache"))
     both = frozenset({"use_cache", "cache_implementation"})
-    if use.level == kept.level and use.value is (kept.value == "off"):
+    if use.level == form.level and use.value is (form.value == "off"):
         yield _between(settings, "use_cache", "cache_implementation", "one turns the cache off, the other on")
         return
     if saved.value is None:
         return
     off = max(
-        (setting for setting in (use, kept) if setting.value in (False, "off")),
+        (setting for setting in (use, form) if setting.value in (False, "off")),
         default=None,
         key=lambda setting: setting.level,
     )
-    if off is not None and not (off is kept and use.level > kept.level):
+    if off is not None and not (off is form and use.level > form.level):
         words = _say("use_cache", off) if off is use else _say("cache_implementation", off)
         yield Clash(both | {"prompt_cache"}, f"{_say('prompt_cache', saved)} needs a cache, which {words} turns off")
 
 
 def _compiling(settings: Settings) -> Iterator[Clash]:
     """Settings that torch.compile does not work with: packed layers, and caches whose shape changes."""
-    wanted = _get(settings, "compile")
-    if not wanted.value:
+    compiling = _get(settings, "compile")
+    if not compiling.value:
         return
-    pack, use, kept = (_get(settings, key) for key in ("pack", "use_cache", "cache_implementation"))
+    pack, use, form = (_get(settings, key) for key in ("pack", "use_cache", "cache_implementation"))
     if pack.value and pack.level >= 0:
         yield _between(settings, "compile", "pack", "packed layers cannot be compiled")
     if use.value is False:
         yield _between(settings, "compile", "use_cache", "without a cache every step has another shape")
-    elif kept.level >= 0 and kept.value != "static" and not (kept.value == "dynamic" and kept.kind == "model"):
+    elif form.level >= 0 and form.value != "static" and not (form.value == "dynamic" and form.kind == "model"):
         yield _between(settings, "compile", "cache_implementation", "compiled steps use a cache of fixed size")
 
 
@@ -293,11 +293,11 @@ def _exceeds(low: Setting, high: Setting) -> bool:
 
 
 def _loser(settings: Settings) -> str:
-    """Which of max_new_tokens and max_length is overridden by the other, if both are set."""
-    new, whole = _get(settings, "max_new_tokens"), _get(settings, "max_length")
-    if None in (new.value, whole.value):
+    """The one of max_new_tokens and max_length that the other overrides, if both are set."""
+    new, total = _get(settings, "max_new_tokens"), _get(settings, "max_length")
+    if None in (new.value, total.value):
         return ""
-    return "max_new_tokens" if whole.level > new.level else "max_length"
+    return "max_new_tokens" if total.level > new.level else "max_length"
 
 
 def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
@@ -312,10 +312,10 @@ def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
             if sample.level > temperature.level and sample.kind != "model":
                 notes.append(_is_greedy(temperature, sample))
         moot.update((key, (default(key), "default")) for key, _ in _idle(settings))
-        wanted = _get(settings, "num_return_sequences")
-        if wanted.kind == "model" and wanted.value > (_get(settings, "num_beams").value or 1):
+        returned = _get(settings, "num_return_sequences")
+        if returned.kind == "model" and returned.value > (_get(settings, "num_beams").value or 1):
             moot["num_return_sequences"] = (1, "default")
-            notes.append(f"{_say('num_return_sequences', wanted)} is not used while {greedy[0]}")
+            notes.append(f"{_say('num_return_sequences', returned)} is not used while {greedy[0]}")
     moot.update((key, (default(key), "default")) for key, _ in _unrefined(settings))
     system, chat = _get(settings, "system"), _get(settings, "chat")
     if system.value is not None and not chat.value:
@@ -323,18 +323,18 @@ def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
             moot["system"] = (None, "default")
         else:
             moot["chat"] = (True, system.place)
-    use, kept = _get(settings, "use_cache"), _get(settings, "cache_implementation")
-    if use.value is (kept.value == "off"):  # two names for one thing: the later one wins
-        if use.level > kept.level:
+    use, form = _get(settings, "use_cache"), _get(settings, "cache_implementation")
+    if use.value is (form.value == "off"):  # two names for one setting: the later one wins
+        if use.level > form.level:
             moot["cache_implementation"] = (default("cache_implementation") if use.value else "off", use.place)
         else:
-            moot["use_cache"] = (kept.value != "off", kept.place)
+            moot["use_cache"] = (form.value != "off", form.place)
     loser = _loser(settings)
     if loser:
         moot[loser] = (None, "default")
     for least, most in (("min_new_tokens", "max_new_tokens"), ("min_length", "max_length")):
         low, high = _get(settings, least), _get(settings, most)
         if loser != most and low.kind == "model" and _exceeds(low, high):
-            # No EOS before `most` tokens, and then the end: the text is the same.
+            # No EOS before `most` tokens, where the text ends anyway: the text is the same.
             moot[least] = (high.value, high.place)
     return moot, notes

@@ -50,8 +50,8 @@ def _line(key: str, value: Any, origin: str) -> tuple[str, str]:
 
 
 def _listed(resolved: Resolved, key: str) -> tuple[dict[str, Any], ...] | None:
-    found: tuple[dict[str, Any], ...] | None = getattr(resolved, key)
-    return found
+    tables: tuple[dict[str, Any], ...] | None = getattr(resolved, key)
+    return tables
 
 
 def _origin(resolved: Resolved, key: str) -> str:

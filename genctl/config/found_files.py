@@ -1,8 +1,8 @@
-"""What a file may set that the user has not written: a settings file or preset outside the user's own folder.
+"""The knobs that found files may set: settings files and presets outside the user's own folder.
 
-Such a file may come with a folder that somebody else made. It may choose how text is generated, and from which data. It
-may not choose whom to talk to or where to write, and no code of what it names runs. The user decides that: on the
-command line, in the environment, or in the files of `config_home`.
+Such a file may come with somebody else's folder. It may choose how text is generated, and from which data. It may not
+choose servers or places to write, and code that it names does not run. Only the user sets those: on the command line,
+in the environment, or in the files of `config_home`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from genctl.params import spelled
 if TYPE_CHECKING:
     from genctl.config.conflicts import Setting
 
-# Knobs that a found file may set only to a value that the user names too -> why.
+# Knob -> why a found file may set it only to a value that the user sets too.
 CONFIRMED = {
     "backend": "decides who gets the prompts and the key",
     "offload_folder": "names a folder to write to",
@@ -31,7 +31,7 @@ LOADED = frozenset(
     }
 )  # fmt: skip
 
-# Flags that let code run -> the knobs that name it. With the flag, a file that nobody named may not set them.
+# Flag that lets code run -> the knobs that name the code. With the flag, an unnamed file may not set them.
 _CHECKPOINTS = ("model", "revision", "tokenizer", "adapter", "assistant_model", "amateur_model", "prompt_cache")
 TRUST: dict[str, Sequence[str]] = {
     "allow_pickle": _CHECKPOINTS,
@@ -39,7 +39,7 @@ TRUST: dict[str, Sequence[str]] = {
     "allow_plugins": ("processors", "stopping"),
 }
 
-# Knobs whose text reaches nothing outside the run.
+# Knobs without an effect outside the run.
 INSIDE = frozenset(
     {
         "dry_sequence_breakers", "negative_prompt", "watermarking_config", "bad_words", "logit_bias", "regex", "prefix",
@@ -49,33 +49,33 @@ INSIDE = frozenset(
 
 
 def mistakes(settings: Mapping[str, Setting], named: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:
-    """What found files have set and may not, each as a sentence and a hint. `named` holds the values of the user."""
+    """The forbidden settings of found files, each as a sentence and a hint. `named` holds the user's values."""
     for key, setting in settings.items():
         if not setting.found:
             continue
-        said = f"{setting.place}: {key} = {shown(setting.value)}"
+        setting_text = f"{setting.place}: {key} = {shown(setting.value)}"
         if key in CONFIRMED:
             yield (
-                f"{said}: {CONFIRMED[key]}, which a file of this folder cannot choose",
+                f"{setting_text}: {CONFIRMED[key]}, which a file of this folder cannot choose",
                 f"to use it, name it yourself: --{spelled(key)}, GENCTL_{key.upper()} or "
                 "$XDG_CONFIG_HOME/genctl/config.toml",
             )
         elif key == "offline" and setting.value is False and True in named.get(key, ()):
-            yield f"{said}: a file of this folder cannot switch the network on", ""
+            yield f"{setting_text}: a file of this folder cannot switch the network on", ""
         elif key in LOADED and isinstance(setting.value, str) and setting.value.startswith(("\\\\", "//")):
-            yield f"{said}: a file of this folder cannot name a folder of another machine", ""
+            yield f"{setting_text}: a file of this folder cannot name a folder of another machine", ""
 
 
 def confirmed(key: str, value: Any, named: Sequence[Any]) -> bool:
-    """Whether the user names each part of a value that a found file has set."""
+    """Whether the user has set each part of this value too."""
     try:
-        return set(_each(value)) <= set(_each(named))
+        return set(_parts(value)) <= set(_parts(named))
     except TypeError:  # tables cannot be compared as members of a set
         return value in named
 
 
 def check_trust(settings: Mapping[str, Setting], trust: Mapping[str, bool]) -> None:
-    """Raises UsageError where a flag lets code run that a file has chosen which nobody named."""
+    """Raises UsageError if a flag would run code that an unnamed file has chosen."""
     problems = [
         f"--{flag.replace('_', '-')} would run code that {setting.place} names: {key} = {shown(setting.value)}"
         for flag, keys in TRUST.items()
@@ -90,10 +90,10 @@ def check_trust(settings: Mapping[str, Setting], trust: Mapping[str, bool]) -> N
         )
 
 
-def _each(value: Any) -> Iterable[Any]:
+def _parts(value: Any) -> Iterable[Any]:
     """The parts of a value: those of a list, of lists in it, or the value itself."""
     if isinstance(value, (list, tuple)):
         for item in value:
-            yield from _each(item)
+            yield from _parts(item)
     else:
         yield value

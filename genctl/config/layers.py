@@ -35,7 +35,7 @@ KINDS: dict[str, Kind] = {
 SPECIAL = ("about", *LISTS)
 MOST_MISTAKES = 100
 
-# Entries of a generation_config that describe the file itself.
+# Entries of a generation_config about the file itself.
 BOOKKEEPING = {
     "transformers_version", "_from_model_config", "_commit_hash", "generation_kwargs", "is_assistant",
     "trust_remote_code",
@@ -55,10 +55,10 @@ class Layer:
 
     `origin` names the place; `where` gives the exact place of each key (`file.toml:3`, `flag --top-p`). `said` is the
     kind of the layer; without it the first word of the origin decides (`generation_config`, `flag`, `--set`, `params`),
-    and all other origins are files or the environment. `typed`: it was typed for this job. `broken` holds what
-    could not be read here: `resolve` raises it together with all other mistakes. `found`: how a file was reached that
-    is not the user's own (see `found_files`). `notice`: what everybody should see of the place itself.
-    `items`: where the tables of lists are, by list, number from 1 and key ("": the table itself).
+    and all other origins are files or the environment. `typed`: the user typed it for this job. `broken` holds errors
+    of reading this place: `resolve` raises them with all other mistakes. `found`: how the file was reached, if it is
+    not the user's own (see `found_files`). `notice`: a message about the place itself. `items`: the places of the
+    tables of lists, by list, number from 1 and key ("": the table itself).
     """
 
     origin: str
@@ -112,7 +112,7 @@ class Resolved:
     """A job: every knob with its value and its origin.
 
     `origins` holds all knobs; the origin of a knob that nothing sets is "default". `notes` are remarks that are not
-    mistakes, such as unknown keys of a generation_config; `notices` are those that everybody should see. `overlay`
+    mistakes, such as unknown keys of a generation_config; `notices` are always shown. `overlay`
     needs `settings` and `levels` to lay a row's params on top.
     """
 
@@ -130,7 +130,7 @@ class Resolved:
 
 @dataclass
 class _Reading:
-    """What has been read of the layers so far."""
+    """The settings and mistakes of the layers read so far."""
 
     settings: dict[str, Setting]
     notes: list[str]
@@ -142,7 +142,7 @@ class _Reading:
     incomplete: bool = False  # whether a file or a variable could not be read
 
     def read(self, layer: Layer, level: int) -> None:
-        """Lay `layer` on top."""
+        """Add `layer` on top."""
         if layer.notice:
             self.notices.append(layer.notice)
         for error in layer.broken:
@@ -156,9 +156,9 @@ class _Reading:
             try:
                 checked = _value(layer, key, value)
                 typed = layer.typed or layer.kind == "command"
-                other = self.settings.get(key)
-                if other and other.level == level and other.value != checked:
-                    raise Wrong(f"{key} = {shown(value)} contradicts {shown(other.value)} ({other.place})")
+                earlier = self.settings.get(key)
+                if earlier and earlier.level == level and earlier.value != checked:
+                    raise Wrong(f"{key} = {shown(value)} contradicts {shown(earlier.value)} ({earlier.place})")
                 self.settings[key] = Setting(checked, level, place, layer.kind, typed=typed, found=layer.found)
                 if not layer.found:
                     self.named.setdefault(key, []).append(checked)
@@ -255,8 +255,8 @@ def _about(value: Any) -> str:
 
 
 def _build(settings: Mapping[str, Setting], notes: Sequence[str], levels: int, remarks: Sequence[str]) -> Resolved:
-    """The values that hold after later layers have switched off earlier ones."""
-    moot, told = settle(settings)
+    """The job, after later layers have switched off earlier settings."""
+    moot, remarks_of_settle = settle(settings)
     values = {key: setting.value for key, setting in settings.items()} | {
         key: value for key, (value, _) in moot.items()
     }
@@ -270,7 +270,7 @@ def _build(settings: Mapping[str, Setting], notes: Sequence[str], levels: int, r
         processors=values.get("processors"),
         stopping=values.get("stopping"),
         about=values.get("about", ""),
-        notes=(*notes, *told),
+        notes=(*notes, *remarks_of_settle),
         notices=(*remarks, *notices(settings)),
         settings=settings,
         levels=levels,
@@ -290,8 +290,8 @@ def _levelled(layers: Sequence[Layer]) -> Iterator[tuple[int, Layer]]:
 def resolve(layers: Sequence[Layer], *, tentative: bool = False) -> Resolved:
     """Lay `layers`, lowest first, over the built-in defaults; later layers win.
 
-    With `tentative` the model's generation_config is still missing, because the model is itself a setting: conflicts
-    with a built-in default, which the model may change, are left for the final call.
+    With `tentative` the model's generation_config is missing, because the model is itself a setting: the final call
+    checks conflicts with a built-in default, which the model may change.
 
     Raises
     ------
@@ -313,8 +313,8 @@ def overlay(base: Resolved, layer: Layer) -> Resolved:
     """
     if not layer.values:
         return base
-    told = set(settle(base.settings)[1])
-    reading = _Reading(dict(base.settings), [note for note in base.notes if note not in told])
+    settled = set(settle(base.settings)[1])
+    reading = _Reading(dict(base.settings), [note for note in base.notes if note not in settled])
     reading.read(layer, base.levels)
     return reading.finish(base.levels + 1)
 

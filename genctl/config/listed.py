@@ -36,8 +36,8 @@ class ListMistakes(Exception):
 def check_list(key: str, value: Any) -> tuple[dict[str, Any], ...]:
     """The tables of a list, with values in the types of their knobs. Raises ListMistakes."""
     if not isinstance(value, (list, tuple)):
-        found = "" if isinstance(value, dict) else f" = {shown(value)}:"
-        raise ListMistakes([ListMistake(f"{key}{found} must be a list of tables ([[{key}]])")])
+        shown_value = "" if isinstance(value, dict) else f" = {shown(value)}:"
+        raise ListMistakes([ListMistake(f"{key}{shown_value} must be a list of tables ([[{key}]])")])
     mistakes: list[ListMistake] = []
     tables = [_table(key, number, item, mistakes) for number, item in enumerate(value, 1)]
     if mistakes:
@@ -54,16 +54,16 @@ def _table(key: str, number: int, item: Any, mistakes: list[ListMistake]) -> dic
     use = item.get("use")
     if not isinstance(use, str) or not use.strip():
         near = "" if "use" in item else did_you_mean(next(iter(item), ""), ["use"])
-        found = f", not {kind_of(use)}" if use is not None and not isinstance(use, str) else ""
-        meant = f"; did you mean {near}?" if near else ""
-        mistakes.append(ListMistake(f'{place}: needs use = "NAME"{found}{meant}', number, "use"))
+        actual = f", not {kind_of(use)}" if use is not None and not isinstance(use, str) else ""
+        suggestion = f"; did you mean {near}?" if near else ""
+        mistakes.append(ListMistake(f'{place}: needs use = "NAME"{actual}{suggestion}', number, "use"))
         return {}
     if use in LISTS[key]:
         return {"use": use, **_values(key, number, use, item, mistakes)}
     if ":" not in use and use not in (others := installed(WHAT[key])):
         near = nearest(use.strip().lower(), names := [*LISTS[key], *(printable(name, 60) for name in sorted(others))])
-        meant = f"did you mean {near}?" if near else f"there are {', '.join(names)}, and package.module:Class"
-        mistakes.append(ListMistake(f"{place}: unknown {WHAT[key]} {shown(use)}; {meant}", number, "use"))
+        suggestion = f"did you mean {near}?" if near else f"there are {', '.join(names)}, and package.module:Class"
+        mistakes.append(ListMistake(f"{place}: unknown {WHAT[key]} {shown(use)}; {suggestion}", number, "use"))
     try:
         check_plain(item)
     except Misfit as misfit:
@@ -82,8 +82,8 @@ def _values(key: str, number: int, use: str, item: dict[str, Any], mistakes: lis
             continue
         if name not in knobs:
             near = nearest(name, knobs)
-            meant = f"did you mean {near}?" if near else f"it takes {' and '.join(knobs)}"
-            mistakes.append(ListMistake(f"{place} has no key {named(name)}; {meant}", number, name))
+            suggestion = f"did you mean {near}?" if near else f"it takes {' and '.join(knobs)}"
+            mistakes.append(ListMistake(f"{place} has no key {named(name)}; {suggestion}", number, name))
             continue
         try:
             if name in known():

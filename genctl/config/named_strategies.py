@@ -1,4 +1,4 @@
-"""`--strategy NAME`: a decoding mode by name, as the knobs that make it; other settings refine it."""
+"""`--strategy NAME`: a decoding mode by name, defined by its knobs; other settings refine it."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ NEEDS: dict[str, tuple[str, ...]] = {
 def layer(name: str, flags: Sequence[Layer]) -> Layer:
     """The layer of a strategy, at the level of flags, without the knobs that flags or `--set` set themselves.
 
-    For an unknown name it is broken, so that it is reported with all other mistakes.
+    For an unknown name the layer is `broken`, so that all mistakes are reported together.
     """
     if name not in NAMED:
         near = nearest(name.lower().replace("_", "-"), NAMED)
-        meant = f"; did you mean {near}?" if near else ""
-        sentence = f"--strategy {name}: there is no such strategy{meant}"
+        suggestion = f"; did you mean {near}?" if near else ""
+        sentence = f"--strategy {name}: there is no such strategy{suggestion}"
         error = PresetError(sentence.replace("\n", "\\n"), hint=f"there are: {', '.join(NAMED)}")
         return Layer("flag", {}, said="command", broken=(error,))
     own = {key for flag in flags for key in flag.values}
@@ -53,7 +53,7 @@ def layer(name: str, flags: Sequence[Layer]) -> Layer:
 
 
 def check(name: str, kind: str) -> None:
-    """Raises UsageError where other settings have made the job another strategy than the named one."""
+    """Raises UsageError if other settings select another strategy than the named one."""
     if kind == name:
         return
     needs = NEEDS.get(name)

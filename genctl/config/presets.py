@@ -71,16 +71,16 @@ class NamedPreset:
 
 
 def available(places: Sequence[Folder] | None = None) -> list[NamedPreset]:
-    """Every preset that has a name, sorted; where two share a name, the first in the order of the folders."""
-    found: dict[str, NamedPreset] = {}
+    """Every preset that has a name, sorted; of two with one name, the first in the order of the folders."""
+    presets: dict[str, NamedPreset] = {}
     for folder in folders() if places is None else places:
         try:
             paths = [path for path in folder.path.glob("*.toml") if NAME.fullmatch(path.stem) and path.is_file()]
         except OSError:  # no permission to read the folder
             continue
         for path in paths:
-            found.setdefault(path.stem, NamedPreset(path.stem, folder.where, path))
-    return sorted(found.values(), key=lambda item: item.name)
+            presets.setdefault(path.stem, NamedPreset(path.stem, folder.where, path))
+    return sorted(presets.values(), key=lambda item: item.name)
 
 
 def is_path(name: str) -> bool:
@@ -89,17 +89,17 @@ def is_path(name: str) -> bool:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file is the user's own, or came with genctl. All others may have come with somebody's folder."""
+    """Whether a file is the user's own, or part of genctl. Any other may come with somebody else's folder."""
     return _is_below(path, config_home()) or is_shipped(path)
 
 
 def is_shipped(path: Path) -> bool:
-    """Whether a file came with genctl. Messages call such a preset by its name."""
+    """Whether a file is part of genctl. Messages call such a preset by its name."""
     return _is_below(path, shipped_folder())
 
 
 def _is_below(path: Path, folder: Path) -> bool:
-    absolute = Path(os.path.abspath(path))  # noqa: PTH100 — links are not followed: those in this folder are the user's
+    absolute = Path(os.path.abspath(path))  # noqa: PTH100 — do not follow links: those in this folder are the user's
     return absolute.is_relative_to(folder)
 
 
@@ -127,12 +127,12 @@ def find(name: str, places: Sequence[Folder] | None = None) -> Path:
             return path
     near = did_you_mean(name, [item.name for item in available(places)])
     looked = ", ".join(printable(str(folder.path)) for folder in places)
-    meant = f"; did you mean {near}?" if near else ""
-    raise PresetError(f"preset {name}: no such preset{meant} (looked in {looked})", hint="see: genctl presets list")
+    advice = f"; did you mean {near}?" if near else ""
+    raise PresetError(f"preset {name}: no such preset{advice} (looked in {looked})", hint="see: genctl presets list")
 
 
 def load(names: Sequence[str], places: Sequence[Folder] | None = None) -> list[Layer]:
-    """The layers of several presets, lowest first; what a preset extends comes below it.
+    """The layers of several presets, lowest first; the presets that a preset extends are below it.
 
     A preset that cannot be found or read, is not valid TOML, or extends itself gives a layer that is `broken`, so that
     `resolve` raises all mistakes together.
@@ -142,7 +142,7 @@ def load(names: Sequence[str], places: Sequence[Folder] | None = None) -> list[L
 
 
 def read(names: Sequence[str], places: Sequence[Folder] | None = None) -> list[Layer]:
-    """The layers of several presets, to look at them: they may also set what only the user may choose for a run."""
+    """The layers of several presets, for display: they may also set knobs that only the user may set for a run."""
     return [replace(layer, found="") for layer in load(names, places)]
 
 
@@ -152,7 +152,7 @@ def load_text(text: str, name: str, places: Sequence[Folder] | None = None) -> l
 
 
 def broken(name: str, error: PresetError, place: str = "") -> Layer:
-    """A layer for something that could not be read; `place` says where it was named."""
+    """A layer for a file that could not be read; `place` is where it was named."""
     if place:
         error = PresetError("\n".join(f"{place}: {line}" for line in error.message.split("\n")), hint=error.hint)
     return Layer(name, {}, said="user", broken=(error,))
@@ -171,7 +171,7 @@ def _named(name: str, place: str, chain: tuple[Path, ...], seen: set[Path], plac
 
 
 def _hidden(name: str, path: Path, places: Sequence[Folder]) -> str:
-    """The preset of the same name that a file of the project takes the place of, in words; "" if there is none."""
+    """The preset that a project's file of the same name hides, in words; "" if there is none."""
     if is_path(name) or is_own(path):
         return ""
     words = {"user": "your own preset of this name", "shipped": "the built-in preset"}
@@ -180,7 +180,7 @@ def _hidden(name: str, path: Path, places: Sequence[Folder]) -> str:
 
 
 def _load(path: Path, chain: tuple[Path, ...], seen: set[Path], places: Sequence[Folder]) -> list[Layer]:
-    """The layers of what `path` extends, then its own; a file that several extend appears once."""
+    """The layers of the presets that `path` extends, then its own; a file that several extend appears once."""
     name = path.stem if is_shipped(path) else short(path)
     try:
         real = _real(path, name, chain)
@@ -252,7 +252,7 @@ def _beside(name: str, base: Path) -> bool:
 
 
 def short(path: Path) -> str:
-    """A path relative to the current folder where that is possible, on one line."""
+    """A path on one line, relative to the current folder if possible."""
     try:
         return printable(str(path.relative_to(Path.cwd())))
     except (ValueError, OSError):
@@ -260,7 +260,7 @@ def short(path: Path) -> str:
 
 
 def about(path: Path) -> str:
-    """The `about` line of a preset. Raises PresetError where the file cannot be read or the line is not text."""
+    """The `about` line of a preset. Raises PresetError if the file cannot be read or the line is not text."""
     name = short(path)
     text = parse(decode(read_bytes(path), name), name).get("about", "")
     if not isinstance(text, str):

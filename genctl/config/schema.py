@@ -27,15 +27,15 @@ def schema() -> dict[str, Any]:
         for key, item in params.knobs(kind).items():
             if key in UNSAFE:
                 continue
-            found = TypeAdapter(known()[key][1]).json_schema(ref_template="#/$defs/{model}")
-            definitions |= found.pop("$defs", {})
-            properties[key] = {"description": item.metadata["about"], **_without_null(found)}
+            knob_schema = TypeAdapter(known()[key][1]).json_schema(ref_template="#/$defs/{model}")
+            definitions |= knob_schema.pop("$defs", {})
+            properties[key] = {"description": item.metadata["about"], **_without_null(knob_schema)}
             if default(key) is not None:
                 properties[key]["default"] = default(key)
-    for key, what in (("processors", "logits processors"), ("stopping", "stopping criteria")):
+    for key, plural in (("processors", "logits processors"), ("stopping", "stopping criteria")):
         properties[key] = {
             "type": "array",
-            "description": f"{what}, in the order in which they are applied",
+            "description": f"{plural}, in the order in which they are applied",
             "items": {
                 "type": "object",
                 "properties": {"use": {"type": "string", "minLength": 1, "description": "which one"}},
@@ -52,10 +52,10 @@ def schema() -> dict[str, Any]:
     return document | ({"$defs": definitions} if definitions else {})
 
 
-def _without_null(found: dict[str, Any]) -> dict[str, Any]:
+def _without_null(knob_schema: dict[str, Any]) -> dict[str, Any]:
     """A knob's schema without null, which TOML does not have, and without pydantic's titles."""
-    found = {key: value for key, value in found.items() if key not in ("title", "default")}
-    branches = [branch for branch in found.pop("anyOf", []) if branch != {"type": "null"}]
+    knob_schema = {key: value for key, value in knob_schema.items() if key not in ("title", "default")}
+    branches = [branch for branch in knob_schema.pop("anyOf", []) if branch != {"type": "null"}]
     if len(branches) == 1:
-        return {**branches[0], **found}
-    return {**found, "anyOf": branches} if branches else found
+        return {**branches[0], **knob_schema}
+    return {**knob_schema, "anyOf": branches} if branches else knob_schema

@@ -1,7 +1,7 @@
 """Conflicts between the knobs of one strategy, once all settings are resolved. No torch.
 
-`conflicts` says where settings of several layers contradict each other; here the layers are merged, and a value has no
-origin any more. Functions raise UsageError with the first conflict, or return all of them as sentences.
+`conflicts` checks the settings of several layers; here the layers are merged, and values have no origin.
+Functions raise UsageError with the first conflict, or return all of them as sentences.
 """
 
 from __future__ import annotations

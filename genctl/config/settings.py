@@ -39,8 +39,8 @@ def project_file(cwd: Path | None = None) -> Path | None:
     """The nearest `genctl.toml`, or `pyproject.toml` with a table `tool.genctl`, from `cwd` upwards.
 
     The search ends at the root of the repository or at the home folder. Outside both only `cwd` counts, because a
-    shared folder above it may belong to another user. Raises PresetError where one folder holds both kinds of file,
-    or where a pyproject.toml that mentions genctl is not valid TOML.
+    shared folder above it may belong to another user. Raises PresetError if one folder holds both kinds of file,
+    or if a pyproject.toml that mentions genctl is not valid TOML.
     """
     here = (cwd or current_folder()).absolute()
     home = Path("~").expanduser()
@@ -48,11 +48,11 @@ def project_file(cwd: Path | None = None) -> Path | None:
     end = next((n for n, folder in enumerate(climb) if folder == home or (folder / ".git").exists()), 0)
     for folder in climb[: end + 1]:
         own, shared = folder / "genctl.toml", folder / "pyproject.toml"
-        found = [path for path in (own, shared) if path.is_file() and (path == own or _mentions_genctl(path))]
-        if len(found) == 2:
+        candidates = [path for path in (own, shared) if path.is_file() and (path == own or _mentions_genctl(path))]
+        if len(candidates) == 2:
             raise PresetError(f"{short(own)} and [tool.genctl] in {short(shared)} both hold settings; keep one of them")
-        if found:
-            return found[0]
+        if candidates:
+            return candidates[0]
     return None
 
 
@@ -67,9 +67,9 @@ def _tool_table(document: Mapping[str, Any]) -> Any:
 
 
 def file_layers(path: Path, places: Sequence[Folder] | None = None, *, found: Found = "") -> list[Layer]:
-    """A settings file above the presets that it names; `broken` where it cannot be read or is not valid TOML.
+    """A settings file above the presets that it names; `broken` if it cannot be read or is not valid TOML.
 
-    `found`: how the file was reached, if it is not the user's own. The presets that it names were reached in this way.
+    `found`: how the file was reached, if it is not the user's own. The presets that it names have the same origin.
     """
     name = short(path)
     table = ("tool", "genctl") if path.name == "pyproject.toml" else ()
@@ -108,8 +108,8 @@ def environment_layer(environment: Mapping[str, str] | None = None) -> Layer:
             values[key] = parse_value(key, text)
             continue
         near = did_you_mean(key, accepted())
-        meant = f"; did you mean {PREFIX}{near.upper()}?" if near else ""
-        mistakes.append(PresetError(f"environment: {printable(name, 60)} names no knob{meant}"))
+        suggestion = f"; did you mean {PREFIX}{near.upper()}?" if near else ""
+        mistakes.append(PresetError(f"environment: {printable(name, 60)} names no knob{suggestion}"))
     where = {key: f"{PREFIX}{key.upper()}" for key in values}
     return Layer("environment", values, where, "user", tuple(mistakes))
 
@@ -123,8 +123,8 @@ def standing_layers(
 ) -> list[Layer]:
     """User file, project file, the named presets and the environment, lowest first.
 
-    The caller adds the model's generation_config beneath, and flags and a row's params on top. What cannot be read is a
-    `broken` layer, so that `resolve` reports all mistakes at once.
+    The caller adds the model's generation_config beneath, and flags and a row's params on top. Unreadable files are
+    `broken` layers, so that `resolve` reports all mistakes at once.
     """
     user = user_file(environment)
     layers = file_layers(user, places) if os.path.lexists(user) else []

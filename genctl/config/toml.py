@@ -30,7 +30,7 @@ LEXEME = re.compile(
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """`text` on one line, with control characters and other unprintable ones as escapes."""
+    """`text` on one line, with unprintable characters as escapes."""
     shown = "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in text)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
@@ -86,8 +86,8 @@ def _statements(text: str) -> Iterator[tuple[int, bool, list[str]]]:
     line, depth, header = 1, 0, False
     key: list[str] | None = []  # None once the key of the statement is complete
     start = 1
-    for found in LEXEME.finditer(text):
-        lexeme = found[0]
+    for match in LEXEME.finditer(text):
+        lexeme = match[0]
         if lexeme == "\n":
             if depth == 0:
                 key, header = [], False
@@ -123,15 +123,15 @@ def _unquote(lexeme: str) -> str:
 
 def lines(text: str, under: tuple[str, ...] = ()) -> dict[str, int]:
     """The line on which each key of the table `under` (the document by default) is first set."""
-    found: dict[str, int] = {}
+    places: dict[str, int] = {}
     table: list[str] = []
     for line, header, key in _statements(text):
         if header:
             table = key
         full = key if header else table + key
         if len(full) > len(under) and tuple(full[: len(under)]) == under:
-            found.setdefault(full[len(under)], line)
-    return found
+            places.setdefault(full[len(under)], line)
+    return places
 
 
 def item_lines(text: str, under: tuple[str, ...] = ()) -> dict[tuple[str, int, str], int]:
@@ -139,7 +139,7 @@ def item_lines(text: str, under: tuple[str, ...] = ()) -> dict[tuple[str, int, s
 
     The key "" is the header of a table.
     """
-    found: dict[tuple[str, int, str], int] = {}
+    places: dict[tuple[str, int, str], int] = {}
     counts: dict[str, int] = {}
     table: list[str] = []
     for line, header, key in _statements(text):
@@ -150,10 +150,10 @@ def item_lines(text: str, under: tuple[str, ...] = ()) -> dict[tuple[str, int, s
             continue
         if header and len(full) == 1:
             counts[full[0]] = counts.get(full[0], 0) + 1
-            found[full[0], counts[full[0]], ""] = line
+            places[full[0], counts[full[0]], ""] = line
         elif len(full) > 1:
-            found.setdefault((full[0], counts.get(full[0], 0), full[1]), line)
-    return found
+            places.setdefault((full[0], counts.get(full[0], 0), full[1]), line)
+    return places
 
 
 def write_key(key: str) -> str:
@@ -180,7 +180,7 @@ def write_string(text: str) -> str:
 def write_value(value: Any) -> str:
     """`value` as TOML on one line; parsing it gives the same value and type back.
 
-    Raises TypeError for what TOML cannot hold, such as None.
+    Raises TypeError for values that TOML cannot hold, such as None.
     """
     if isinstance(value, bool):
         return "true" if value else "false"

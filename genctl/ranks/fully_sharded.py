@@ -1,7 +1,7 @@
-"""FSDP2: each rank holds a part of every parameter and decodes its own prompts; parameters meet layer by layer.
+"""FSDP2: each rank holds a part of every parameter and decodes its own prompts; parameters are gathered by layer.
 
 Zhao et al., PyTorch FSDP, 2023 (arXiv:2304.11277). A forward pass gathers the parameters from all ranks, so all ranks
-have to make each pass together. A rank that has nothing to decode makes empty passes until none has.
+must make each pass together. A rank without rows makes empty passes until all ranks are done.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from genctl.ranks import group
 
 
 def shard(model: Any) -> None:
-    """Leave this rank its part of each parameter. Raises ModelError for a model that is no plain decoder."""
+    """Keep only this rank's part of each parameter. Raises ModelError for a model that is no plain decoder."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -33,12 +33,12 @@ def shard(model: Any) -> None:
 
 
 class Pace:
-    """Keeps the passes of all ranks together. Before each pass they sum who needs it, and whether to stop."""
+    """Keeps the passes of all ranks together. Before each pass ranks sum whether any needs it, and the stop signals."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.asked = 0  # a signal that this rank tells the others about
-        self.heard = 0  # the signal that all ranks know of
+        self.signal = 0  # the stop signal of this rank: 1 to stop
+        self.agreed = 0  # the sum of all ranks' signals at the last pass
         self._empty = False
         self._hook = model.register_forward_pre_hook(self._before, prepend=True)
 
@@ -58,11 +58,11 @@ class Pace:
             self._agree(needed=True)
 
     def _agree(self, *, needed: bool) -> bool:
-        """Whether any rank needs a pass. Every rank calls this together. Raises ModelError if one has left."""
-        told = torch.tensor([float(needed), float(self.asked)])
+        """Whether any rank needs a pass. All ranks call this together. Raises ModelError if one has left."""
+        sums = torch.tensor([float(needed), float(self.signal)])
         try:
-            dist.all_reduce(told)
+            dist.all_reduce(sums)
         except RuntimeError as error:
             raise group.lost(error) from error
-        self.heard = int(told[1])
-        return bool(told[0] > 0)
+        self.agreed = int(sums[1])
+        return bool(sums[0] > 0)

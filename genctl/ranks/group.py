@@ -1,4 +1,4 @@
-"""The processes of a run as torch.distributed sees them: start together, and hear what rank 0 says."""
+"""The processes of a run in torch.distributed: they start together and receive values from rank 0."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from genctl.errors import ModelError
 # How long a rank waits for another one inside a step. Ranks load and decode in step, so they are seconds apart at most;
 # a rank that is killed closes its connections, which ends the others at once.
 TIMEOUT_S = 120
-# How often rank 0 says that it is still there while it waits for a row, which may come from a pipe or a person.
+# How often rank 0 sends a heartbeat while it waits for a row, which may come from a pipe or a person.
 BEAT_S = 10.0
 # How long ranks wait for rank 0 to open its input.
 PATIENCE = datetime.timedelta(days=7)
 
 
 def start() -> None:
-    """Meet the other processes, once. Raises ModelError where they do not come."""
+    """Join the other processes, once. Raises ModelError if they do not join."""
     if dist.is_initialized():
         return
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
@@ -46,7 +46,7 @@ def stop() -> None:
 
 
 def silence(stack: ExitStack) -> None:
-    """Of a rank that writes nothing: its streams lead nowhere, and signals are left to rank 0."""
+    """For ranks other than 0: discard output, and leave signals to rank 0."""
     nowhere: Any = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 — the stack closes it
     before = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = nowhere
@@ -62,14 +62,14 @@ def silence(stack: ExitStack) -> None:
 
 @cache
 def patient() -> Any:
-    """The same processes, with more patience, for what rank 0 reads."""
+    """A group of the same processes with a long timeout, for values that rank 0 reads."""
     return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
 def broadcast(value: Any, *, wait: bool = False) -> Any:
     """Rank 0's value, on every rank. All ranks call this together.
 
-    `wait`: rank 0 may take long. Raises ModelError where a rank has ended or does not answer.
+    `wait`: rank 0 may take long. Raises ModelError if a rank has ended or does not answer.
     """
     box = [value]
     try:
@@ -111,18 +111,18 @@ def from_rank_0(make: Callable[[], Any], *, waits: bool) -> Any:
     return broadcast(None if dist.get_rank() else make())
 
 
-def gathered(thing: Any) -> list[Any] | None:
-    """What each rank gives, in the order of ranks, on rank 0; None on the others. Raises what `broadcast` raises."""
+def gathered(value: Any) -> list[Any] | None:
+    """The values of all ranks, in their order, on rank 0; None on the others. Raises as `broadcast` does."""
     box: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     try:
-        dist.gather_object(thing, box, dst=0)
+        dist.gather_object(value, box, dst=0)
     except RuntimeError as error:
         raise lost(error) from error
     return box
 
 
 def share(tensor: torch.Tensor) -> torch.Tensor:
-    """Rank 0's numbers for a tensor that every rank has in the same shape. Raises ModelError as `heard` does."""
+    """Rank 0's numbers for a tensor that every rank has in the same shape. Raises ModelError as `broadcast` does."""
     same = tensor.contiguous()
     try:
         dist.broadcast(same, src=0)
@@ -132,7 +132,7 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def lost(error: BaseException) -> ModelError:
-    """The error of a rank that another one has left."""
+    """The error if another rank has ended."""
     return ModelError(
         f"rank {dist.get_rank()} of {dist.get_world_size()}: another rank has ended or does not answer within "
         f"{TIMEOUT_S} s: {_line(error)}"

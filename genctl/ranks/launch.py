@@ -1,4 +1,4 @@
-"""What `torchrun` and `accelerate launch` say of the processes they start: read from the environment, without torch."""
+"""The processes of `torchrun` and `accelerate launch`, read from the environment, without torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(runtime: Runtime, *, shares: bool) -> None:
     """
     launch = launch_of()
     flags = [
-        flag for flag, given in (("--tensor-parallel", runtime.tensor_parallel), ("--fsdp", runtime.fsdp)) if given
+        flag for flag, is_set in (("--tensor-parallel", runtime.tensor_parallel), ("--fsdp", runtime.fsdp)) if is_set
     ]
     if len(flags) > 1:
         raise UsageError("--tensor-parallel and --fsdp are two ways to share out a model; leave out one of them")

@@ -1,7 +1,7 @@
-"""A rank ends with the `torchrun` (or `accelerate launch`) that started it.
+"""End a rank with the `torchrun` (or `accelerate launch`) that started it.
 
-A launcher that is asked to end asks its ranks to. One that is killed cannot: its ranks would go on by themselves, and
-nobody would know. So each rank looks at who its parent is.
+A launcher that receives a signal to end sends it to its ranks. A killed launcher cannot, and its ranks would continue
+unnoticed. So each rank watches its parent process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import signal
 import threading
 import time
 
-LOOK_S = 1.0  # between two looks
-GRACE_S = 5.0  # for rank 0 to write what it has, and for the others to hear of it
+LOOK_S = 1.0  # seconds between two checks
+GRACE_S = 5.0  # seconds for rank 0 to write its results, and for the others to be notified
 
 
 def watch(rank: int) -> None:

@@ -1,7 +1,7 @@
 """Tensor parallelism by transformers' plans: each rank holds a part of every large matrix, and all compute each pass.
 
-Shoeybi et al., Megatron-LM, 2019. Sums over ranks come out equal on all of them; rank 0's logits are still given to
-every rank after each pass, so that equal seeds make equal choices whatever the devices are.
+Shoeybi et al., Megatron-LM, 2019. Sums over ranks are equal on all of them; still, every rank receives rank 0's
+logits after each pass, so that equal seeds give equal choices on any devices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def placement(config: PreTrainedConfig) -> dict[str, Any]:
-    """What `from_pretrained` is given to share out a model over all ranks. Raises ModelError where it cannot be."""
+    """The arguments of `from_pretrained` to distribute a model over all ranks. Raises ModelError if it cannot be."""
     group.start()
     size = dist.get_world_size()
     check(config, size)

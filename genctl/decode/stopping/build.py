@@ -94,8 +94,8 @@ def visible(tokens: Sequence[int], criteria: Sequence[NamedCriterion], keep: boo
 def cut(text: str, criteria: Sequence[NamedCriterion], keep: bool = False) -> tuple[str, str]:
     """Cut a row's text at the earliest stop string or match; of several at one place, at the longest.
 
-    In the text, special tokens that stops name are marks. Returns the text before it (with it, if `keep`) and the match,
-    or "".
+    In the text, special tokens that stops name are marks. Returns the text before the match (with it, if `keep`) and
+    the match, or "".
     """
     spans = []
     for criterion in criteria:

@@ -1,1 +1,1 @@
-"""A checkpoint that is loaded in this process."""
+"""The engine of a checkpoint in this process."""

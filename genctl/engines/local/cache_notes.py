@@ -1,4 +1,4 @@
-"""Notes on the chosen cache: where it is lossy, where it has no effect, and when a saved prompt is useless."""
+"""Notes on the chosen cache: if it is lossy or has no effect, and if a saved prompt cannot be reused."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def cache_notes(forward: ModelRuntime, name: str, resolved: Resolved) -> list[st
 
 def _differing(forward: ModelRuntime, resolved: Resolved) -> list[str]:
     generation = resolved.generation
-    found = []
+    notes = []
     if forward.cache_differs:
         used = "its cache is used, as in generate()" if generation.use_cache else "everything is read again"
-        found.append(f"{forward.name} computes other numbers with a cache than without: {used}")
+        notes.append(f"{forward.name} computes other numbers with a cache than without: {used}")
     window = forward.cut_window
     drafting = [name for name in DRAFTING if getattr(generation, name) is not None]
     if window is not None and window.indexed and drafting and generation.use_cache:
-        found.append(
+        notes.append(
             f"{drafting[0]}: beyond {window.size} tokens ({window.name}) nothing is drafted: which tokens "
             f"{forward.name} sees there depends on how many are read at once"
         )
-    return found
+    return notes
 
 
 def _effects(forward: ModelRuntime, name: str, resolved: Resolved) -> list[str]:

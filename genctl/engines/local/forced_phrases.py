@@ -19,8 +19,8 @@ class ForcedPhrase:
     """One constraint as given: alternative texts, or their ids."""
 
     name: str
-    texts: tuple[str, ...]  # empty where ids have no text
-    literal: bool  # whether texts were given, which any tokens may spell
+    texts: tuple[str, ...]  # empty if the ids have no text
+    literal: bool  # whether it was given as texts, which any tokens may spell
 
     def is_in(self, text: str, times: int) -> bool:
         """Whether a text contains it `times` times."""
@@ -44,8 +44,8 @@ class ForcedPhrases:
         cut = hypothesis.reason == "stop" and self.text(hypothesis.tokens) != hypothesis.text
         unmet = []
         for place, phrase in enumerate(self.phrases):
-            seen = phrase.is_in(hypothesis.text, self.phrases[: place + 1].count(phrase))
-            if (place in lacking and not (phrase.literal and seen)) or (cut and phrase.texts and not seen):
+            present = phrase.is_in(hypothesis.text, self.phrases[: place + 1].count(phrase))
+            if (place in lacking and not (phrase.literal and present)) or (cut and phrase.texts and not present):
                 unmet.append(phrase.name)
         return dataclasses.replace(hypothesis, unmet=tuple(unmet)) if unmet else hypothesis
 
@@ -56,10 +56,10 @@ def forced_phrases(generation: Generation, text: Callable[[Sequence[int]], str])
     `text` decodes ids; ids without text are named themselves.
     """
     result = []
-    for given in generation.force_words_ids or []:
-        phrases = [[token for token in given if isinstance(token, int)]]
-        if any(isinstance(item, list) for item in given):
-            phrases = [item for item in given if isinstance(item, list)]
+    for constraint in generation.force_words_ids or []:
+        phrases = [[token for token in constraint if isinstance(token, int)]]
+        if any(isinstance(item, list) for item in constraint):
+            phrases = [item for item in constraint if isinstance(item, list)]
         texts = [text(ids).strip() for ids in phrases]
         name = " | ".join(word or str(ids) for word, ids in zip(texts, phrases, strict=True))
         result.append(ForcedPhrase(name, tuple(texts) if all(texts) else (), False))

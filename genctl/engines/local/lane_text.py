@@ -61,13 +61,15 @@ class LaneText:
         return self._finished(event) if isinstance(event, Finished) else event
 
     def _finished(self, event: Finished) -> Finished:
-        hypotheses: Sequence[Hypothesis] = [self._checked(self._shown(self.decoded(each))) for each in event.hypotheses]
+        hypotheses: Sequence[Hypothesis] = [
+            self._checked(self._shown(self.decoded(hypothesis))) for hypothesis in event.hypotheses
+        ]
         if self.ranking is None:
             return dataclasses.replace(event, hypotheses=tuple(hypotheses))
         every = dataclasses.replace(self.ranking, returned=len(hypotheses))
-        ranked = rerank.rerank(hypotheses, [each.text for each in hypotheses], every)
-        best, others = ranked[: self.ranking.returned], ranked[self.ranking.returned :]
-        return dataclasses.replace(event, hypotheses=best, others=others)
+        ranked = rerank.rerank(hypotheses, [hypothesis.text for hypothesis in hypotheses], every)
+        best, rest = ranked[: self.ranking.returned], ranked[self.ranking.returned :]
+        return dataclasses.replace(event, hypotheses=best, others=rest)
 
     def decoded(self, hypothesis: Hypothesis) -> Hypothesis:
         """The hypothesis with its text, cut at stops."""
@@ -82,7 +84,7 @@ class LaneText:
         return hypothesis if self.phrases is None else self.phrases.unmet(hypothesis)
 
     def _checked(self, hypothesis: Hypothesis) -> Hypothesis:
-        """With a mark if the budget or the time cut off a text that the grammar would have continued."""
+        """The hypothesis, marked if the budget or the time cut off a text that is incomplete in the grammar."""
         grammar = self.grammar
         if grammar is None or hypothesis.reason not in ("length", "time"):
             return hypothesis
@@ -98,9 +100,9 @@ class RowText:
         self.lane = lane
         self.words = lane.words.fork()
         self.held = None if lane.stops is None else HeldText(lane.stops)
-        self.hidden: int | None = None  # characters that are still to hide; None before the first token
+        self.hidden: int | None = None  # characters left to hide; None before the first token
         self.written: tuple[Token, ...] = ()  # the newest tokens, with their text
-        self.hypothesis: Hypothesis | None = None  # what the row became, with its text, if it ended
+        self.hypothesis: Hypothesis | None = None  # the result with its text, if the row ended
 
     def fork(self) -> RowText:
         """A second row in the same state."""
@@ -109,20 +111,20 @@ class RowText:
         return twin
 
     def grow(self, row: Row | Ended) -> RowText:
-        """Take the new tokens of a row. The last token of an ended row gets all text that was held back."""
+        """Add the new tokens of a row. The last token of an ended row gets all text that was held back."""
         end = self.hypothesis = self.lane.decoded(row.hypothesis) if isinstance(row, Ended) else None
         written, piece, last = [], self.words.piece, len(row.written) - 1
         for place, token in enumerate(row.written):
             text = self._text(token.id, end if place == last else None)
             top = token.top and tuple((id, piece(id), logprob) for id, _, logprob in token.top)
             watched = token.watched and tuple((id, piece(id), value, rank) for id, _, value, rank in token.watched)
-            # spelled out: `dataclasses.replace` takes three times as long, for every token
+            # not `dataclasses.replace`, which takes three times as long for every token
             written.append(Token(token.id, token.logprob, text, token.rank, token.entropy, top, token.trace, watched))
         self.written = tuple(written)
         return self
 
     def _text(self, token: int, end: Hypothesis | None) -> str:
-        """The text that a token adds; `end` is what the row became with it, if it ended."""
+        """The text that a token adds; `end` is the row's result, if it ended."""
         text = self.words.push(token)
         if end is not None:
             text += self.words.flush()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as the model reads it."""
+    """A prompt as token ids."""
 
     ids: tuple[int, ...]
     text: str  # recorded
@@ -40,7 +40,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PlannedLane:
-    """A lane, and how its texts are processed."""
+    """A lane, and the settings for its texts."""
 
     lane: Lane
     prompt: Prompt
@@ -50,7 +50,7 @@ class PlannedLane:
     healed: HealedPrompt | None = None
     ranking: rerank.RerankPlan | None = None
     phrases: ForcedPhrases | None = None
-    draws: bool = True  # tokens are drawn, or a processor may draw
+    draws: bool = True  # whether tokens are drawn, or a processor may draw
 
     def began(self, request: Request, model: str, *, encoder_decoder: bool) -> events.Began:
         """The event with which the lane begins."""
@@ -123,7 +123,7 @@ class Planner:
         from genctl.models import hub
 
         if name not in self.auxiliary_models:
-            # its steps alternate with the model's, so it is packed and never compiled
+            # pack it, and never compile it: its steps alternate with the model's
             runtime = replace(
                 self.runtime, model=name, revision=None, compile=False, adapter=None, tensor_parallel=False, fsdp=False
             )
@@ -216,10 +216,10 @@ class Planner:
     def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
         """The strategy for these knobs. It has no state, so requests with equal knobs share one."""
         if self.latest is None or self.latest[0] is not generation:
-            self.latest = generation, self._made_strategy(generation)
+            self.latest = generation, self._build_strategy(generation)
         return self.latest[1]
 
-    def _made_strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
+    def _build_strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
         from genctl.strategies.auxiliary_models import AuxiliaryModel, auxiliary_strategy
         from genctl.strategies.factory import choose
         from genctl.strategies.sample import Sample
@@ -282,19 +282,19 @@ class Planner:
         raise ModelError(f"{self.loaded.name} names no decoder_start_token_id, so its decoder cannot begin")
 
     def _truncated(self, request: Request, prompt: Prompt) -> tuple[Prompt, int]:
-        """The prompt as `truncate` wants it, and how many tokens that took; its text stays as it was.
+        """The prompt after `truncate`, and the number of removed tokens; its text is unchanged.
 
-        Room is kept for max_new_tokens, though for no more than half of what the context (or max_length) holds. What
-        the tokenizer puts around a prompt stays: its BOS, and an encoder's EOS.
+        Keeps room for max_new_tokens, but for no more than half of the context (or max_length). Special tokens that the
+        tokenizer puts around a prompt stay: its BOS, and an encoder's EOS.
         """
         side, generation = request.resolved.runtime.truncate, request.resolved.generation
         if side is None:
             return prompt, 0
         bounds = [self.context]
         room = 0
-        if not self.forward.is_encoder_decoder:  # an encoder-decoder's new tokens have a context of their own
+        if not self.forward.is_encoder_decoder:  # an encoder-decoder's new tokens have a separate context
             bounds.append(generation.max_length if generation.max_new_tokens is None else None)
-        bound = min((each for each in bounds if each is not None), default=None)
+        bound = min((size for size in bounds if size is not None), default=None)
         if bound is None:
             return prompt, 0
         if not self.forward.is_encoder_decoder:
@@ -367,7 +367,7 @@ class Planner:
         return build(context)
 
     def _unconditional(self, generation: Generation, tokens: Sequence[int]) -> Unconditional | None:
-        """The prompt that guidance_scale leads away from: the negative prompt, or the prompt's last token."""
+        """The unconditional prompt of guidance_scale: the negative prompt, or the prompt's last token."""
         if generation.guidance_scale is None or generation.guidance_scale == 1.0:
             return None
         if self.forward.is_encoder_decoder:
@@ -395,7 +395,7 @@ class Planner:
         seconds = request.resolved.runtime.row_timeout
         if seconds is None:
             return criteria
-        # not part of a preset's list: it belongs to the run, like the batch size
+        # an option of the run, like the batch size, so not part of a preset's list
         return (*criteria, NamedCriterion("row_timeout", Deadline(began + seconds, f"row_timeout {seconds:g} s")))
 
 
@@ -412,14 +412,16 @@ class Deadline:
 
 
 def context_of(config: Any) -> int | None:
-    """Most positions that a model, or the decoder of one, was made for; None where nothing bounds them."""
+    """The maximum number of positions of a model or its decoder; None if there is no limit."""
     names = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx")
     return None if facts_of(config.model_type).unbounded else _first_size(config.get_text_config(decoder=True), names)
 
 
 def source_context_of(config: Any) -> int | None:
-    """Most tokens that an encoder reads; None where nothing bounds them."""
-    own = getattr(config, "encoder", None) or config  # of a composite; others say it for both sides
+    """The maximum number of tokens of an encoder; None if there is no limit."""
+    own = (
+        getattr(config, "encoder", None) or config
+    )  # a composite has an encoder config; others have one number for both sides
     names = ("max_source_positions", "max_encoder_position_embeddings", "max_position_embeddings", "n_positions")
     return None if facts_of(getattr(own, "model_type", None)).unbounded else _first_size(own, names)
 

@@ -14,7 +14,7 @@ from typing import Literal
 from genctl import events
 from genctl.params import Generation
 
-ORDER, BETA = 6, 2.0  # of chrF: the longest n-grams, and how much more recall counts than precision
+ORDER, BETA = 6, 2.0  # of chrF: the longest n-grams, and the weight of recall against precision
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def expected_chrf(texts: Sequence[str]) -> list[float]:
     counts = Counter(texts)
     distinct = list(counts)
     grams = [_ngrams(text) for text in distinct]
-    totals = [float(counts[text]) for text in distinct]  # chrF with itself is 1, however often it was drawn
+    totals = [float(counts[text]) for text in distinct]  # chrF with itself is 1, for each draw
     for i in range(len(distinct)):
         for j in range(i + 1, len(distinct)):
             matches = _matches(grams[i], grams[j])
@@ -78,8 +78,8 @@ def chrf(text: str, reference: str) -> float:
     Precision and recall are averaged over the n for which both texts are long enough, as in sacrebleu; two texts
     without characters are equal.
     """
-    ours, theirs = _ngrams(text), _ngrams(reference)
-    return _f_score(_matches(ours, theirs), ours, theirs)
+    of_text, of_reference = _ngrams(text), _ngrams(reference)
+    return _f_score(_matches(of_text, of_reference), of_text, of_reference)
 
 
 def _ngrams(text: str) -> list[Counter[str]]:
@@ -90,15 +90,15 @@ def _ngrams(text: str) -> list[Counter[str]]:
     ]
 
 
-def _matches(ours: list[Counter[str]], theirs: list[Counter[str]]) -> list[int]:
+def _matches(left: list[Counter[str]], right: list[Counter[str]]) -> list[int]:
     return [
         sum(min(count, large[gram]) for gram, count in small.items() if gram in large)
-        for small, large in (sorted(pair, key=len) for pair in zip(ours, theirs, strict=True))
+        for small, large in (sorted(pair, key=len) for pair in zip(left, right, strict=True))
     ]
 
 
-def _f_score(matches: list[int], ours: list[Counter[str]], theirs: list[Counter[str]]) -> float:
-    length, reference = ours[0].total(), theirs[0].total()  # characters: n - 1 fewer n-grams
+def _f_score(matches: list[int], of_text: list[Counter[str]], of_reference: list[Counter[str]]) -> float:
+    length, reference = of_text[0].total(), of_reference[0].total()  # characters: n - 1 fewer n-grams
     if not length and not reference:
         return 1.0
     orders = min(ORDER, length, reference)

@@ -1,4 +1,4 @@
-"""The runtime of a loaded model: native where the model is, transformers' classes otherwise."""
+"""The runtime of a loaded model: native for native models, else transformers' classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from genctl.native.runtime import NativeRuntime
 
 
 def runtime_of(model: Any, *, compile: bool = False) -> ModelRuntime:
-    """A loaded model as the loop sees it. `compile` concerns transformers' models alone."""
+    """The `ModelRuntime` of a loaded model. `compile` affects only transformers' models."""
     if isinstance(model, NativeModel):
         return NativeRuntime(model)
     from genctl.transformers.runtime import TransformersRuntime

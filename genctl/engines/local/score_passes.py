@@ -1,7 +1,7 @@
 """Forward passes over known tokens: log-probability, rank and entropy of each.
 
-Rows of different lengths are padded on the right and masked. Logits are processed a few positions at a time, so that
-nothing of their size is copied; a row whose logits alone would be too large is read piece by piece.
+Rows of different lengths are padded on the right and masked. Logits are processed a few positions at a time, so that no
+copy of their full size is made; a row whose own logits would be too large is read in pieces.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Piece:
 
     ids: tuple[int, ...]
     first: int
-    source: tuple[int, ...] | None = None  # what an encoder reads
+    source: tuple[int, ...] | None = None  # the encoder's input
 
 
 class Passes:
@@ -40,7 +40,7 @@ class Passes:
         self.forward = forward
         self.batch_size = batch_size
         self.detail = detail or Detail()
-        # from a cache, by several tokens at once
+        # whether several tokens in one pass may continue from a cache
         self.continues = forward.supports_cache and not _recurrent(forward) and forward.together
         self.continues = self.continues and not forward.wants_history(0) and forward.draft_room(sys.maxsize) > 0
 
@@ -58,7 +58,7 @@ class Passes:
                 yield batch
                 batch, longest, columns = [], 0, 0
             longest = max(longest, len(piece.ids))
-            # the logits of all rows are kept from the earliest scored token of any row on
+            # the logits of all rows begin at the earliest scored token of any row
             columns = max(columns, longest - piece.first)
             crowded = (len(batch) + 1) * columns * self.forward.vocab_size > LARGEST
             if batch and (len(batch) == self.batch_size or crowded):
@@ -83,7 +83,7 @@ class Passes:
             encoded = [self.forward.encode(piece.source or ()) for piece in pieces]
             sources = join_sources(encoded, [None] * len(encoded), [1] * len(encoded))
         feed, mask = self._padded([piece.ids[:-1] for piece in pieces])
-        start = min(piece.first for piece in pieces) - 1  # the first position whose logits are wanted
+        start = min(piece.first for piece in pieces) - 1  # the first position whose logits are needed
         positions = torch.arange(feed.shape[1], device=feed.device).expand(feed.shape[0], -1)
         output = self.forward(
             feed, None, mask=mask, positions=positions, sources=sources, first=True, keep=feed.shape[1] - start
@@ -107,22 +107,24 @@ class Passes:
         pieces = [Piece((*context, *ending), len(context)) for ending in endings]
         if source is not None:
             encoded = self.forward.encode(source)
-            return self._spread(pieces, lambda some: self.read(some, join_sources([encoded], [None], [len(some)])))
+            return self._spread(pieces, lambda batch: self.read(batch, join_sources([encoded], [None], [len(batch)])))
         if not self.continues:
             return self._spread(pieces, self.read)
         prefix = self.forward.prefill(context, None)
         cache = prefix.cache
-        assert cache is not None  # because it continues
+        assert cache is not None  # since `continues`
         nothing = [0] * len(endings)
         begun = self._measure(prefix.logits[:, None], nothing, nothing, [ending[0] for ending in endings])
         rest = [Piece(ending, 1) for ending in endings if len(ending) > 1]
-        read = iter(self._spread(rest, lambda some: self._fork(some, cache, len(context))))
-        return [[token, *(next(read) if len(ending) > 1 else ())] for token, ending in zip(begun, endings, strict=True)]
+        scored = iter(self._spread(rest, lambda batch: self._fork(batch, cache, len(context))))
+        return [
+            [token, *(next(scored) if len(ending) > 1 else ())] for token, ending in zip(begun, endings, strict=True)
+        ]
 
     def _spread(
         self, pieces: Sequence[Piece], read: Callable[[Sequence[Piece]], list[list[Token]]]
     ) -> list[list[Token]]:
-        """What `read` says of pieces that are read in batches."""
+        """The results of `read` for pieces in batches, in the order of the pieces."""
         results: list[list[Token]] = [[] for _ in pieces]
         for batch in self.batches(pieces):
             for place, tokens in zip(batch, read([pieces[place] for place in batch]), strict=True):
@@ -178,21 +180,21 @@ class Passes:
         for at in range(0, len(targets), step):
             part = slice(at, at + step)
             ids = targets[part]
-            some = logits[list(rows[part]), list(columns[part])]  # f32 [c, V]
-            column = torch.tensor(ids, device=some.device)[:, None]
-            scores = some.gather(1, column)
-            normalizer = some.logsumexp(-1, keepdim=True)
+            selected = logits[list(rows[part]), list(columns[part])]  # f32 [c, V]
+            column = torch.tensor(ids, device=selected.device)[:, None]
+            scores = selected.gather(1, column)
+            normalizer = selected.logsumexp(-1, keepdim=True)
             logprobs = (scores - normalizer)[:, 0].tolist()
             if any(value != value for value in logprobs):
                 raise ModelError("the model's scores of this text are not numbers (NaN)")
             ranks: list[int | None] = [None] * len(ids)
             entropies: list[float | None] = [None] * len(ids)
             if self.detail.ranks:
-                ranks = (1 + (some > scores).sum(-1)).tolist()
-                entropies = torch.special.entr((some - normalizer).exp_()).sum(-1).tolist()
+                ranks = (1 + (selected > scores).sum(-1)).tolist()
+                entropies = torch.special.entr((selected - normalizer).exp_()).sum(-1).tolist()
             tops: list[tuple[tuple[int, str, float], ...]] = [()] * len(ids)
             if self.detail.top:
-                best = some.topk(min(self.detail.top, vocabulary))
+                best = selected.topk(min(self.detail.top, vocabulary))
                 values = (best.values - normalizer).tolist()
                 tops = [
                     tuple((id, "", value) for id, value in zip(*pair, strict=True))

@@ -1,4 +1,4 @@
-"""Texts to score as token ids: where a text begins among them, which of its tokens are scored, how many bytes.
+"""Texts to score as token ids, with the place of a text among them, its scored tokens and its bytes.
 
 A causal model has no score for the first token that it reads. If the tokenizer puts BOS in front, that is BOS, and
 every token of the text is scored; otherwise the text's own first token is not.
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EncodedText:
-    """One text as the model reads it. `ids[begin:]` are its own tokens, of which `ids[first:]` are scored."""
+    """One text as token ids. `ids[begin:]` are its own tokens, of which `ids[first:]` are scored."""
 
     text: str  # the text of `ids[begin:]`
     ids: tuple[int, ...]  # context or decoder start first
     begin: int
     first: int  # at least 1
-    bytes: int  # of UTF-8, in the characters of the scored tokens
-    source: tuple[int, ...] | None = None  # what an encoder reads
+    bytes: int  # UTF-8 bytes of the scored tokens' characters
+    source: tuple[int, ...] | None = None  # the encoder's input
 
 
 class TextReader:
@@ -60,13 +60,13 @@ class TextReader:
                 "the text is a single token, and a causal model has no score for the first one; "
                 "give what comes before it with --context"
             )
-        return self._made(text, ids, begin, first, size)
+        return self._encoded(text, ids, begin, first, size)
 
     def after_context(self, context: str, text: str) -> EncodedText:
         """A text that continues `context` directly: all of its tokens are scored.
 
-        The context keeps the tokens that it has alone. The text has those that follow them when both are tokenised
-        together; if a token would cross the boundary, the text is tokenised alone.
+        The context has the same tokens as alone. The text has the tokens that follow them when both are tokenised
+        together; if a token crosses the boundary, the text is tokenised alone.
         """
         head = self.context(context)
         joint = self._encode(context + text)
@@ -74,7 +74,7 @@ class TextReader:
         if joint[: len(head)] != head or len(rest) <= len(self.after):
             rest = [*self._continuation_ids(text), *self.after]
         ids = self._ended([*head, *rest])
-        return self._made(text, ids, len(head), len(head), _size(text))
+        return self._encoded(text, ids, len(head), len(head), _size(text))
 
     def context(self, context: str) -> list[int]:
         """The ids of a context. Raises InputError if it is empty and there is no BOS."""
@@ -90,7 +90,7 @@ class TextReader:
         assert self.start is not None
         head = self.source(source)
         ids = self._ended(self._encode_target(target))
-        return self._made(target, [self.start, *ids], 1, 1, _size(target), head)
+        return self._encoded(target, [self.start, *ids], 1, 1, _size(target), head)
 
     def source(self, source: str) -> tuple[int, ...]:
         """The encoder's input. Raises InputError."""
@@ -98,7 +98,7 @@ class TextReader:
         texts.check_ids(ids, self.vocab_size)
         return tuple(ids)
 
-    def _made(
+    def _encoded(
         self, text: str, ids: Sequence[int], begin: int, first: int, size: int, source: tuple[int, ...] | None = None
     ) -> EncodedText:
         texts.check_ids(ids, self.vocab_size)
@@ -108,7 +108,7 @@ class TextReader:
         return texts.encode(self.tokenizer, text, add_special_tokens=True)
 
     def _encode_target(self, text: str) -> list[int]:
-        texts.encode(self.tokenizer, text, add_special_tokens=True)  # raises if it is no text
+        texts.encode(self.tokenizer, text, add_special_tokens=True)  # raises InputError for an invalid text
         ids = list(self.tokenizer(text_target=text, verbose=False)["input_ids"])
         if not ids:
             raise InputError("the target tokenises to nothing")
@@ -120,7 +120,7 @@ class TextReader:
         for before in (",", "\n", "a"):
             try:
                 head, joint = self._bare(before), self._bare(before + text)
-            except InputError:  # a tokenizer that drops it
+            except InputError:  # a tokenizer that drops spaces
                 continue
             if texts.decode(self.tokenizer, [*head, *alone]) == before + text:
                 return alone
@@ -136,10 +136,10 @@ class TextReader:
 
     def _frame(self) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer puts before and after every text."""
-        bare, whole = self._bare("a"), self._encode("a")
-        for at in range(len(whole) - len(bare) + 1):
-            if whole[at : at + len(bare)] == bare:
-                return whole[:at], whole[at + len(bare) :]
+        bare, framed = self._bare("a"), self._encode("a")
+        for at in range(len(framed) - len(bare) + 1):
+            if framed[at : at + len(bare)] == bare:
+                return framed[:at], framed[at + len(bare) :]
         return [], []
 
     def _size_after_first(self, text: str, first: int) -> int:

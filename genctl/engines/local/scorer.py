@@ -29,19 +29,21 @@ Outcome: TypeAlias = "list[Scored] | GenctlError"
 
 @dataclass
 class _Work(Generic[Key]):
-    """A text of a chunk, until it is scored."""
+    """A text of a chunk, with its tokens so far."""
 
     key: Key
-    wanted: TextToScore
+    item: TextToScore
     encoded: EncodedText | None = None
     error: GenctlError | None = None
-    found: list[tuple[int, list[Token]]] = dataclasses.field(default_factory=list)  # by the beginning of each window
+    windows: list[tuple[int, list[Token]]] = dataclasses.field(
+        default_factory=list
+    )  # the tokens of each window, with its beginning
 
 
 class Scorer:
     """Scores texts with a loaded checkpoint.
 
-    Raises UsageError or ModelError at once for options that this checkpoint cannot do.
+    Raises UsageError or ModelError for options that this checkpoint does not support.
     """
 
     def __init__(self, planner: Planner, options: Options) -> None:
@@ -65,7 +67,7 @@ class Scorer:
 
     @property
     def findings(self) -> list[str]:
-        """Facts found about the model while it ran, one sentence each."""
+        """Notes about the model from the run, one sentence each."""
         return self.passes.forward.findings
 
     def _window(self) -> int | None:
@@ -86,7 +88,7 @@ class Scorer:
         return window
 
     def check(self) -> None:
-        """Whether the flags make sense with this checkpoint. Raises UsageError, instead of failing every text."""
+        """Raises UsageError if the flags do not fit this checkpoint, instead of failing every text."""
         options = self.options
         if options.target is not None and not self.is_encoder_decoder:
             raise UsageError(
@@ -100,13 +102,13 @@ class Scorer:
             )
 
     def score(
-        self, wanted: Iterable[tuple[Key, TextToScore]], interrupted: Callable[[], object] = lambda: False
+        self, items: Iterable[tuple[Key, TextToScore]], interrupted: Callable[[], object] = lambda: False
     ) -> Iterator[tuple[Key, list[Scored] | GenctlError]]:
         """One outcome for each text, in order: its score, its candidates' (best first), or its error.
 
         Texts are read lazily, a chunk at a time. Stops when `interrupted` returns true.
         """
-        incoming = iter(wanted)
+        incoming = iter(items)
         while chunk := list(islice(incoming, self.options.chunk)):
             works = [_Work(key, text) for key, text in chunk]
             self._encode(works)
@@ -120,9 +122,9 @@ class Scorer:
 
     def _encode(self, works: Sequence[_Work[Key]]) -> None:
         for work in works:
-            if not work.wanted.candidates:
+            if not work.item.candidates:
                 try:
-                    work.encoded = self._encoded(work.wanted)
+                    work.encoded = self._encoded(work.item)
                 except GenctlError as error:
                     work.error = error
 
@@ -155,14 +157,14 @@ class Scorer:
             return
         if self.is_encoder_decoder:
             raise InputError(f"the target has {count(length, 'token')}, but the model's context is {self.context}")
-        what = "text and context together have" if encoded.begin else "the text has"
+        subject = "text and context together have" if encoded.begin else "the text has"
         raise InputError(
-            f"{what} {length} tokens, but the model's context is {self.context}; "
+            f"{subject} {length} tokens, but the model's context is {self.context}; "
             f"--stride {max(self.context // 2, 1)} scores it in overlapping windows"
         )
 
     def _read(self, works: Sequence[_Work[Key]], interrupted: Callable[[], object]) -> bool:
-        """Fill in `found`. False if the run was interrupted."""
+        """Fill in `windows`. False if the run was interrupted."""
         pieces: list[Piece] = []
         owners: list[tuple[_Work[Key], int]] = []
         for work in works:
@@ -177,7 +179,7 @@ class Scorer:
                 if isinstance(tokens, GenctlError):
                     work.error = tokens
                 else:
-                    work.found.append((begin, tokens))
+                    work.windows.append((begin, tokens))
         return True
 
     def _read_batch(
@@ -206,12 +208,12 @@ class Scorer:
         if work.error is not None:
             return work.error
         try:
-            if work.wanted.candidates:
-                return self._ranked(work.wanted)
+            if work.item.candidates:
+                return self._ranked(work.item)
             assert work.encoded is not None
-            work.found.sort(key=lambda pair: pair[0])
-            tokens = [token for _, part in work.found for token in part]
-            return [self._scored(work.encoded, tokens, len(work.found))]
+            work.windows.sort(key=lambda pair: pair[0])
+            tokens = [token for _, part in work.windows for token in part]
+            return [self._scored(work.encoded, tokens, len(work.windows))]
         except GenctlError as error:
             return error
 
@@ -233,41 +235,41 @@ class Scorer:
             except InputError as error:
                 raise InputError(f"candidate {place}: {error.message}") from error
         begin = encoded[0].begin
-        found = self.passes.continuations(
+        scores = self.passes.continuations(
             encoded[0].ids[:begin], [one.ids[begin:] for one in encoded], encoded[0].source
         )
         scored = [
             dataclasses.replace(self._scored(one, tokens), candidate=place)
-            for place, (one, tokens) in enumerate(zip(encoded, found, strict=True))
+            for place, (one, tokens) in enumerate(zip(encoded, scores, strict=True))
         ]
         scored.sort(key=lambda one: goodness(one, self.options.by), reverse=True)
         return [dataclasses.replace(one, rank=rank) for rank, one in enumerate(scored, 1)]
 
     def _scored(self, encoded: EncodedText, tokens: Sequence[Token], count: int = 1) -> Scored:
-        lead, worded = self._with_text(encoded, tokens) if self.options.captions else ("", tuple(tokens))
+        lead, with_text = self._with_text(encoded, tokens) if self.options.captions else ("", tuple(tokens))
         nll = math.fsum(-token.logprob for token in tokens) + 0.0
         own = encoded.ids[encoded.begin :]
-        return Scored(encoded.text, own, nll, len(tokens), encoded.bytes, worded, lead, count)
+        return Scored(encoded.text, own, nll, len(tokens), encoded.bytes, with_text, lead, count)
 
     def _with_text(self, encoded: EncodedText, tokens: Sequence[Token]) -> tuple[str, tuple[Token, ...]]:
         """The characters before the first scored token, and the tokens with their text."""
         from genctl.models.text import Detokenizer
 
         words = Detokenizer(self.reader.tokenizer, skip_special_tokens=False)
-        whole = words.vocabulary.way == "whole"  # such a tokenizer has no text before the end
+        shows_pieces = words.vocabulary.way == "whole"  # such a tokenizer decodes only complete texts
         for id in encoded.ids[: encoded.begin]:
             words.push(id)
         lead = "".join([words.push(id) for id in encoded.ids[encoded.begin : encoded.first]])
-        if self.reader.before:  # then it is BOS, which is not part of the text
+        if self.reader.before:  # the first id is BOS, which is not part of the text
             lead = ""
-        worded = [
+        with_text = [
             dataclasses.replace(
                 token,
-                text=words.piece(token.id) if whole else words.push(token.id),
+                text=words.piece(token.id) if shows_pieces else words.push(token.id),
                 top=tuple((id, words.piece(id), logprob) for id, _, logprob in token.top),
             )
             for token in tokens
         ]
-        if worded and not whole:
-            worded[-1] = dataclasses.replace(worded[-1], text=worded[-1].text + words.flush())
-        return lead, tuple(worded)
+        if with_text and not shows_pieces:
+            with_text[-1] = dataclasses.replace(with_text[-1], text=with_text[-1].text + words.flush())
+        return lead, tuple(with_text)

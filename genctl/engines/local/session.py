@@ -1,6 +1,6 @@
 """A session turns requests into events with text: it loads a checkpoint, plans lanes and runs the decode loop.
 
-Nothing here decides what a person sees.
+Display is not part of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 SomeSession = TypeVar("SomeSession", bound="Session")
-TYPICAL = 2048  # assumed length of a row when a batch is sized by memory
+TYPICAL = 2048  # assumed length of a row for `batch_size = "auto"`
 
 
 class Session:
@@ -53,11 +53,11 @@ class Session:
         self.threads: Threads | None = None
         self.forward = runtime_of(loaded.model, compile=runtime.compile)
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
-        self.on_plan: Callable[[int], object] = lambda tokens: None  # hears how long each prompt is that is planned
+        self.on_plan: Callable[[int], object] = lambda tokens: None  # receives the length of each planned prompt
         self.clock: Callable[[], float] = time.perf_counter
         self.saved = self._saved(runtime.prompt_cache)
         self.settled: tuple[list[Layer], Resolved] | None = None  # layers resolved before the weights were read
-        self.tried: tuple[Resolved, PlannedLane] | None = None  # a prompt planned to see whether a job can be done
+        self.tried: tuple[Resolved, PlannedLane] | None = None  # the trial prompt of the last checked job
         self.prompt_cache = runtime.prompt_cache
 
     @classmethod
@@ -138,7 +138,7 @@ class Session:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The same, and how it runs."""
+        """Notes for --verbose: those on the checkpoint, and how it runs."""
         return (*self.loaded.verbose_notes, *self._threads_note)
 
     @property
@@ -146,20 +146,20 @@ class Session:
         return () if self.threads is None else (self.threads.note,)
 
     def remarks(self, resolved: Resolved) -> list[str]:
-        """What everybody should know of the cache of a job."""
+        """Notes on the cache of a job that are always shown."""
         from genctl.engines.local.cache_notes import cache_notes
 
         return cache_notes(self.forward, self.name, resolved)
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Its digest, and how it runs."""
+        """The checkpoint's digest, and how it runs."""
         loaded = self.loaded
         return [("digest", loaded.fingerprint()), ("runtime", loaded.runtime), ("device", str(self.forward.device))]
 
     @property
     def findings(self) -> list[str]:
-        """What was found out about the model while it ran."""
+        """Notes about the model from the run."""
         return self.forward.findings
 
     def reuse_limit(self) -> str:
@@ -185,8 +185,8 @@ class Session:
 
     def fingerprints(self) -> dict[str, str]:
         """The fingerprints of the checkpoint and of all auxiliary models, by name."""
-        loaded = [self.loaded, *(one for one, _ in self.planner.auxiliary_models.values())]
-        return {one.name: one.fingerprint() for one in loaded}
+        loaded = [self.loaded, *(checkpoint for checkpoint, _ in self.planner.auxiliary_models.values())]
+        return {checkpoint.name: checkpoint.fingerprint() for checkpoint in loaded}
 
     def _saved(self, path: str | None) -> Prefix | None:
         if path is None:
@@ -217,9 +217,9 @@ class Session:
         return resolve(merged)
 
     def check(self, resolved: Resolved) -> str:
-        """Check once whether this checkpoint can run a job, instead of failing every prompt; the name of its strategy.
+        """Check once that this checkpoint can run a job, instead of failing every prompt. Returns the strategy's name.
 
-        Raises what each prompt would: UsageError or PresetError for settings, ModelError for what the checkpoint lacks.
+        Raises as each prompt would: UsageError or PresetError for settings, ModelError for missing capabilities.
         """
         from genctl.models import chat
 
@@ -231,7 +231,7 @@ class Session:
         return self._trial(resolved).kind
 
     def check_tokens(self, flag: str, resolved: Resolved) -> None:
-        """Every token has a log-probability here."""
+        """Does nothing: every token has a log-probability."""
 
     def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
         """The ids of the tokens that --watch names. Raises UsageError."""
@@ -257,11 +257,11 @@ class Session:
         return fitting(self.forward, lane, min(context or TYPICAL, TYPICAL))
 
     def most_lanes(self, resolved: Resolved, lanes: int) -> int:
-        """All of them, so that each prompt is read once."""
+        """All lanes, so that each prompt is read once."""
         return lanes
 
     def use_threads(self, jobs: Sequence[Resolved], lanes: int, recorded: int | None = None) -> int | None:
-        """Choose the number of threads for so many lanes of each of these jobs (`Engine.use_threads`)."""
+        """Choose the number of threads for this many lanes of each job (`Engine.use_threads`)."""
         return self._use_threads(
             lanes * sum(max(int(self._trial(job).lane.strategy.rows), 1) for job in jobs), recorded
         )
@@ -291,7 +291,7 @@ class Session:
     def stream(
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
-        """Decode requests (`Engine.stream`). Events come as they are made."""
+        """Decode requests (`Engine.stream`). Events are yielded as they occur."""
         at_once = flow.width
 
         def shortage(fewer: int) -> None:
@@ -313,7 +313,7 @@ class Session:
         width: int,
         on_shortage: Callable[[int], None],
     ) -> Iterator[events.Event]:
-        """The events of a group, of which `width` requests are decoded at once."""
+        """The events of a group, `width` requests at once."""
         from genctl.decode.loop import decode
         from genctl.models.text import detokenizer
 
@@ -367,13 +367,13 @@ class Session:
         *,
         interrupted: Callable[[], str] = never,
     ) -> Iterator[tuple[Key, Outcome]]:
-        """The outcome of each text, in order. Raises UsageError or ModelError at once for what it cannot do."""
+        """The outcome of each text, in order. Raises UsageError or ModelError at once for unsupported options."""
         scorer = self._scorer(options)
         self._use_threads(TEXT * options.batch_size)
         return scorer.score(texts, interrupted)
 
     def check_scoring(self, options: Options) -> None:
-        """Raises UsageError or ModelError for what it cannot do."""
+        """Raises UsageError or ModelError for unsupported options."""
         self._scorer(options)
 
     def _scorer(self, options: Options) -> Scorer:
@@ -384,7 +384,7 @@ class Session:
         return scorer
 
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
-        """Nothing was started."""
+        """Does nothing: a session has no processes or connections."""
 
 
 def load_local(setup: EngineSetup) -> Session:
@@ -393,7 +393,7 @@ def load_local(setup: EngineSetup) -> Session:
 
 
 def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
-    """The checkpoint as a session of this kind. Notes what bounds it, and later what is compiled."""
+    """The checkpoint as a session of this kind. Reports notes on loading, and later on compiling."""
     threads = Threads(setup.runtime.threads, steady=not setup.live)  # made before torch is imported
     session = kind.load(
         setup.runtime,

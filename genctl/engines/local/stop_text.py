@@ -1,4 +1,4 @@
-"""Cut texts at stops: nothing from a stop string, token or pattern on is shown."""
+"""Cut texts at stops: only the text before a stop string, token or pattern is shown."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class StopTrimmer:
     @property
     def needed(self) -> bool:
         """Whether any criterion cuts text."""
-        return any(named.stops or named.ids or named.pattern is not None for named in self.criteria)
+        return any(criterion.stops or criterion.ids or criterion.pattern is not None for criterion in self.criteria)
 
     @cached_property
     def stops(self) -> tuple[str, ...]:
-        return tuple(stop for named in self.criteria for stop in named.stops)
+        return tuple(stop for criterion in self.criteria for stop in criterion.stops)
 
     @cached_property
     def beginnings(self) -> frozenset[str]:
@@ -38,17 +38,17 @@ class StopTrimmer:
     @cached_property
     def ids(self) -> frozenset[int]:
         """The tokens that stop."""
-        return frozenset().union(*(named.ids for named in self.criteria))
+        return frozenset().union(*(criterion.ids for criterion in self.criteria))
 
     @cached_property
     def late(self) -> bool:
         """Whether nothing may be shown before the end: the beginning of a pattern's match is unknown until then."""
-        return not self.keep and any(named.pattern is not None for named in self.criteria)
+        return not self.keep and any(criterion.pattern is not None for criterion in self.criteria)
 
     @cached_property
     def marks(self) -> Marks:
         """The special tokens that stops name; equal for all criteria of a lane."""
-        return next((named.marks for named in self.criteria if named.marks.ids), Marks())
+        return next((criterion.marks for criterion in self.criteria if criterion.marks.ids), Marks())
 
     def text(self, hypothesis: events.Hypothesis) -> str:
         """The text of a finished sequence."""
@@ -61,7 +61,7 @@ class StopTrimmer:
 
 
 class HeldText:
-    """The text of one row, of which the end is held back as long as a stop could still remove it."""
+    """The text of one row. Holds back the end as long as a stop could still remove it."""
 
     def __init__(self, trimmer: StopTrimmer) -> None:
         self.trimmer = trimmer
@@ -75,7 +75,7 @@ class HeldText:
         return twin
 
     def release(self, token: int, text: str) -> str:
-        """Take a token and its text. Returns the text that no stop can remove any more."""
+        """Add a token and its text. Returns the text that no stop can remove any more."""
         trimmer, marks = self.trimmer, self.trimmer.marks
         if trimmer.late or (not trimmer.keep and token in trimmer.ids):
             return ""

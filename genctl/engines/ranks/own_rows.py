@@ -1,6 +1,6 @@
 """The engine of `--fsdp`: ranks share the parameters, and each decodes rows of its own.
 
-Rank 0 shares out each group of rows, and gives the events of all ranks in the order of the input.
+Rank 0 distributes the rows of each group, and returns the events of all ranks in the order of the input.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class OwnRowsSession(Session):
     def stream(
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
-        """Share out the rows of each group (`Engine.stream`); a group has rows for every rank."""
+        """Distribute the rows of each group (`Engine.stream`); a group has rows for every rank."""
         from genctl.ranks.fully_sharded import Pace
 
         rank, ranks = dist.get_rank(), dist.get_world_size()
         report, width, span = group.broadcast((report, flow.width, flow.span))
         pace = Pace(self.loaded.model)
-        reason = flow.interrupted if rank == 0 else lambda: "interrupted" if pace.heard else ""
+        reason = flow.interrupted if rank == 0 else lambda: "interrupted" if pace.agreed else ""
         groups = (tuple(rows) for rows in grouped(requests, max(span or 1, width * ranks)))
         while (rows := group.from_rank_0(lambda: next(groups, None), waits=self.waits)) is not None:
-            made = group.gathered(self._own(rows[rank::ranks], report, width, pace, reason))
-            if made is not None:
-                yield from _in_order(rows, made)
+            parts = group.gathered(self._own(rows[rank::ranks], report, width, pace, reason))
+            if parts is not None:
+                yield from _in_order(rows, parts)
         self.ended = str(group.broadcast(flow.interrupted()))
 
     def _own(
@@ -59,18 +59,18 @@ class OwnRowsSession(Session):
         """The events of this rank's rows, while all ranks keep step."""
 
         def stopped() -> str:
-            pace.asked = int(bool(reason())) if dist.get_rank() == 0 else 0
+            pace.signal = int(bool(reason())) if dist.get_rank() == 0 else 0
             return reason()
 
         def too_much(width: int, fewer: int) -> None:
             raise ModelError(f"rank {dist.get_rank()}: not enough memory for {width} prompts at once")
 
         stopped()
-        made: list[events.Event] = []
+        own_events: list[events.Event] = []
         if requests:
-            made += super().stream(requests, report, Flow(width, interrupted=stopped, on_shortage=too_much))
+            own_events += super().stream(requests, report, Flow(width, interrupted=stopped, on_shortage=too_much))
         pace.idle()
-        return made
+        return own_events
 
     def follow(self) -> int:
         """Decode this rank's rows. Returns the exit status."""
@@ -86,10 +86,10 @@ def load_own_rows(setup: EngineSetup) -> OwnRowsSession:
     return session
 
 
-def _in_order(requests: tuple[Request, ...], made: list[list[events.Event]]) -> Iterator[events.Event]:
+def _in_order(requests: tuple[Request, ...], parts: list[list[events.Event]]) -> Iterator[events.Event]:
     """The events of all ranks, row by row in input order."""
     of_lane: dict[str, list[events.Event]] = {}
-    for event in itertools.chain.from_iterable(made):
+    for event in itertools.chain.from_iterable(parts):
         assert not isinstance(event, events.Loading)
         of_lane.setdefault(event.lane, []).append(event)
     for request in requests:

@@ -1,6 +1,6 @@
 """The engine of `--tensor-parallel`: every rank runs the whole loop on the same requests.
 
-What could differ between ranks comes from rank 0: requests, how they are decoded, the clock, and whether to stop.
+Values that could differ between ranks come from rank 0: requests, settings, the clock, and whether to stop.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SharedSession(Session):
             yield row
 
     def follow(self) -> int:
-        """Decode what rank 0 decodes. Returns the exit status."""
+        """Decode the requests of rank 0. Returns the exit status."""
         for _ in self.stream(()):
             pass
         return int(Exit.INTERRUPTED if self.ended else Exit.DONE)
