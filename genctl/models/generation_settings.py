@@ -26,42 +26,45 @@ def read(folder: Path, config: dict[str, Any]) -> GenerationSettings:
     if not (folder / FILE).is_file():
         return GenerationSettings(of_config(config), "config.json")
     values = read_json(folder / FILE, FILE)
-    found = {key: value for key, value in values.items() if value is not None and not key.startswith("_")}
-    found.pop("transformers_version", None)
-    return GenerationSettings(found)
+    settings = {key: value for key, value in values.items() if value is not None and not key.startswith("_")}
+    settings.pop("transformers_version", None)
+    return GenerationSettings(settings)
 
 
 def of_config(config: dict[str, Any]) -> dict[str, Any]:
     """The settings in a config.json: its own fields, and for those that it lacks the ones of its text decoder."""
-    found = {name: config[name] for name in FIELDS if config.get(name) is not None}
+    settings = {name: config[name] for name in FIELDS if config.get(name) is not None}
     if config.get("force_bos_token_to_be_generated"):  # an old name in BART's configs
-        found["forced_bos_token_id"] = config.get("bos_token_id")
+        settings["forced_bos_token_id"] = config.get("bos_token_id")
     nested = next((config[part] for part in _PARTS if config.get(part)), None)
     if isinstance(nested, dict):
-        found = {name: nested[name] for name in FIELDS if name in nested} | found
-    return {name: value for name, value in found.items() if value is not None}
+        settings = {name: nested[name] for name in FIELDS if name in nested} | settings
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def known_ids(settings: GenerationSettings, vocabulary: int) -> tuple[GenerationSettings, list[str]]:
     """The settings without the special ids of a config.json that the model does not have, and a note on each.
 
-    Such an id is often left over from another checkpoint, and no text meets it. Raises ModelError for one that
-    generation_config.json names, or that the decoder would begin with.
+    Such an id is often left over from another checkpoint, and never occurs in a text. Raises ModelError for one in
+    generation_config.json, or for the decoder start token.
     """
-    values, unknown, notes = settings.values, set(), []
+    values, notes = dict(settings.values), []
     for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id"):
         if name != "eos_token_id" and isinstance(values.get(name), list):
             raise ModelError(f"{settings.file}: {name} = {values[name]!r:.40} is a list, and has to be one id")
-        for each in _ids(values.get(name)):
-            if (type(each) is int and 0 <= each < vocabulary) or (name, each) == ("pad_token_id", -1):  # -1: none
+        known, ids = [], _ids(values.get(name))
+        for id_ in ids:
+            if (type(id_) is int and 0 <= id_ < vocabulary) or (name, id_) == ("pad_token_id", -1):  # -1: none
+                known.append(id_)
                 continue
             if settings.file == FILE or name == "decoder_start_token_id":
-                raise ModelError(f"{name} is {each!r:.40}, but the model's ids are 0 to {vocabulary - 1:,}")
-            unknown.add(name)
+                raise ModelError(f"{name} is {id_!r:.40}, but the model's ids are 0 to {vocabulary - 1:,}")
             notes.append(
-                f"{settings.file}: {name} = {each!r:.40} is not used: the model has ids 0 to {vocabulary - 1:,}"
+                f"{settings.file}: {name} = {id_!r:.40} is not used: the model has ids 0 to {vocabulary - 1:,}"
             )
-    return settings._replace(values={name: values[name] for name in values if name not in unknown}), notes
+        if len(known) < len(ids):
+            values[name] = known or None
+    return settings._replace(values={name: value for name, value in values.items() if value is not None}), notes
 
 
 def _ids(value: Any) -> list[Any]:
@@ -69,7 +72,7 @@ def _ids(value: Any) -> list[Any]:
 
 
 def begins_with_bos(settings: GenerationSettings) -> list[str]:
-    """A note where a decoder begins with BOS, because the settings name nothing else."""
+    """A note if a decoder begins with BOS because the settings name no start token."""
     values, file = settings
     if values.get("decoder_start_token_id") is not None or values.get("bos_token_id") is None:
         return []

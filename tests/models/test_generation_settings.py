@@ -12,6 +12,7 @@ import transformers
 from transformers import GenerationConfig
 
 import genctl
+from genctl.errors import GenctlError
 from genctl.models import generation_settings
 from tests.cli.tool import genctl as tool
 from tests.tiny import BOS, EOS, PAD, save, tiny
@@ -154,6 +155,19 @@ def test_a_special_id_of_config_json_that_the_model_lacks_is_passed_over_with_a_
     folder = checkpoint(tmp_path, "gpt2", eos_token_id=50256)
     assert ours(folder) == unpadded(theirs(folder, False)[0])
     assert "config.json: eos_token_id = 50256 is not used" in tool("run", "-m", str(folder), "-v", "-n", "2", "a").err
+
+
+def test_of_several_eos_ids_in_config_json_only_those_that_the_model_lacks_are_dropped() -> None:
+    settings = generation_settings.GenerationSettings({"eos_token_id": [EOS, 50256]}, "config.json")
+    known, notes = generation_settings.known_ids(settings, 300)
+    assert known.values == {"eos_token_id": [EOS]}
+    assert len(notes) == 1
+
+
+def test_a_length_penalty_without_an_eos_id_of_the_model_is_refused(tmp_path: Path) -> None:
+    model = genctl.load(str(checkpoint(tmp_path, "gpt2", eos_token_id=50256)), device="cpu")
+    with pytest.raises(GenctlError, match="there is no EOS id"):
+        model.generate([PROMPT], max_new_tokens=NEW, exponential_decay_length_penalty=[2, 1.5])
 
 
 def test_eos_of_generation_config_alone_counts_where_that_file_exists(tmp_path: Path) -> None:

@@ -143,10 +143,11 @@ def remove_invalid_values(m: ProcessorContext, on: bool) -> Processor:
 
 
 def exponential_decay_length_penalty(m: ProcessorContext, decay: tuple[int, float]) -> Processor:
-    if not m.eos:
+    eos = [token for token in m.eos if token < m.vocab_size]  # config.json may name an id that the model lacks
+    if not eos:
         raise UsageError("exponential_decay_length_penalty makes EOS more likely, but there is no EOS id")
     start, factor = decay
-    return _own("ExponentialDecayLengthPenalty", (start, float(factor)), list(m.eos), m.prompt_len)
+    return _own("ExponentialDecayLengthPenalty", (start, float(factor)), eos, m.prompt_len)
 
 
 def suppress_tokens(m: ProcessorContext, ids: Ids) -> Processor:
