@@ -1,1 +1,1 @@
-"""What `inspect-cache` measures and estimates: passes, prompt reuse, memory."""
+"""Measurements and estimates of `inspect-cache`: passes, prompt reuse, memory."""

@@ -17,7 +17,7 @@ from genctl.requests import Report, Request
 from genctl.results import Collector, Result, Sequence
 from genctl.sequences import shared_length
 
-COMPARED = 5  # alternatives in which the other choice is looked up
+COMPARED = 5  # alternatives searched for the other choice
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class BatchDivergence:
     prompt: str  # its place in the input, from 1, or its name
     sequence: int  # from 0
     position: int  # the first new token that differs, from 0
-    batched: events.Token | None  # None: the sequence had ended
+    batched: events.Token | None  # None if the sequence had ended
     alone: events.Token | None
     gap: float | None  # log-probability of the token chosen alone less that of the other, both alone, in nats
 
@@ -46,8 +46,8 @@ def checked(
     told: Callable[[BatchDivergence], None],
     interrupted: Callable[[], str] = lambda: "",
 ) -> Generator[events.Event, None, None]:
-    """`session.stream`, `width` prompts at a time; after each batch its prompts alone, and `told` receives the
-    differences.
+    """`session.stream`, `width` prompts at a time. After each batch, decodes its prompts alone and passes each
+    difference to `told`.
 
     Yields the events of the batches only.
     """
@@ -76,8 +76,8 @@ def checked(
 
 
 def differences(batched: Result, alone: Result, prompt: str) -> Iterator[BatchDivergence]:
-    """The first difference of each sequence, best sequence first. `prompt` is what messages call it."""
-    none = Sequence(events.Hypothesis((), 0.0, 0.0, ""), ())  # where only one of them has so many
+    """The first difference of each sequence, best sequence first. `prompt` is its name in messages."""
+    none = Sequence(events.Hypothesis((), 0.0, 0.0, ""), ())  # for sequences that only one of them has
     pairs = zip_longest(batched.sequences, alone.sequences, fillvalue=none)
     for number, (batched_sequence, alone_sequence) in enumerate(pairs):
         if batched_sequence.token_ids != alone_sequence.token_ids:
@@ -86,13 +86,13 @@ def differences(batched: Result, alone: Result, prompt: str) -> Iterator[BatchDi
 
 def _first(prompt: str, number: int, batched: Sequence, alone: Sequence) -> BatchDivergence:
     position = shared_length(batched.token_ids, alone.token_ids)
-    theirs = batched.tokens[position] if position < len(batched.tokens) else None
-    ours = alone.tokens[position] if position < len(alone.tokens) else None
+    from_batch = batched.tokens[position] if position < len(batched.tokens) else None
+    own = alone.tokens[position] if position < len(alone.tokens) else None
     gap = None
-    if theirs is not None and ours is not None:
-        known = {ours.id: ours.logprob, **{token: logprob for token, _, logprob in ours.top}}
-        gap = known[ours.id] - known[theirs.id] if theirs.id in known else None
-    return BatchDivergence(prompt, number, position, theirs, ours, gap)
+    if from_batch is not None and own is not None:
+        known = {own.id: own.logprob, **{token: logprob for token, _, logprob in own.top}}
+        gap = known[own.id] - known[from_batch.id] if from_batch.id in known else None
+    return BatchDivergence(prompt, number, position, from_batch, own, gap)
 
 
 def _named(token: events.Token | None) -> str:

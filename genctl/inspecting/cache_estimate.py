@@ -1,4 +1,4 @@
-"""`--plan`: the size of a cache, computed from a config alone, and what fits into a memory beside the weights.
+"""`--plan`: the size of a cache, computed from a config alone, and the sizes that fit into memory beside the weights.
 
 Each part of the cache is built once for a few tokens on the meta device (`skeleton.probe`). Its bytes are then
 rows x columns x the bytes of one column of one row; how many rows and columns there are depends on its kind:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "genctl/1"
 CROSS, STATE, WINDOW, STATIC = "cross-attention", "recurrent state", "sliding window", "static"
-SHARED = 64  # columns of a prompt from which on its rows share it (`decode.cache.shared`), in the native runtime
+SHARED = 64  # least columns of a prompt that its rows share (`decode.cache.shared`), in the native runtime
 
 _MEMORY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,12})?)\s*([a-zA-Z]*)")
 _UNITS: dict[str, int] = {"": 1, "b": 1, "bytes": 1} | {
@@ -63,7 +63,7 @@ class Part:
     shape: tuple[int, ...]  # of the keys of one row; a state's own shape
     dtype: str
     cell: int  # bytes of one column of one row; of one row where there are no columns
-    value_shape: tuple[int, ...] | None = None  # where values are shaped otherwise
+    value_shape: tuple[int, ...] | None = None  # if values have another shape
     window: int | None = None
     states: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
@@ -96,7 +96,7 @@ class Part:
 
     @property
     def _kept(self) -> int | None:
-        """The columns that a window keeps; None where all stay, as in a window of 1 (see `decode.cut_windows`)."""
+        """The columns that a window keeps; None if all stay, as in a window of 1 (see `decode.cut_windows`)."""
         return None if self.window in (None, 1) else int(self.window or 0) - 1
 
     def bytes(self, size: Size) -> int:
@@ -230,7 +230,7 @@ def rows_of(generation: Generation) -> int:
     if samples is not None:
         return samples
     if generation.penalty_alpha:
-        return generation.top_k  # contrastive search reads on with each candidate
+        return generation.top_k  # contrastive search reads each candidate in a row of its own
     check_distinct(generation)
     return returned
 
@@ -293,7 +293,7 @@ def _long(size: Size, length: int) -> Size:
 def _fits(
     parts: Sequence[Part], size: Size, per_prompt: int, weights: int, memory: int | None, context: int | None
 ) -> dict[str, Any]:
-    """What fits beside the weights. `length_bound` is the limit of the length: "memory", "context" or None."""
+    """The sizes that fit beside the weights. `length_bound` is the limit of the length: "memory", "context" or None."""
     if memory is None:
         return {"longest_length": None, "length_bound": None, "largest_batch": None, "fits": None}
     room = memory - weights
@@ -311,16 +311,16 @@ def _rows_of_checkpoint(skeleton: Skeleton, generation: Generation) -> list[str]
     """Rows that a run would have by the checkpoint's own settings, if `generation` has the default."""
     notes = []
     for name in ("num_beams", "num_return_sequences"):
-        theirs, ours = skeleton.generation.values.get(name), getattr(generation, name)
-        if type(theirs) is int and theirs > 1 and ours == 1:
+        stored, default = skeleton.generation.values.get(name), getattr(generation, name)
+        if type(stored) is int and stored > 1 and default == 1:
             notes.append(
-                f"{skeleton.generation.file} says {name} = {theirs}, which a run follows; this plan has {name} = 1"
+                f"{skeleton.generation.file} says {name} = {stored}, which a run follows; this plan has {name} = 1"
             )
     return notes
 
 
 def _notes(generation: Generation, parts: Sequence[Part], size: Size, form: str) -> list[str]:
-    """What a run with these settings keeps that the estimate does not count, or need not keep."""
+    """Notes on memory that the estimate does not count, or that a run may not need."""
     notes = []
     if not parts and form != "off":
         notes.append("this architecture keeps no cache: everything is read again at every step")

@@ -1,7 +1,7 @@
 """One report from a run's events: the input of each pass, the cache after it, and its growth.
 
-The report is plain JSON values (schema genctl/1); the terminal output is drawn from it. Bytes are those of the tensors
-in the cache: nothing is estimated.
+The report is plain JSON values (schema genctl/1); the terminal output is drawn from it. Bytes are measured
+on the tensors in the cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MeasuredPrompt:
     failed: events.Failed | None = None
 
     def ended(self, steps: int) -> dict[str, Any] | None:
-        """Why it ended, and after how many passes; None if it did not end."""
+        """The reason for its end and the number of passes; None if it did not end."""
         if self.finished is None:
             return None
         best = self.finished.hypotheses[0] if self.finished.hypotheses else None
@@ -116,13 +116,13 @@ class Measurement:
                     layer["new"] = 0
 
     def _pass(self, event: events.CacheRead) -> dict[str, Any] | None:
-        given = event.given
-        assert given is not None
+        inputs = event.given
+        assert inputs is not None
         lanes = list(dict.fromkeys(event.lanes or (event.lane,)))
         prefill = not self.prompts[lanes[0]].read
         if not prefill:
             if max(self.prompts[lane].passes for lane in lanes) >= self.steps:
-                return None  # a search that scores a token before it is written needs one more pass
+                return None  # a search that scores a token before committing it needs one more pass
             for lane in lanes:
                 self.prompts[lane].passes += 1
         places = {name: place for place, name in enumerate(self.prompts)}
@@ -132,7 +132,7 @@ class Measurement:
         entry: dict[str, Any] = {
             "step": 0 if prefill else max(self.prompts[lane].passes for lane in lanes),
             "rows": [places[lane] for lane in event.lanes or (event.lane,)],
-            **as_given(given),
+            **as_given(inputs),
             "layers": layers,
             "total_bytes": total,
             "reserved_bytes": event.reserved,
@@ -159,7 +159,7 @@ class Measurement:
         self.tokens = [[*row[:past], *[-1] * (past - len(row)), *new] for row, new in zip(old, fed, strict=True)]
 
     def report(self, weights: int, cache: str, *, beside: Measurement | None = None) -> dict[str, Any]:
-        """The whole measurement as one JSON object.
+        """The measurement as one JSON object.
 
         `weights`: bytes of the model; `beside`: the same run without a cache.
         """
@@ -204,22 +204,22 @@ class Measurement:
             if prompt.finished is not None
         }
 
-    def _put_beside(self, other: Measurement) -> None:
+    def _put_beside(self, uncached: Measurement) -> None:
         names = ("input_ids", "position_ids", "attention_mask", "past_length")
-        passes = {(entry["step"], tuple(entry["rows"])): entry for entry in other.passes}
+        passes = {(entry["step"], tuple(entry["rows"])): entry for entry in uncached.passes}
         for entry in self.passes:
             match = passes.get((entry["step"], tuple(entry["rows"])))
             entry["without_cache"] = None if match is None else {name: match[name] for name in names}
 
 
-def as_given(given: events.Given) -> dict[str, Any]:
+def as_given(inputs: events.Given) -> dict[str, Any]:
     """The input of a pass as JSON values."""
     return {
-        "input_ids": [list(row) for row in given.input_ids],
-        "cache_position": list(given.cache_position),
-        "position_ids": _rows(given.position_ids),
-        "attention_mask": _rows(given.attention_mask),
-        "past_length": given.past_length,
+        "input_ids": [list(row) for row in inputs.input_ids],
+        "cache_position": list(inputs.cache_position),
+        "position_ids": _rows(inputs.position_ids),
+        "attention_mask": _rows(inputs.attention_mask),
+        "past_length": inputs.past_length,
     }
 
 

@@ -1,4 +1,4 @@
-"""Notes on what of a saved prompt was reused."""
+"""Notes on the reuse of a saved prompt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Reuse:
-    """Counts the prompt tokens that `--prompt-cache` saved. A listener of events; without `path` it says nothing."""
+    """Counts the prompt tokens that `--prompt-cache` saved. A listener of events; without `path` it has no notes."""
 
     path: str | None
     prompts: int = 0
@@ -31,14 +31,14 @@ class Reuse:
         self.useless += not event.reused
 
     def notes(self, engine: Engine, *, verbose: bool) -> list[str]:
-        """Notes for the end of a run: always where nothing was reused, with `verbose` also how much was.
+        """Notes for the end of a run: if nothing was reused, and with `verbose` the amount.
 
-        `verbose` adds what was found out about the model.
+        `verbose` also adds notes about the model.
         """
         lines = list(engine.findings) if verbose else []
         if self.useless:
-            what = "nothing" if self.prompts == 1 else f"for {self.useless} of {self.prompts} prompts nothing"
-            lines.append(f"{what} of the prompt cache {self.path} could be reused: {engine.reuse_limit()}")
+            amount = "nothing" if self.prompts == 1 else f"for {self.useless} of {self.prompts} prompts nothing"
+            lines.append(f"{amount} of the prompt cache {self.path} could be reused: {engine.reuse_limit()}")
         if verbose and self.prompts:
             lines.append(f"reused {self.reused} of {self.tokens} prompt token{'' if self.tokens == 1 else 's'}")
         return lines

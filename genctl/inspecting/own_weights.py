@@ -23,7 +23,7 @@ def own_weights(runtime: Runtime, trust: dict[str, bool]) -> int:
         checkpoint = check.inspect(place.folder, need_tokenizer=False, **trust)
         native, _ = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust["trust_remote_code"])
     except (GenctlError, OSError):
-        return 0  # not downloaded yet, or not usable: a worker says why
+        return 0  # not downloaded yet, or unusable: a worker reports the reason
     dtype = runtime_choice.dtype_of(runtime, checkpoint)
     tensors = checkpoint.weights.tensors.values()
     if native is not None and runtime.quantize is None and {DTYPES.get(tensor.dtype) for tensor in tensors} == {dtype}:

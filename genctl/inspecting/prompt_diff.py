@@ -46,7 +46,7 @@ def difference(
         tuple(second_plan.lane.source or second_plan.lane.tokens),
     )
     common = shared_length(*ids)
-    prefix = _whole(session, first)
+    prefix = _resumable(session, first)
     reading, reused = _decode(session, second, prefix, interrupted)
     alone, _ = _decode(session, second, None, interrupted)
     return {
@@ -80,7 +80,7 @@ def spared(prefix: Prefix, reused: int) -> int:
     return total
 
 
-def _whole(session: Session, request: Request) -> Prefix:
+def _resumable(session: Session, request: Request) -> Prefix:
     lane = session.planner.plan(request, Report()).lane
     source = None if lane.source is None else session.forward.encode(lane.source)
     return session.forward.prefill(lane.tokens, source, hidden=lane.strategy.needs_hidden, whole=True)

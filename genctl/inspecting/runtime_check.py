@@ -45,11 +45,11 @@ def compare(session: Session, request: Request, *, steps: int = STEPS) -> Compar
 
     Raises UsageError if the run is not native, or quantised.
     """
-    ours = session.forward
-    if ours.kind != "native":
+    native = session.forward
+    if native.kind != "native":
         chosen = session.planner.runtime.runtime == "transformers"
         raise UsageError(
-            f"--check-runtime compares the native runtime with transformers' classes, which run {ours.name}",
+            f"--check-runtime compares the native runtime with transformers' classes, which run {native.name}",
             hint="leave out --runtime transformers" if chosen else "-v says why it does not run natively",
         )
     if session.planner.runtime.quantize is not None:
@@ -62,11 +62,11 @@ def compare(session: Session, request: Request, *, steps: int = STEPS) -> Compar
         TransformersRuntime,  # loads transformers' classes
     )
 
-    theirs = TransformersRuntime(loaded.model)
-    feed = torch.tensor([list(lane.tokens)], device=ours.device)
+    reference_runtime = TransformersRuntime(loaded.model)
+    feed = torch.tensor([list(lane.tokens)], device=native.device)
     context = session.planner.context
     count = steps if context is None else max(0, min(steps, context - len(lane.tokens)))
-    both: tuple[ModelRuntime, ModelRuntime] = (ours, theirs)
+    both: tuple[ModelRuntime, ModelRuntime] = (native, reference_runtime)
     held = [forward.new_cache() for forward in both]
     sources: list[Sources | None] = [None, None]
     if lane.source is not None:
@@ -74,12 +74,14 @@ def compare(session: Session, request: Request, *, steps: int = STEPS) -> Compar
     difference = largest = 0.0
     for step in range(count + 1):
         pair = zip(both, held, sources, strict=True)
-        mine, reference = (forward(feed, cache, sources=read, first=step == 0).logits for forward, cache, read in pair)
-        difference = max(difference, float((mine - reference).abs().max()))
+        logits, reference = (
+            forward(feed, cache, sources=read, first=step == 0).logits for forward, cache, read in pair
+        )
+        difference = max(difference, float((logits - reference).abs().max()))
         largest = max(largest, float(reference.abs().max()))
         if step == 0:  # the same steps as a run
             for forward, cache in zip(both, held, strict=True):
                 forward.prepare(cache)
         feed = reference[:, -1].argmax(-1, keepdim=True)
-    close = difference <= CLOSE.get(ours.dtype, 1e-4) * largest
+    close = difference <= CLOSE.get(native.dtype, 1e-4) * largest
     return Comparison(difference, largest, len(lane.tokens), count, close, len(lane.source or ()))

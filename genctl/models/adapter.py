@@ -23,7 +23,7 @@ from genctl.models.weights import Tensor
 from genctl.params import Runtime
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-# The kinds that live inside the base's own layers: what calls the base need not know of them.
+# The kinds that change only the base's own layers, so that callers of the base are not affected.
 _FIRST = re.compile(r"\.lora_(A|embedding_A)(\.|$)")
 _SIZES = (
     "r",
@@ -35,16 +35,16 @@ _SIZES = (
     "n_frequency",
     "num_vectors",
 )
-_LEAST = 64  # accepted of every size
+_LEAST = 64  # sizes up to this one are always accepted
 _PLAIN = re.compile(r"[\w.]*").fullmatch
-# How peft searches for each, where a name of a module is expected.
+# How peft searches for each of these in the name of a module.
 _FORMS = {
     "rank_pattern": r"(.*\.)?({})$",
     "alpha_pattern": r"(.*\.)?({})$",
     "modules_to_save": r"(^|.*\.){}($|\..*)",
     "layers_pattern": r"(?:^|.*?\.){}\.(?P<idx>\d+)\.",
 }
-PATTERNS_S = 10.0  # for all of them and all names: real ones take milliseconds
+PATTERNS_S = 10.0  # for all patterns and names; real ones take milliseconds
 _MATCH = """
 import json, re, sys
 patterns, names = json.load(sys.stdin)
@@ -134,19 +134,19 @@ def _check_sizes(what: str, config: dict[str, Any], tensors: Mapping[str, Tensor
 
 
 def _check_patterns(what: str, config: dict[str, Any], names: list[str]) -> None:
-    """Match the regular expressions of an adapter's config with the names of the model's modules as peft will, in a
-    process that can be ended: `re` may take years for one. Raises ModelError.
+    """Match the regular expressions of an adapter's config with the names of the model's modules as peft does, in a
+    process that can be killed: `re` may take years for one. Raises ModelError.
     """
     patterns = [config[key] for key in ("target_modules", "exclude_modules") if isinstance(config.get(key), str)]
     for key, form in _FORMS.items():
-        found = config.get(key) or ()
-        each = [found] if isinstance(found, str) else list(found) if isinstance(found, (list, dict)) else []
-        patterns += [form.format(pattern) for pattern in each if isinstance(pattern, str) and not _PLAIN(pattern)]
+        value = config.get(key) or ()
+        candidates = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, dict)) else []
+        patterns += [form.format(pattern) for pattern in candidates if isinstance(pattern, str) and not _PLAIN(pattern)]
     patterns = [pattern for pattern in patterns if not _PLAIN(pattern)]
     if not patterns:
         return
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _MATCH],
             input=json.dumps([patterns, names]).encode(),
             capture_output=True,
@@ -156,16 +156,16 @@ def _check_patterns(what: str, config: dict[str, Any], names: list[str]) -> None
     except subprocess.TimeoutExpired:
         problem = f"the regular expressions in {CONFIG} take more than {PATTERNS_S:.0f} s"
         raise ModelError(f"{what}: {problem} to match the names of the model's layers") from None
-    if done.returncode:
-        reason = done.stdout.decode(errors="replace").strip() or "it cannot be matched"
+    if process.returncode:
+        reason = process.stdout.decode(errors="replace").strip() or "it cannot be matched"
         raise ModelError(f"{what}: no regular expression in {CONFIG}: {weights.shown(reason)}")
 
 
 def _items(what: str, config: dict[str, Any], key: str) -> list[tuple[str, Any]]:
-    found = config.get(key) or {}
-    if not isinstance(found, dict):
+    value = config.get(key) or {}
+    if not isinstance(value, dict):
         raise ModelError(f"{what}: {key} in {CONFIG} is no object")
-    return list(found.items())
+    return list(value.items())
 
 
 def _is_range(pair: Any) -> bool:
@@ -173,7 +173,7 @@ def _is_range(pair: Any) -> bool:
 
 
 def apply(model: Any, adapter: Adapter, *, merge: bool | None) -> tuple[Any, str]:
-    """The base with the adapter inside, and a note. Raises ModelError where the two do not fit together.
+    """The base with the adapter inside, and a note. Raises ModelError if the two do not fit together.
 
     With `merge` the product is added to the weights, and nothing of the adapter is left. None merges where that is
     right: layers that layer_replication makes share their weights, so the products stay beside them.
@@ -191,14 +191,16 @@ def apply(model: Any, adapter: Adapter, *, merge: bool | None) -> tuple[Any, str
     lacking = sorted(expected - adapter.tensors)
     if lacking:
         raise ModelError(f"{what} lacks {len(lacking)} tensors for this model: {weights.few(lacking)}")
-    other = sorted(name for name in adapter.tensors - expected if name.removeprefix("base_model.model.") not in own)
-    if other:
-        raise ModelError(f"{what} holds {len(other)} tensors that this model has no place for: {weights.few(other)}")
+    unplaced = sorted(name for name in adapter.tensors - expected if name.removeprefix("base_model.model.") not in own)
+    if unplaced:
+        raise ModelError(
+            f"{what} holds {len(unplaced)} tensors that this model has no place for: {weights.few(unplaced)}"
+        )
     kind = adapter.config["peft_type"]
     replicated = bool(adapter.config.get("layer_replication"))
     if merge or (merge is None and not replicated):
         merged = guarded(lambda: wrapped.merge_and_unload(safe_merge=True), f"{what} cannot be merged into the weights")
-        found, how = merged, "merged into the weights"
+        result, how = merged, "merged into the weights"
     else:
-        found, how = wrapped.get_base_model(), "beside the weights" + (f" (layer_replication: {_SHARED})" * replicated)
-    return found.eval().requires_grad_(False), f"{kind} adapter with {len(adapter.tensors)} tensors, {how}"
+        result, how = wrapped.get_base_model(), "beside the weights" + (f" (layer_replication: {_SHARED})" * replicated)
+    return result.eval().requires_grad_(False), f"{kind} adapter with {len(adapter.tensors)} tensors, {how}"

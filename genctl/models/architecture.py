@@ -61,30 +61,30 @@ def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_rem
         raise ModelError("config.json: architectures is not a list of names")
     if trust_remote_code and "auto_map" in checkpoint.config:
         return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    named = few(names) or f"architecture {kind!r:.80}"
+    described = few(names) or f"architecture {kind!r:.80}"
     for name in (kind, *names):
         if why := facts_of(name).unfit or _UNFIT_CLASSES.get(name):
-            raise ModelError(f"{named} {why}, so it cannot continue a text")
+            raise ModelError(f"{described} {why}, so it cannot continue a text")
     mixed = _names(auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
     heads = _names(causal) | _names(sequences)
     # an encoder-decoder that was saved without its head, which is the embeddings
     bare = config.is_encoder_decoder and kind in sequences and names == [auto.MODEL_MAPPING_NAMES.get(kind)]
     if names and not bare and not (heads | (mixed if kind in causal else set())) & set(names):
-        raise _unfit(named, set(names), auto)
+        raise _unfit(described, set(names), auto)
     if getattr(config, "is_encoder_decoder", False):
         if kind not in sequences:
-            raise _unfit(named, {kind}, auto)
+            raise _unfit(described, {kind}, auto)
         return AutoModelForSeq2SeqLM
     encodes = not names and kind in masked and not getattr(config, "is_decoder", False)
     if kind in causal and not encodes:
         return AutoModelForCausalLM
     if kind in sequences:
         return AutoModelForSeq2SeqLM
-    for name in names:  # a text model by itself, which the table knows as part of a larger one (Mllama)
+    for name in names:  # a text model alone, which the table has as part of a larger one (Mllama)
         own = getattr(transformers, name, None) if name in _names(causal) else None
         if own is not None and getattr(own, "config_class", None) is type(config):
             return own
-    raise _unfit(named, {kind}, auto)
+    raise _unfit(described, {kind}, auto)
 
 
 # Classes among those of language models that cannot continue a text; for architectures see `Architecture.unfit`.
@@ -93,23 +93,23 @@ _UNFIT_CLASSES = {
 }
 
 
-def _unfit(named: str, known: set[str], auto: Any) -> ModelError:
+def _unfit(described: str, known: set[str], auto: Any) -> ModelError:
     """The error for a class or architecture that cannot be loaded."""
 
     def among(*tables: str) -> bool:
         return any(known & ({*table} | _names(table)) for table in (dict(getattr(auto, name)) for name in tables))
 
     if among("MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES", "MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES"):
-        return ModelError(f"{named} writes sound, not text")
+        return ModelError(f"{described} writes sound, not text")
     if among(
         "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
         "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
         "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     ):
-        return ModelError(f"{named} reads pictures or sound, and genctl loads models that are made for text")
+        return ModelError(f"{described} reads pictures or sound, and genctl loads models that are made for text")
     if any(name.endswith("ForConditionalGeneration") for name in known):
-        return ModelError(f"{named} is none of the classes with which transformers continues a text")
-    return ModelError(f"{named} has no language-model head, so it cannot generate text")
+        return ModelError(f"{described} is none of the classes with which transformers continues a text")
+    return ModelError(f"{described} has no language-model head, so it cannot generate text")
 
 
 def _names(table: dict[str, Any]) -> set[str]:

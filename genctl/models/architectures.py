@@ -1,7 +1,7 @@
-"""What genctl knows of each architecture, in one row: `model_type` of config.json -> its facts. No torch.
+"""The facts about each architecture, one row each, by `model_type` of config.json. This file does not import torch.
 
 A native family is a function in one of `genctl/native/*_families.py` and a row here. An architecture without a row runs
-on transformers' classes; its capabilities are tried before they are used (`genctl/transformers/capabilities.py`).
+on transformers' classes; its capabilities are measured before use (`genctl/transformers/capabilities.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from genctl.native.names import Found
 # Values of `tokenizer` that are not the name of a class with a recipe.
 BACKEND = "TokenizersBackend"  # transformers registers the class that takes tokenizer.json unchanged
 NO_CLASS = "no class"  # transformers registers none: the folder may name one
-LEFT_TO_TRANSFORMERS = "left to transformers"  # a class with rules of its own
+LEFT_TO_TRANSFORMERS = "left to transformers"  # a class with special rules
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Architecture:
 
     # -- the tokenizer (see `tokenizer_class`) -------------------------------------------------------------------------
     tokenizer: str = ""  # the class that transformers registers for it, or one of the values above; "": not known
-    tokenizer_wins: bool = False  # the registered class is used even where the folder names another one
-    reads_tekken: bool = False  # the registered class reads tekken.json where mistral-common is installed
+    tokenizer_wins: bool = False  # the registered class is used even if the folder names another one
+    reads_tekken: bool = False  # the registered class reads tekken.json if mistral-common is installed
 
     # -- passes of transformers' classes -------------------------------------------------------------------------------
     # Its passes were compared with `generate()` in this role: cached, batched, padded and reordered (tests/zoo)
@@ -52,15 +52,15 @@ class Architecture:
     cache_differs: bool = False  # logits differ with and without a cache: the cache is used, as in `generate()`
     dense: bool = False  # attention from transformers' table of attention functions: a mask may have the final form
     relative: bool = False  # an encoder-decoder whose decoder has relative positions only: its rows may be padded
-    # `generate()` reads the whole text again when it passes the bound of longrope. Its preparation of inputs drops the
-    # cache for that; genctl does it where the cache is kept, and does not call that preparation.
+    # `generate()` reads the full text again when it passes the bound of longrope: its preparation of inputs drops the
+    # cache. genctl does this in `decode.prefill`, and does not call that preparation.
     reads_again: bool = False
     returns: str = ""  # the field of the output whose states are the `past_key_values` of the next pass
-    reads_history: bool = False  # its preparation of inputs reads the whole text, not the new tokens alone
+    reads_history: bool = False  # its preparation of inputs reads the full text, not only the new tokens
     states_in_modules: bool = False  # recurrent states are kept in the modules (see `model_states`)
 
     # -- config.json ---------------------------------------------------------------------------------------------------
-    unbounded: bool = False  # the length in its config is no limit: positions are relative or recurrent
+    unbounded: bool = False  # the length in its config is not a limit: positions are relative or recurrent
     computes_positions: bool = False  # computes a table of positions when it is built: no weight bounds its size
     audio_parts: bool = False  # nested configs describe audio models, not the language model
     unfit: str = ""  # why it cannot continue a text, although transformers lists it among language models
@@ -329,7 +329,7 @@ _ROWS = (
         compared="encoder-decoder",
         computes_positions=True,
     ),
-    # -- those that run on transformers' classes, and of which more has to be known than that they were compared
+    # -- architectures on transformers' classes with further facts
     Architecture("cpmant", cache_differs=True, reads_history=True),
     Architecture("ctrl", compared="decoder", computes_positions=True),
     Architecture("falcon_mamba", compared="decoder", unbounded=True),
@@ -355,7 +355,7 @@ _ROWS = (
     Architecture("xlnet", reads_history=True, returns="mems"),
 )
 
-# Architectures that were compared with `generate()`, of which nothing else has to be known.
+# Architectures without further facts that were compared with `generate()`.
 _DECODERS = """
 afmoe apertus arcee aria_text axk1 bailing_hybrid beam bert bert-generation big_bird biogpt bitnet camembert cohere
 cohere2_moe cohere_compass_text cwm data2vec-text dbrx deepseek_v2 deepseek_v3 diffllama doge dots1 electra
@@ -382,7 +382,7 @@ ARCHITECTURES = {row.name: row for row in ROWS}
 
 
 def facts_of(model_type: object) -> Architecture:
-    """The row of a `model_type`; a row without facts if it has none, or is no text."""
+    """The row of a `model_type`; a row without facts if it has none or is not a string."""
     row = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
     return row or Architecture("")
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 SECONDS = 5.0  # for one prompt; real templates need milliseconds
 _STARTING = 120.0  # for importing jinja on a slow disk
-# Isolated, so that the current folder and its Python files stay out of it.
+# Isolated, so that Python files of the current folder are not imported.
 _WORKER = "import sys; sys.path[:] = sys.argv[1:]; from genctl.models.chat_worker import main; main()"
-# What a process needs to start. Everything else stays out of it: variables may hold keys under any name.
+# Variables that a process needs to start. All others are removed: any of them may hold a secret.
 _PASSED = ("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "LD_LIBRARY_PATH")
 _PASSED_PREFIXES = ("LC_", "DYLD_")
 
@@ -37,7 +37,7 @@ def render_chat(
 ) -> list[int]:
     """The ids of a conversation, ready for the assistant's turn. Raises as `render_chat_text` does."""
     text = render_chat_text(tokenizer, messages, system=system, name=name)
-    return encode(tokenizer, text, add_special_tokens=False)  # the template wrote them
+    return encode(tokenizer, text, add_special_tokens=False)  # the template contains them
 
 
 def render_chat_text(
@@ -111,7 +111,7 @@ class _Renderer:
             os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
-        """Begin without a worker: a forked process must not speak with its parent's."""
+        """Start without a worker: a forked process must not use its parent's."""
         self.process: subprocess.Popen[bytes] | None = None
         self.lock = threading.Lock()
 
@@ -149,7 +149,7 @@ class _Renderer:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # Ctrl-C is ours to handle
+            start_new_session=True,  # genctl handles Ctrl-C
         )
         if self._exchange(b"", _STARTING) is None:
             raise ModelError("the process that renders chat templates could not be started")

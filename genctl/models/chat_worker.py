@@ -1,8 +1,8 @@
 """The process that renders chat templates, so that a hostile one can be killed: started by `chat`.
 
 One JSON object per line on stdin is a request, one per line on stdout the answer. A template is untrusted: it is
-rendered in jinja's immutable sandbox, with what transformers' `apply_chat_template` offers to templates. What the
-sandbox does not limit (endless loops, exponential texts) is limited here and by the parent's deadline.
+rendered in jinja's immutable sandbox, with the functions of transformers' `apply_chat_template`. The sandbox does not
+limit endless loops and exponential texts; this file and the parent's deadline do.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ TOKENIZERS = (
     "tekken.json",
     "tiktoken.model",
 )
-_READ_WHOLE = (".json", ".jinja", ".txt", ".model", ".spm", ".tiktoken")  # by libraries, into memory
+_READ_WHOLE = (".json", ".jinja", ".txt", ".model", ".spm", ".tiktoken")  # libraries read these into memory completely
 
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim")
 LAYERS = (
@@ -60,7 +60,7 @@ _COUNTS = (
 _MOST_LAYERS = 1 << 16
 _WIDEST = 1 << 24  # larger than any dimension of a published model
 _MOST_POSITIONS = 1 << 27
-_MOST_COMPUTED = 1 << 20  # of a table that is computed
+_MOST_COMPUTED = 1 << 20  # numbers of a computed table
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Checkpoint:
     generation: GenerationSettings
     weights: WeightFiles
     has_tokenizer: bool
-    files: fingerprint.Stamps = field(default_factory=dict)  # all files that decide its output, as they were checked
-    gguf: str = ""  # the name of the GGUF file in `folder` that is the whole checkpoint
+    files: fingerprint.Stamps = field(default_factory=dict)  # the checked states of all files that determine its output
+    gguf: str = ""  # the name of a GGUF file in `folder` that is the complete checkpoint
 
     @property
     def model_type(self) -> str:
@@ -81,11 +81,11 @@ class Checkpoint:
 
     @property
     def place(self) -> dict[str, Any]:
-        """What transformers' `from_pretrained` is given to find it, beside the folder."""
+        """Arguments of transformers' `from_pretrained` to find it, beside the folder."""
         return {"gguf_file": self.gguf} if self.gguf else {}
 
     def fingerprint(self) -> str:
-        """A digest of all bytes that decide its output. Raises ModelError for files that have changed since."""
+        """A digest of all bytes that determine its output. Raises ModelError for files that have changed since."""
         return fingerprint.fingerprint(self.folder, self.files)
 
 
@@ -200,7 +200,7 @@ def check_size(config: dict[str, Any], files: WeightFiles, source: str = "config
 
 
 def most_layers(tensors: int) -> int:
-    """The largest number of layers that so many tensors may belong to."""
+    """The largest number of layers that this many tensors may belong to."""
     return 4 * tensors + 256
 
 
@@ -208,7 +208,7 @@ def _check_dimensions(config: dict[str, Any], files: WeightFiles, source: str) -
     widest = max(max(tensor.shape, default=1) for tensor in files.tensors.values())
     built = list(_built(config))
     for part, where in built:
-        # where parts have a vocabulary, the outer one is the size of no tensor (T5Gemma)
+        # if parts have a vocabulary, the outer one is not the size of a tensor (T5Gemma)
         outer = not where and any(inside and "vocab_size" in nested for nested, inside in built)
         for name in _HIDDEN if outer else (*_HIDDEN, "vocab_size"):
             if isinstance(part.get(name), int) and part[name] > widest:
@@ -238,7 +238,7 @@ def _implied(part: dict[str, Any]) -> int:
         return max((part[name] for name in names if type(part.get(name)) is int), default=0)
 
     hidden, vocabulary, layers = largest(_HIDDEN), part.get("vocab_size") or 0, largest(LAYERS)
-    heads = largest(_HEADS) * largest(_HEAD_DIM) * hidden  # the queries of one layer: others may have none
+    heads = largest(_HEADS) * largest(_HEAD_DIM) * hidden  # the queries of one layer: other layers may have none
     return int(vocabulary * hidden + layers * (2 * hidden * hidden + 2 * hidden * largest(_INNER)) + heads)
 
 

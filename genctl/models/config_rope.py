@@ -1,7 +1,7 @@
 """Rotary positions that cannot be computed, refused before anything is built.
 
-No architecture can use these values: a base that has no logarithm, a factor of 0 by which something is divided, more
-features than a head has. The native runtime and transformers' classes would fail on them, or compute NaN.
+No architecture can use these values: a base without a logarithm, a factor of 0 as a divisor, more features than
+a head has. The native runtime and transformers' classes would fail on them, or compute NaN.
 """
 
 from __future__ import annotations

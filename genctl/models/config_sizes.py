@@ -13,9 +13,9 @@ from typing import Any
 from genctl.errors import ModelError
 from genctl.models.weights import shown
 
-MOST = 1 << 16  # of anything that is no dimension of a tensor in the weight files
+MOST = 1 << 16  # the largest size that is not a dimension of a tensor in the weight files
 _DEEPEST = 8
-# No sizes: ids of tokens, lengths in tokens, samples and pixels, rates, seeds, and what only counts for training.
+# Not sizes: ids of tokens, lengths in tokens, samples and pixels, rates, seeds, and training parameters.
 _OTHERWISE = re.compile(
     r".*(token|vocab|_ids?$|_index|offset|theta|base|length|position|context|window|chunk|floor|seed|rate|samples|pixels"
     r"|max_|min_|_max$|_min$|factor|version|budget|steps?$|hop|fft|image_size|budget|ctx|hash|period|threshold|limit"

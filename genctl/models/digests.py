@@ -76,7 +76,7 @@ class DigestCache:
 def _place() -> Path | None:
     home = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        # a relative one is to be ignored (XDG Base Directory Specification)
+        # ignore a relative folder (XDG Base Directory Specification)
         folder = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
     except (RuntimeError, ValueError):  # there is no home folder
         return None
@@ -88,7 +88,7 @@ def _key(path: Path) -> str:
 
 
 def _read(file: Path) -> dict[str, list[Any]]:
-    """The entries; {} for a file that is incomplete, not ours or too large."""
+    """The entries; {} for a file that is incomplete, of another user or too large."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
         with os.fdopen(descriptor, "rb") as handle:
@@ -115,7 +115,7 @@ def _write(file: Path, entries: dict[str, list[Any]]) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
             handle.write(text)
         Path(temporary).replace(file)
-    except BaseException:  # Ctrl-C too: no temporary file stays
+    except BaseException:  # Ctrl-C too: remove the temporary file
         Path(temporary).unlink(missing_ok=True)
         raise
 

@@ -1,4 +1,4 @@
-"""The identity of a checkpoint: one digest of every byte that decides its output.
+"""The identity of a checkpoint: one digest of every byte that determines its output.
 
 Weight files are read completely, in parallel. Their digests are cached by path, size, times and inode, so that an
 unchanged checkpoint is read once (`digests`).
@@ -23,7 +23,7 @@ from genctl.models.digests import Stamp
 
 Stamps: TypeAlias = Mapping[str, Stamp]  # the name of a file inside the checkpoint -> size, times and inode
 
-# What libraries read beside the weights: configs (nested and processors' too), vocabularies under all names that
+# Files that libraries read beside the weights: configs (nested and processors' too), vocabularies under all names that
 # transformers' tokenizers use, chat templates, the index of shards. Results of a run in the same folder do not count.
 _NAMES = re.compile(
     r".*(config|token|vocab|merges|sentencepiece|tekken|normalizer|emoji|byte_maps|word_shape|word_pronunciation).*"
@@ -32,7 +32,7 @@ _NAMES = re.compile(
     r"|.*\.(jinja|model|spm|codes|tiktoken|tokenizer)"
 )
 _TEMPLATES = "additional_chat_templates"  # transformers' folder for further templates
-_CHUNK = 16 << 20  # bytes: one leaf of a file's digest; a part of what `PREFIX` stands for
+_CHUNK = 16 << 20  # bytes of one leaf of a file's digest; part of the definition of `PREFIX`
 _PIECE = 1 << 20  # bytes read at once
 _THREADS = 8
 
@@ -102,7 +102,7 @@ def _digests(files: Mapping[str, tuple[Path, int]]) -> dict[str, str]:
         for (name, _, _), leaf in zip(starts, leaves, strict=True):
             wholes[name].update(leaf)
     finally:
-        workers.shutdown(cancel_futures=True)  # an interrupt waits only for leaves that are being read
+        workers.shutdown(cancel_futures=True)  # after an interrupt wait only for leaves that are being read
     return {name: whole.hexdigest() for name, whole in wholes.items()}
 
 
@@ -110,7 +110,7 @@ def _leaf(path: Path, start: int) -> bytes:
     digest, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
     left = _CHUNK
     try:
-        # read, never mapped: a mapped file that another process cuts ends this one
+        # read, not mapped: if another process truncates a mapped file, this process is killed
         with path.open("rb", buffering=0) as file:
             file.seek(start)
             while left and (count := file.readinto(buffer[: min(left, _PIECE)])):

@@ -1,8 +1,8 @@
 """GGUF files: one file with the config, the tokenizer and the weights, which transformers reads as its own classes.
 
 The weights are unpacked to floating-point numbers when they are read. Before a library reads the file, its header is
-checked (`gguf_header`), and the sizes in it are compared with its tensors. transformers skips tensors for which it has
-no place, so what it has read is compared with what the file holds (`check_read`).
+checked (`gguf_header`), and the sizes in it are compared with its tensors. transformers skips unknown tensors, so the
+tensors that it has read are compared with those of the file (`check_read`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAYER = re.compile(r"((?:enc\.|dec\.)?blk)\.(\d{1,9})\.")
 _TOKENS = re.compile(
     r"context_length|.*\.original_context_length|.*sliding_window|.*_theta|rope\.freq_base.*|.*_token_id"
 )
-# Tensors that change nothing: tables computed from the config, layers that predict further tokens, other modalities.
+# Tensors without an effect: tables computed from the config, layers that predict further tokens, other modalities.
 _UNREAD = re.compile(r".*(rot_embd|\.nextn\.|mtp).*|(v|a|mm)\..*")
 
 
@@ -97,7 +97,7 @@ def _check_metadata(name: str, header: Header) -> None:
 
 
 def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> list[str]:
-    """Apply the tensors that transformers leaves out; the names of those that change nothing.
+    """Apply the tensors that transformers skips. Returns the names of those without an effect.
 
     `unexpected` are the names that transformers reports. Raises ModelError for tensors that the model has no place for.
     """

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its metadata and where its tensors lie. Every claimed length is checked against the file.
+"""The header of a GGUF file: metadata and the places of tensors. Every claimed length is checked against the file.
 
 Little endian (github.com/ggml-org/ggml/blob/master/docs/gguf.md): `GGUF`, u32 version, u64 count of tensors, u64 count
 of keys; each key as a string (u64 length, bytes), u32 type, value; each tensor as a name, u32 count of dimensions, u64
@@ -24,13 +24,13 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _MOST_DIMENSIONS = 4  # ggml's limit
 _MOST_ITEMS = 1 << 22  # in all arrays; three times those of the largest public vocabularies
 _LARGEST_ALIGNMENT = 1 << 20
-_ALIGNMENT = 32  # where the file names none
+_ALIGNMENT = 32  # if the file has none
 _NUMBERS = ("F", "BF", "Q", "IQ", "TQ", "MXFP", "NVFP")  # beginnings of the names of types that hold weights
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file holds: values of metadata (of arrays, the number of items), and tensors by their names."""
+    """The content of a header: values of metadata (for arrays, the number of items), and tensors by name."""
 
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -41,7 +41,7 @@ class Header:
 
 
 def read(path: Path) -> Header:
-    """The header of a file. Raises ModelError, in a sentence that names the file, for one that is damaged."""
+    """The header of a file. Raises ModelError, naming the file, if it is damaged."""
     name = shown(path.name)
     try:
         with path.open("rb") as file:
@@ -54,7 +54,7 @@ def read(path: Path) -> Header:
 
 
 class _Reader:
-    """A place in a mapped file. Every step raises ModelError where the file ends before what it claims."""
+    """A place in a mapped file. Every step raises ModelError if the file is shorter than it claims."""
 
     def __init__(self, name: str, data: mmap.mmap) -> None:
         self.name, self.data, self.at, self.items = name, data, len(MAGIC), 0
@@ -134,7 +134,8 @@ class _Reader:
             tensors[name] = Tensor(dtype, shape, offset, offset + math.prod(shape) // block * size)
         begin = -(-self.at // alignment) * alignment
         placed = {
-            name: Tensor(each.dtype, each.shape, begin + each.begin, begin + each.end) for name, each in tensors.items()
+            name: Tensor(tensor.dtype, tensor.shape, begin + tensor.begin, begin + tensor.end)
+            for name, tensor in tensors.items()
         }
         self.check_ranges(placed)
         return placed
@@ -170,7 +171,7 @@ class _Reader:
         self.at += size
 
     def fits(self, count: int, least: int, what: str) -> int:
-        """`count`, where so many things of `least` bytes fit into the rest of the file."""
+        """Returns `count`. Raises ModelError unless that many items of `least` bytes fit into the rest of the file."""
         if count * least > len(self.data) - self.at:
             raise self.refused(f"it claims {count:,} {what}, more than fit into {len(self.data):,} bytes")
         return count

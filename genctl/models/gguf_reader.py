@@ -16,7 +16,7 @@ def reads(model: Any, architecture: str) -> Callable[[str], bool] | None:
 
         if is_gguf_arch_supported(architecture):
             return None
-    except ImportError:  # an older transformers has the other reader alone
+    except ImportError:  # an older transformers has only the other reader
         pass
     try:
         from transformers.modeling_gguf_pytorch_utils import (
@@ -40,7 +40,7 @@ def reads(model: Any, architecture: str) -> Callable[[str], bool] | None:
 
 @contextmanager
 def progress_bar(bar: Callable[..., Any]) -> Iterator[None]:
-    """Replace the progress bar of transformers' reader of GGUF files, which its settings do not reach."""
+    """Replace the progress bar of transformers' reader of GGUF files, which has no setting."""
     try:
         from transformers import modeling_gguf_pytorch_utils as reader
     except ImportError:

@@ -53,7 +53,7 @@ class LoadedModel:
     model: PreTrainedModel | NativeModel  # in eval mode, on its device
     tokenizer: PreTrainedTokenizerBase | None
     config: PreTrainedConfig | NativeConfig
-    name: str  # as the user typed it; what records say
+    name: str  # as the user typed it; the name in records
     path: Path
     is_encoder_decoder: bool
     generation: GenerationSettings
@@ -61,7 +61,7 @@ class LoadedModel:
     checkpoint: check.Checkpoint | None = None
     runtime: str = ""  # with the reason: "native (llama)", "transformers (--compile)"
     adapter: adapter.Adapter | None = None
-    bound: str = ""  # how long a token takes at least, where weights lie on the disk
+    bound: str = ""  # the least time for a token, if weights are on the disk
     tokenizer_of: str = ""  # if not genctl's own: "transformers (there is no tokenizer.json)"
 
     @property
@@ -72,7 +72,7 @@ class LoadedModel:
 
     @property
     def _products(self) -> tuple[str, ...]:
-        """Why torch computes the matrix products of the native runtime, where it does."""
+        """Why torch computes the matrix products of the native runtime, if it does."""
         if not self.runtime.startswith("native") or self.model.device.type != "cpu":
             return ()
         from genctl.native.products.library import why_not
@@ -108,7 +108,7 @@ def load(
 ) -> LoadedModel:
     """Resolve, check and load `runtime.model`. `before_weights` receives its generation settings and may raise.
 
-    Without a tokenizer a checkpoint takes token ids alone; `need_tokenizer` refuses it before it is read. Raises
+    A checkpoint without a tokenizer accepts only token ids; `need_tokenizer` refuses it before it is read. Raises
     ModelError for a checkpoint that is missing, damaged or unsupported, UsageError for conflicting options or an
     unavailable device. `on_event` receives bytes downloaded and tensors read. `threads` is set before weights are read.
     """
@@ -123,7 +123,7 @@ def load(
         read_ahead(checkpoint.weights.files)
         native, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         device = device_of(runtime.device) if runtime.device_map is None else None
-        collection.resume()  # torch is imported: collect again
+        collection.resume()  # torch is imported now
         if threads is not None:
             threads.apply(checkpoint.weights.bytes, device="cpu" if device is None else device.type)
         prepare.check_device(runtime, device)
@@ -360,7 +360,7 @@ def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrai
 
 
 def _plain_tokenizer(checkpoint: check.Checkpoint) -> tuple[Any, str]:
-    """The tokenizer without transformers; or transformers' own, and why."""
+    """The tokenizer without transformers; or transformers' own, and the reason."""
     from genctl.models import tokenizer
     from genctl.models.tokenizer_class import UnsupportedTokenizer
 

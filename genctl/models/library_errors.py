@@ -19,7 +19,9 @@ def guarded(call: Callable[[], _T], what: str) -> _T:
     except GenctlError:
         raise
     except BaseException as error:
-        if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):  # Rust's: no Exception
+        if not (
+            isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        ):  # a Rust panic is not an Exception
             raise
         if is_shortage(error):
             raise ModelError(f"{what}: not enough memory", hint="--dtype bfloat16 needs half of float32") from error

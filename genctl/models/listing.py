@@ -31,7 +31,7 @@ class ListedModel:
     dtype: str | None = None
     runtime: str | None = None
     why_not_native: str | None = None
-    context: int | None = None  # tokens; None where nothing bounds them
+    context: int | None = None  # tokens; None if there is no limit
     error: str | None = None
 
     def record(self) -> dict[str, Any]:
@@ -64,9 +64,9 @@ def available() -> Iterator[ListedModel]:
             yield _listed(name, snapshot, folder)
 
 
-def _listed(name: str, folder: Path, whole: Path) -> ListedModel:
-    """What is in a checkpoint folder. `whole` is the folder whose size counts."""
-    size = _bytes(whole)
+def _listed(name: str, folder: Path, counted: Path) -> ListedModel:
+    """The entry of a checkpoint folder. `counted` is the folder whose size counts."""
+    size = _bytes(counted)
     try:
         checkpoint = check.inspect(folder, allow_pickle=True, trust_remote_code=True, need_tokenizer=False)
         native, why = runtime_choice.plan(Runtime(model=name), checkpoint, trust_remote_code=False)
@@ -96,8 +96,8 @@ def _architecture(config: dict[str, Any]) -> str:
 
 def _context(config: dict[str, Any]) -> int | None:
     parts = [part for name in PARTS if isinstance(part := config.get(name), dict)]
-    found = (part.get(name) for part in (config, *parts) for name in CONTEXT)
-    return next((value for value in found if type(value) is int and value > 0), None)
+    values = (part.get(name) for part in (config, *parts) for name in CONTEXT)
+    return next((value for value in values if type(value) is int and value > 0), None)
 
 
 def _bytes(folder: Path) -> int | None:

@@ -1,6 +1,6 @@
-"""Models larger than memory: what `--device-map` leaves on the disk is read again for each pass. That bounds the speed.
+"""Models larger than memory: each pass reads the weights that `--device-map` leaves on the disk. That bounds the speed.
 
-The bound is said before the run: bytes to read for each token over the measured speed of the disk.
+The bound is reported before the run: bytes to read for each token over the measured speed of the disk.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from genctl.errors import UsageError, reason_of
 from genctl.models.weights import shown
 
-_PROBE = 1 << 16  # bytes written to find out whether a folder takes any
+_PROBE = 1 << 16  # bytes written to check that a folder is writable
 _SAMPLE = 64 << 20  # bytes read to measure the disk
 _PIECE = 4 << 20  # bytes read at once
 
 
 def check_folder(name: str) -> None:
-    """Make the folder of --offload-folder and write a file there. Raises UsageError where that fails."""
+    """Make the folder of --offload-folder and write a file there. Raises UsageError if that fails."""
     try:
         folder = Path(name).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ def check_folder(name: str) -> None:
 
 
 def bound(model: Any, files: Sequence[Path]) -> str:
-    """How long a token takes at least, in a sentence; "" where no weight of `model` lies on the disk.
+    """The least time for a token, in a sentence; "" if no weight of `model` is on the disk.
 
     `files` are the weight files, from which offloaded weights are read.
     """
@@ -57,7 +57,7 @@ def bound(model: Any, files: Sequence[Path]) -> str:
 
 
 def disk_speed(path: Path) -> float:
-    """Bytes per second read from the beginning of a file, without the system's cache where it can be told so."""
+    """Bytes per second read from the beginning of a file, without the system's cache if possible."""
     with path.open("rb", buffering=0) as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, _SAMPLE, os.POSIX_FADV_DONTNEED)

@@ -1,6 +1,6 @@
 """The packages that only some checkpoints need: which ones, the extra of genctl that installs them, and their absence.
 
-torch is not imported, and none of the packages either: they are looked for.
+Neither torch nor any of the packages is imported.
 """
 
 from __future__ import annotations

@@ -32,15 +32,15 @@ def check_options(runtime: Runtime) -> None:
             raise UsageError(f"--compile and --device-map {runtime.device_map}: only a model that lies on one device")
     shared = "--tensor-parallel" if runtime.tensor_parallel else "--fsdp" if runtime.fsdp else ""
     if shared:
-        others = {
+        conflicting = {
             "--compile": runtime.compile,
             f"--quantize {runtime.quantize}": runtime.quantize is not None,
             f"--device-map {runtime.device_map}": runtime.device_map is not None,
             "--adapter": runtime.adapter is not None,
             "--prompt-cache": runtime.prompt_cache is not None,
         }
-        for other in (name for name, given in others.items() if given):
-            raise UsageError(f"{shared} and {other}: not for a model that is shared out over ranks")
+        for conflict in (name for name, is_set in conflicting.items() if is_set):
+            raise UsageError(f"{shared} and {conflict}: not for a model that is shared out over ranks")
     if runtime.adapter is not None and runtime.device_map is not None:
         raise UsageError(f"--adapter and --device-map {runtime.device_map}: only a model that lies on one device")
     if runtime.quantize is None:
@@ -101,7 +101,7 @@ def prepare_for_device(
 
     Raises ModelError for NaN and infinite weights. Above 2 GB weights are not checked; logits still are, at every step.
     """
-    if runtime.tensor_parallel:  # each rank looks at its own part
+    if runtime.tensor_parallel:  # each rank checks its own part
         from genctl.ranks import tensor_parallel
 
         tensor_parallel.agree(model)

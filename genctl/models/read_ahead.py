@@ -14,7 +14,7 @@ _PIECE = 1 << 21  # bytes; Linux reads no more than a few MB for one piece of ad
 def read_ahead(files: Iterable[Path]) -> threading.Thread | None:
     """Start reading these files in the background, if the system can (Linux) and half of the memory holds them.
 
-    A thread gives the advice piece by piece, because on a slow disk giving it blocks. No result depends on it.
+    A thread gives the advice piece by piece, because the call blocks on a slow disk. No result depends on it.
     """
     paths = list(files)
     with suppress(AttributeError, OSError, ValueError):

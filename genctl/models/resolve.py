@@ -44,7 +44,7 @@ class CheckpointFolder:
 
     folder: Path
     notes: tuple[str, ...] = ()
-    gguf: Path | None = None  # the file that is the whole checkpoint
+    gguf: Path | None = None  # the file that is the complete checkpoint
 
 
 def builtins() -> list[str]:
@@ -121,7 +121,7 @@ class HubCheckpoint:
                 why = "--offline" if self.offline else "HF_HUB_OFFLINE is set"
                 raise self._nowhere(f"{self._named} is not in the cache, and the Hub is not asked ({why})")
             return CheckpointFolder(folder)
-        if self.revision and _COMMIT.fullmatch(self.revision):  # a commit never changes, so the cached one is right
+        if self.revision and _COMMIT.fullmatch(self.revision):  # a commit never changes, so the cached one is valid
             folder = self.cached()
             if folder is not None:
                 return CheckpointFolder(folder)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -> tuple[WeightPlan | None, str]:
-    """How the native runtime would hold this checkpoint; or None, and why transformers' classes run it.
+    """The native runtime's plan for this checkpoint; or None, and why transformers' classes run it.
 
     Raises ModelError or UsageError if `--runtime native` is impossible. torch is not imported.
     """
@@ -62,7 +62,7 @@ def spec_of_run(
 ) -> Spec | None:
     """The spec of the native runtime; None if transformers' classes run the checkpoint. Raises as a run does.
 
-    Without weight files config.json alone decides.
+    Without weight files only config.json counts.
     """
     if checkpoint.weights.files or runtime.runtime == "transformers":
         native, _ = plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
@@ -111,9 +111,9 @@ def _plan(checkpoint: Checkpoint) -> WeightPlan:
     config = checkpoint.config
     family = facts_of(checkpoint.model_type).native
     if family is not None:
-        known = family.model_class
-        names = config.get("architectures") or [known]
-        if not isinstance(names, list) or not {known, bare_class(known)} & {*map(str, names)}:
+        expected = family.model_class
+        names = config.get("architectures") or [expected]
+        if not isinstance(names, list) or not {expected, bare_class(expected)} & {*map(str, names)}:
             raise NotNative(f"config.json: architectures = {names!r:.80}")
     tensors = checkpoint.weights.tensors
     native = WeightPlan(*read_native(config), {name: tensor.shape for name, tensor in tensors.items()})
@@ -141,8 +141,8 @@ def dtype_of(runtime: Runtime, checkpoint: Checkpoint) -> str:
 
 def stored_dtype(checkpoint: Checkpoint) -> str:
     """The dtype of config.json, else that of the weight files (see `weights.WeightFiles`); "" if neither says."""
-    named = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
-    return named.removeprefix("torch.") if isinstance(named, str) else checkpoint.weights.dtype
+    dtype = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    return dtype.removeprefix("torch.") if isinstance(dtype, str) else checkpoint.weights.dtype
 
 
 def device_reason(spec: Spec, runtime: Runtime, device: torch.device) -> str:
@@ -164,7 +164,7 @@ def device_reason(spec: Spec, runtime: Runtime, device: torch.device) -> str:
 
 
 def load(
-    made: WeightPlan,
+    plan_: WeightPlan,
     runtime: Runtime,
     checkpoint: Checkpoint,
     device: torch.device,
@@ -183,29 +183,29 @@ def load(
 
     done = 0
 
-    def seen(name: str, tensor: Tensor) -> None:
+    def receive(name: str, tensor: Tensor) -> None:
         nonlocal done
         if look is not None:
             look(name, tensor)
         done += 1
         if on_event is not None:
-            on_event(Loading(runtime.model, done, len(made.reads), "tensors"))
+            on_event(Loading(runtime.model, done, len(plan_.reads), "tensors"))
 
     stored = chosen = dtype_of(runtime, checkpoint)
     if device.type == "cuda" and runtime.dtype == "auto":
         chosen = prepare.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
     products = Products(runtime.quantize, pack=runtime.pack)
     special = SpecialTokens(checkpoint.generation.values)
-    family = facts_of(made.spec.family).native
+    family = facts_of(plan_.spec.family).native
     assert family is not None
     model = read(
-        made,
+        plan_,
         checkpoint.weights.files,
         checkpoint.config,
         special,
         dtype=getattr(torch, chosen),
         device=None if device.type == "cpu" else device,
-        look=seen,
+        look=receive,
         products=products,
         name=family.model_class,
     )
@@ -217,6 +217,6 @@ def load(
     if runtime.quantize is not None:
         size = checkpoint.weights.bytes
         notes[-1] += f"; all weights {model.bytes() / 1e6:,.1f} MB, {size / 1e6:,.1f} MB as read"
-    if made.unused:
-        notes.append(f"{len(made.unused)} tensors in the weight files are not used: {few(made.unused)}")
+    if plan_.unused:
+        notes.append(f"{len(plan_.unused)} tensors in the weight files are not used: {few(plan_.unused)}")
     return model, notes

@@ -1,4 +1,4 @@
-"""Keep panic reports of Rust libraries off the terminal: our error reports the failure in one line.
+"""Keep panic reports of Rust libraries off the terminal: genctl's error reports the failure in one line.
 
 Rust writes its report (with a backtrace if RUST_BACKTRACE is set) to file descriptor 2 before Python sees the
 exception, so replacing `sys.stderr` does not help.
@@ -17,15 +17,15 @@ from contextlib import contextmanager
 
 _REPORT = re.compile(rb"\n?thread '[^\n]* panicked at .*", re.DOTALL)
 _LOCK = threading.RLock()
-_kept = -1  # a file without a name, for what is written meanwhile; made once
+_buffer = -1  # an unnamed file that collects the output; created once
 _depth = 0
 
 
 @contextmanager
 def without_panic_reports() -> Iterator[None]:
-    """Delay what is written to descriptor 2 until the end, and remove panic reports from it.
+    """Delay output to descriptor 2 until the end, and remove panic reports from it.
 
-    One thread at a time; output of other threads is delayed too. Without a descriptor 2 nothing happens.
+    One thread at a time; output of other threads is delayed too. Without a descriptor 2 this does nothing.
     """
     global _depth
     with _LOCK:
@@ -42,17 +42,17 @@ def without_panic_reports() -> Iterator[None]:
 
 
 def _begin() -> int:
-    global _kept
+    global _buffer
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.flush()
     try:
         saved = os.dup(2)
-    except OSError:  # it is closed
+    except OSError:  # descriptor 2 is closed
         return -1
     try:
-        if _kept < 0:
-            _kept = os.memfd_create("genctl") if hasattr(os, "memfd_create") else _unnamed()
-        os.dup2(_kept, 2)
+        if _buffer < 0:
+            _buffer = os.memfd_create("genctl") if hasattr(os, "memfd_create") else _unnamed()
+        os.dup2(_buffer, 2)
     except OSError:
         os.close(saved)
         return -1
@@ -69,12 +69,12 @@ def _end(saved: int, *, failed: bool) -> None:
         sys.stderr.flush()
     os.dup2(saved, 2)
     os.close(saved)
-    if not (size := os.lseek(_kept, 0, os.SEEK_CUR)):
+    if not (size := os.lseek(_buffer, 0, os.SEEK_CUR)):
         return
-    os.lseek(_kept, 0, os.SEEK_SET)
-    content = os.read(_kept, size)
-    os.lseek(_kept, 0, os.SEEK_SET)
-    os.ftruncate(_kept, 0)
+    os.lseek(_buffer, 0, os.SEEK_SET)
+    content = os.read(_buffer, size)
+    os.lseek(_buffer, 0, os.SEEK_SET)
+    os.ftruncate(_buffer, 0)
     left = _REPORT.sub(b"", content) if failed else content
     with contextlib.suppress(OSError):
         while left:

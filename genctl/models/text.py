@@ -75,14 +75,14 @@ class Detokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
         self.vocabulary = _vocabulary(tokenizer, skip_special_tokens)
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # the way "bytes"
-        self._context: list[int] = []  # the way "pieces": the id before `_pending`
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # for the way "bytes"
+        self._context: list[int] = []  # for the way "pieces": the id before `_pending`
         self._pending: list[int] = []
         self._held = ""  # decoded, but the clean-up of spaces may still change it
-        self._looked = 0  # how far `_held` was searched for a place to cut
+        self._looked = 0  # characters of `_held` that were searched for a place to cut
 
     def push(self, id: int) -> str:
-        """The characters that this token completed; "" while one is still open."""
+        """The characters that this token completes; "" while one is incomplete."""
         return self._clean(self._raw(id), final=False)
 
     def flush(self) -> str:
@@ -108,7 +108,7 @@ class Detokenizer:
         return _decode(self.tokenizer, list(ids), skip_special_tokens=vocabulary.skip, clean=vocabulary.clean)
 
     def piece(self, id: int) -> str:
-        """The text of one token by itself, special tokens included; bytes that are no character as <0xE2>."""
+        """The text of one token alone, special tokens included; incomplete characters as bytes: <0xE2>."""
         return self.vocabulary.piece(id)
 
     def _raw(self, id: int) -> str:
@@ -177,7 +177,7 @@ def detokenizer(tokenizer: PreTrainedTokenizerBase | None) -> Words:
 
 
 class _Vocabulary:
-    """What the detokenizers of one tokenizer share: the way it decodes, and the text of single tokens."""
+    """State that detokenizers of one tokenizer share: the way it decodes, and the text of single tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip: bool) -> None:
         self.tokenizer, self.skip = tokenizer, skip
@@ -306,12 +306,12 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, skip_special_
 
 
 def _is_tokenizer_error(error: BaseException) -> bool:
-    """Whether an error is the tokenizer's: an Exception, or a panic of Rust, which Python does not count as one."""
+    """Whether an error is the tokenizer's: an Exception, or a Rust panic, which is not an Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _safe_cut(text: str, start: int) -> int:
-    """The last place, from `start` on, where cleaning each part cleans the whole; 0 if there is none.
+    """The last place, from `start` on, at which the text can be cleaned in two parts; 0 if there is none.
 
     The clean-up only removes spaces around certain texts (" ." " ' " " n't" " 's" …). A cut before a space is safe if
     the text before it cannot be the inside of such a pattern.

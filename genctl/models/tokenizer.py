@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA = frozenset({"extra_special_tokens", "additional_special_tokens"})
 _TOKEN = frozenset({"content", "lstrip", "rstrip", "single_word", "normalized", "special", "__type"})
-# Fields that transformers reads before a class is made, or that change neither ids nor texts.
+# Fields that transformers reads before it builds a class, or that affect neither ids nor texts.
 _NO_EFFECT = frozenset(
     {"tokenizer_class", "model_max_length", "max_len", "backend", "name_or_path", "is_local", "local_files_only"}
     | {"max_length", "stride", "truncation_strategy", "pad_to_multiple_of", "pad_token_type_id", "verbose"}
@@ -153,7 +153,7 @@ def plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     """The tokenizer of a checkpoint folder; `model` is its config.json. Raises UnsupportedTokenizer with a reason."""
     try:
         return _plain(folder, model)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:  # a file of another form than is known here
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # a file of an unknown form
         raise UnsupportedTokenizer(f"its files are read otherwise: {type(error).__name__}: {error}"[:200]) from error
 
 

@@ -12,7 +12,7 @@ from genctl.models.tokenizer_class import UnsupportedTokenizer
 
 
 class LoneTokenizer:
-    """Texts to ids, as for a prompt of the checkpoint, and back. Raises ModelError where it cannot be loaded."""
+    """Texts to ids, as for a prompt of the checkpoint, and back. Raises ModelError if it cannot be loaded."""
 
     def __init__(self, name: str) -> None:
         folder = resolve(name, offline=True).folder
@@ -33,7 +33,7 @@ class LoneTokenizer:
         return text.encode(self._tokenizer, prompt, add_special_tokens=True)
 
     def text(self, ids: tuple[int, ...]) -> str:
-        """The text that has these ids. Raises InputError where there is none."""
+        """The text that has these ids. Raises InputError if there is none."""
         words = text.decode(self._tokenizer, ids)
         if not words or self.ids(words) != list(ids):
             raise InputError("the token ids are not those of any text, and the server takes no ids")

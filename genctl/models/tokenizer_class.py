@@ -55,14 +55,14 @@ def class_of(
         raise UnsupportedTokenizer("its class may be another than the one that is named")
     if any(fnmatch(place.lower(), name) for name in NAMES_OF_BACKENDS):
         return BACKEND
-    named = tokenizer_config.get("tokenizer_class")
-    named = config.get("tokenizer_class") if named is None else named
-    if named is not None and (not isinstance(named, str) or not named):
-        raise UnsupportedTokenizer(f"tokenizer_class = {named!r:.40}")
+    class_name = tokenizer_config.get("tokenizer_class")
+    class_name = config.get("tokenizer_class") if class_name is None else class_name
+    if class_name is not None and (not isinstance(class_name, str) or not class_name):
+        raise UnsupportedTokenizer(f"tokenizer_class = {class_name!r:.40}")
     registered = None if facts.tokenizer == NO_CLASS else facts.tokenizer
-    if named is None:
+    if class_name is None:
         return registered or BACKEND
-    name = named.removesuffix("Fast")
+    name = class_name.removesuffix("Fast")
     wins = facts.tokenizer_wins
     if name == "LlamaTokenizer" and not wins and not facts.reads_tekken and byte_level():
         return BACKEND

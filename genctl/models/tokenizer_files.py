@@ -1,7 +1,7 @@
 """Checks of a tokenizer's files before a library reads them: numbers in them become sizes without a check.
 
-The library (github.com/huggingface/tokenizers) allocates what a file says and aborts the process if memory runs out, so
-that nothing could be reported. It refuses all other errors itself.
+The library (github.com/huggingface/tokenizers) allocates sizes from a file unchecked and aborts the process if memory
+runs out, without a report. It refuses all other errors itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from genctl.models.weights import read_json, shown
 
 MOST_IDS = 1 << 24  # far more than any published vocabulary
 MOST_PADDING = 1 << 20  # tokens
-MOST_COUNTED = 1 << 16  # tokens that a number in tokenizer_config.json makes
+MOST_COUNTED = 1 << 16  # tokens that a count in tokenizer_config.json creates
 MOST_GROWTH = 1000  # times, of a text that is normalised or decoded; 3 is usual
 MOST_REPEATS = 16  # of a text by a post-processor; 1 is usual
 MOST_ADDED = 1 << 12  # special tokens that a post-processor adds to a text
@@ -25,7 +25,7 @@ LONGEST_STRING = 1000  # characters of a string that a step of the tokenizer ins
 LONGEST_PATTERN = 1 << 16  # characters of a regular expression; 500 is long
 _STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _OF_MODEL = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-_KEPT: list[tuple[str, int, int, dict[str, Any]]] = []  # at most one file
+_PARSED: list[tuple[str, int, int, dict[str, Any]]] = []  # at most one file
 _CHARSMAP_GROWTH = 20  # NFKC makes at most 18 characters of one (unicode.org/reports/tr15)
 
 
@@ -55,20 +55,20 @@ def check(folder: Path) -> None:
 
 def _keep(path: Path, data: dict[str, Any]) -> None:
     state = path.stat()
-    _KEPT[:] = [(str(path), state.st_size, state.st_mtime_ns, data)]
+    _PARSED[:] = [(str(path), state.st_size, state.st_mtime_ns, data)]
 
 
 def take(path: Path) -> dict[str, Any]:
     """tokenizer.json as `check` parsed it, or parsed again: large files take half a second. Frees the parsed file."""
     state = path.stat()
-    parsed = [data for name, *stamp, data in _KEPT if (name, *stamp) == (str(path), state.st_size, state.st_mtime_ns)]
+    parsed = [data for name, *stamp, data in _PARSED if (name, *stamp) == (str(path), state.st_size, state.st_mtime_ns)]
     forget()
     return parsed[0] if parsed else read_json(path, path.name)
 
 
 def forget() -> None:
     """Free what `check` parsed."""
-    _KEPT.clear()
+    _PARSED.clear()
 
 
 def _ids(name: str, data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -99,7 +99,7 @@ def _check_ids(name: str, ids: Iterable[tuple[str, Any]]) -> None:
 
 
 def _check_counts(settings: dict[str, Any]) -> None:
-    """Refuse counts of tokens that a class would make (`extra_ids`, `offset`); lengths may be as large as they like."""
+    """Refuse large counts of tokens that a class creates (`extra_ids`, `offset`); lengths may have any size."""
     for name, value in settings.items():
         if type(value) in (int, float) and value > MOST_COUNTED and "max" not in name and "length" not in name:
             raise ModelError(f"tokenizer_config.json says {shown(name, 40)} = {value!s:.30}, far above what any has")
@@ -118,9 +118,9 @@ def _check_padding(padding: Any) -> None:
 def _check_strings(data: dict[str, Any]) -> None:
     """Refuse long strings in the steps of a tokenizer: a step may insert one at every character."""
     model = data.get("model")
-    found = [_strings(data.get(part), part) for part in _STEPS]
-    found += [_strings(model.get(name), f"model.{name}") for name in _OF_MODEL] if isinstance(model, dict) else []
-    for where, text in (item for strings in found for item in strings):
+    iterators = [_strings(data.get(part), part) for part in _STEPS]
+    iterators += [_strings(model.get(name), f"model.{name}") for name in _OF_MODEL] if isinstance(model, dict) else []
+    for where, text in (item for strings in iterators for item in strings):
         name = where.rpartition(".")[2]
         if name == "precompiled_charsmap":
             continue

@@ -198,18 +198,18 @@ def _count(fields: Fields, name: str, default: int) -> int:
 
 
 def _t5_extra(fields: Fields) -> None:
-    count, given = _count(fields, "extra_ids", 100), fields.settings.pop("additional_special_tokens", None)
+    count, listed = _count(fields, "extra_ids", 100), fields.settings.pop("additional_special_tokens", None)
     extra = [f"<extra_id_{n}>" for n in range(count)]
-    own = [token for token in given or () if "<extra_id_" in str(token)]
+    own = [token for token in listed or () if "<extra_id_" in str(token)]
     if own and count > 0 and count != len(own):
         raise UnsupportedTokenizer("extra_ids and additional_special_tokens contradict each other")
-    fields.settings.setdefault("extra_special_tokens", given if own else [*(given or ()), *extra])
+    fields.settings.setdefault("extra_special_tokens", listed if own else [*(listed or ()), *extra])
 
 
 def _pegasus_extra(fields: Fields) -> None:
     mask = fields.settings.pop("mask_token_sent", "<mask_1>")
-    given = fields.settings.pop("additional_special_tokens", None)
-    own = given is not None and mask in given
+    listed = fields.settings.pop("additional_special_tokens", None)
+    own = listed is not None and mask in listed
     extra = [] if own or mask is None else [mask]
     extra += [f"<unk_{n}>" for n in range(2, _count(fields, "offset", 103))]
     fields.settings.setdefault("extra_special_tokens", extra)
@@ -257,27 +257,31 @@ def alone() -> Any:
     return processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
 
 
-def _named(**tokens: str | None) -> dict[str, str | None]:
+def _special_tokens(**tokens: str | None) -> dict[str, str | None]:
     return {f"{name}_token": token for name, token in tokens.items()}
 
 
 _END = "<|endoftext|>"
-_COMMON = _named(bos="<s>", eos="</s>", unk="<unk>")
+_COMMON = _special_tokens(bos="<s>", eos="</s>", unk="<unk>")
 
 RECIPES: dict[str, Recipe] = {
-    "GPT2Tokenizer": Recipe(_gpt2, _named(unk=_END, bos=_END, eos=_END, pad=None)),
-    "CodeGenTokenizer": Recipe(_codegen, _named(unk=_END, bos=_END, eos=_END, pad=None)),
-    "GPTNeoXTokenizer": Recipe(_gpt_neox, _named(unk=_END, bos=_END, eos=_END, pad="<|padding|>"), _gpt_neox_end),
-    "Qwen2Tokenizer": Recipe(_qwen2, _named(unk=_END, bos=None, eos=_END, pad=_END), _qwen2_end),
-    "LlamaTokenizer": Recipe(_llama, _COMMON),
-    "GemmaTokenizer": Recipe(_gemma, _named(unk="<unk>", bos="<bos>", eos="<eos>", pad="<pad>", mask="<mask>")),
-    "RobertaTokenizer": Recipe(
-        _gpt2, {**_COMMON, **_named(sep="</s>", cls="<s>", pad="<pad>", mask="<mask>")}, _roberta_end
+    "GPT2Tokenizer": Recipe(_gpt2, _special_tokens(unk=_END, bos=_END, eos=_END, pad=None)),
+    "CodeGenTokenizer": Recipe(_codegen, _special_tokens(unk=_END, bos=_END, eos=_END, pad=None)),
+    "GPTNeoXTokenizer": Recipe(
+        _gpt_neox, _special_tokens(unk=_END, bos=_END, eos=_END, pad="<|padding|>"), _gpt_neox_end
     ),
-    "T5Tokenizer": Recipe(_t5, _named(eos="</s>", unk="<unk>", pad="<pad>"), _t5_end, "Unigram", _t5_extra),
+    "Qwen2Tokenizer": Recipe(_qwen2, _special_tokens(unk=_END, bos=None, eos=_END, pad=_END), _qwen2_end),
+    "LlamaTokenizer": Recipe(_llama, _COMMON),
+    "GemmaTokenizer": Recipe(
+        _gemma, _special_tokens(unk="<unk>", bos="<bos>", eos="<eos>", pad="<pad>", mask="<mask>")
+    ),
+    "RobertaTokenizer": Recipe(
+        _gpt2, {**_COMMON, **_special_tokens(sep="</s>", cls="<s>", pad="<pad>", mask="<mask>")}, _roberta_end
+    ),
+    "T5Tokenizer": Recipe(_t5, _special_tokens(eos="</s>", unk="<unk>", pad="<pad>"), _t5_end, "Unigram", _t5_extra),
     "PegasusTokenizer": Recipe(
         _pegasus,
-        _named(pad="<pad>", eos="</s>", unk="<unk>", mask="<mask_2>"),
+        _special_tokens(pad="<pad>", eos="</s>", unk="<unk>", mask="<mask_2>"),
         _pegasus_end,
         "Unigram",
         _pegasus_extra,

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that its model does not use: errors, or parts of something else.
+"""Tensors of a checkpoint that its model does not use: errors, or parts for other purposes.
 
 A config with fewer layers than the weight files hold, or without a bias that they hold, gives a model that runs and
 writes other text. So an unused tensor is an error if it belongs to the loaded model:
@@ -13,7 +13,7 @@ It is ignored, with a note for --verbose, if the model computes it or another pr
 - tensors outside all parts of the model (`value_head.weight`).
 
 transformers' own lists of ignored names were applied before. A quantised checkpoint also holds numbers of its
-quantisation, which its library may not need: there only whole layers are errors.
+quantisation, which its library may not need: there only complete layers are errors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _ELSEWHERE = re.compile(
     r"|(mtp|nextn|eagle|medusa).*"
     r"|pooler|classifier|score|qa_outputs|seq_relationship|(?!lm_).*_head"
 )
-_PREDICTS_FURTHER = re.compile(r"eh_proj|enorm|hnorm|shared_head")  # what only an MTP layer has (DeepSeek-V3, GLM-4.5)
+_PREDICTS_FURTHER = re.compile(
+    r"eh_proj|enorm|hnorm|shared_head"
+)  # modules that only an MTP layer has (DeepSeek-V3, GLM-4.5)
 
 
 def check(model: nn.Module, unexpected: Iterable[str], held: Mapping[str, Tensor], config: dict[str, Any]) -> list[str]:
@@ -48,7 +50,7 @@ def check(model: nn.Module, unexpected: Iterable[str], held: Mapping[str, Tensor
     """
     names = sorted(set(unexpected))
     modules = _Parts(model)
-    # transformers ignores a layer by the number that it has in one public checkpoint, whatever the config: check again
+    # transformers ignores a layer by its number in one public checkpoint, for any config: check again
     layers = modules.beyond([*names, *held])
     if layers:
         path, numbers = next(iter(layers.items()))
@@ -108,9 +110,9 @@ class _Parts:
         if self._is_mask(path, after, tensor):
             return False
         first, _, rest = after.partition(".")
-        if first == "encoder":  # of a pair, whose decoder alone is loaded
+        if first == "encoder":  # an encoder-decoder of which only the decoder is loaded
             return False
-        return not (first.isdecimal() and rest)  # a layer that was not refused: one that predicts further
+        return not (first.isdecimal() and rest)  # a layer that was not refused predicts further tokens
 
     def _is_mask(self, path: str, after: str, tensor: Tensor | None) -> bool:
         """`attn.bias` of GPT-2 and similar: the triangular mask of a module that contains projections."""
@@ -119,12 +121,12 @@ class _Parts:
 
     def _splits(self, name: str) -> Iterator[tuple[str, str]]:
         """Each part of the model that the name may begin with, and the rest: with the model's prefix or without."""
-        for whole in (name, f"{self.prefix}.{name}", name.removeprefix(f"{self.prefix}.")):
-            at = whole.find(".")
+        for full_name in (name, f"{self.prefix}.{name}", name.removeprefix(f"{self.prefix}.")):
+            at = full_name.find(".")
             while at > 0:
-                if whole[:at] in self.modules and whole[:at] != (self.prefix if whole != name else None):
-                    yield whole[:at], whole[at + 1 :]
-                at = whole.find(".", at + 1)
+                if full_name[:at] in self.modules and full_name[:at] != (self.prefix if full_name != name else None):
+                    yield full_name[:at], full_name[at + 1 :]
+                at = full_name.find(".", at + 1)
 
 
 def _too_few(path: str, numbers: list[int], count: int, config: dict[str, Any]) -> str:

@@ -33,9 +33,9 @@ def _id(loaded: LoadedModel, token: str) -> int:
         raise UsageError(f"--watch {token!r}: {error.message}") from None
     words = text.detokenizer(tokenizer)
     if len(ids) != 1:
-        made = ", ".join(f"{words.piece(id)!r} (id:{id})" for id in ids)
+        parts = ", ".join(f"{words.piece(id)!r} (id:{id})" for id in ids)
         raise UsageError(
-            f"--watch {token!r} is not one token of {loaded.name}" + (f" but {len(ids)}: {made}" if ids else ""),
+            f"--watch {token!r} is not one token of {loaded.name}" + (f" but {len(ids)}: {parts}" if ids else ""),
             hint="name one of them: a space before a word belongs to its token" if ids else "",
         )
     unknown = tokenizer.unk_token_id

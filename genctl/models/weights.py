@@ -52,7 +52,7 @@ class Tensor:
 class WeightFiles:
     """The weight files of a checkpoint. `tensors` is empty for pickle files, which cannot be inspected.
 
-    `dtype` is what transformers reads them as where config.json names none: the type in the index, else that of the
+    transformers reads them as `dtype` if config.json has none: the type in the index, else that of the
     first floating-point tensor of the first file, by name.
     """
 
@@ -63,7 +63,7 @@ class WeightFiles:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tensors; of the files, where nothing lists the tensors."""
+        """Bytes of all tensors; of the files, if no header lists the tensors."""
         if self.tensors:
             return sum(tensor.end - tensor.begin for tensor in self.tensors.values())
         return sum(file.stat().st_size for file in self.files if file.is_file())
@@ -92,17 +92,17 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 def find(folder: Path, config: dict[str, Any], *, allow_pickle: bool) -> WeightFiles:
     """The weights of a checkpoint folder, with every header checked. Raises ModelError."""
-    named = config.get("transformers_weights")
-    if named is not None:
-        _plain_name(named, "config.json (transformers_weights)")
-    single, index = folder / (named or SINGLE), folder / INDEX
+    file_name = config.get("transformers_weights")
+    if file_name is not None:
+        _plain_name(file_name, "config.json (transformers_weights)")
+    single, index = folder / (file_name or SINGLE), folder / INDEX
     if single.name.endswith(".safetensors") and single.is_file():
         header = read_header(single)
         return WeightFiles((single,), header, dtype=_first_dtype(header))
     if single.name.endswith(".index.json") and single.is_file():
         return _sharded(folder, single)
-    if named is not None:
-        raise ModelError(f"config.json names its weights {named!r}, but {folder} holds no such safetensors file")
+    if file_name is not None:
+        raise ModelError(f"config.json names its weights {file_name!r}, but {folder} holds no such safetensors file")
     if index.is_file():
         return _sharded(folder, index)
     for pattern in (SINGLE, INDEX):
@@ -118,12 +118,12 @@ def find(folder: Path, config: dict[str, Any], *, allow_pickle: bool) -> WeightF
             message = f"{folder} has only pickle weights ({few(weights)}), refused without --allow-pickle"
             raise ModelError(message, hint=hint)
         raise ModelError(f"{folder} has no safetensors weights, only {few(pickles)}", hint=hint)
-    other = sorted(
+    unlisted = sorted(
         path.name for pattern in ("*.safetensors", "*.gguf", "*.h5", "*.msgpack") for path in folder.glob(pattern)
     )
-    if other:
+    if unlisted:
         raise ModelError(
-            f"{folder} has weights under another name or format ({few(other)}); expected {SINGLE} or {INDEX}"
+            f"{folder} has weights under another name or format ({few(unlisted)}); expected {SINGLE} or {INDEX}"
         )
     raise ModelError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
 
@@ -167,8 +167,8 @@ def _sharded(folder: Path, index: Path) -> WeightFiles:
     for name, shard in weight_map.items():
         if name not in headers[shard]:
             raise ModelError(f"{index.name} says that {shard} holds {shown(name)}, but it does not")
-    named = metadata.get("dtype") if isinstance(metadata, dict) else None
-    dtype = named if isinstance(named, str) else _first_dtype(headers[shards[0]])
+    dtype_name = metadata.get("dtype") if isinstance(metadata, dict) else None
+    dtype = dtype_name if isinstance(dtype_name, str) else _first_dtype(headers[shards[0]])
     tensors = {name: headers[shard][name] for name, shard in weight_map.items()}
     return WeightFiles(tuple(folder / shard for shard in shards), tensors, dtype=dtype)
 
