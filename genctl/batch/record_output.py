@@ -41,6 +41,11 @@ class RecordOutput:
         """The number of threads with which the output was begun; None for a new one."""
         return None
 
+    @property
+    def in_groups(self) -> bool:
+        """Whether the output was begun in groups of rows, and has to go on in them."""
+        return False
+
     def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
         """Begin or continue, now that the checkpoint is loaded. Returns the seed that holds."""
         return int(job["seed"])
@@ -91,6 +96,11 @@ class ResumedOutput(RecordOutput):
     def threads(self) -> int | None:
         number = (self.file.header or {}).get("threads")
         return number if isinstance(number, int) and 0 < number <= 1024 else None
+
+    @property
+    def in_groups(self) -> bool:
+        batch = (self.file.header or {}).get("batch")
+        return isinstance(batch, dict) and "width" in batch
 
     def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
         before = self.file.header

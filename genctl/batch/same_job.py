@@ -44,8 +44,16 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], origins: Mapp
         keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
         changes += [sentence(key, old.get(key), new.get(key)) for key in keys]
     if not any(changes) and before.get("batch") != now["batch"]:
-        changes.append(_change("rows decoded together", before.get("batch"), now["batch"]))
+        changes.append(_change("rows decoded together", _together(before.get("batch")), _together(now["batch"])))
     return [change for change in changes if change]  # the input is compared row by row (see `Resumable.consume`)
+
+
+def _together(batch: Any) -> str:
+    """How rows share a pass, in words."""
+    batch = batch if isinstance(batch, dict) else {}
+    if "numbers" in batch:
+        return f"in any number ({batch['numbers']})"
+    return str(batch["width"]) if "width" in batch else "unset"
 
 
 _FLAGS = {

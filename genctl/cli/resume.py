@@ -24,7 +24,7 @@ def identity(
     *,
     seed: int,
     checkpoints: Mapping[str, str],
-    batch: Mapping[str, int],
+    batch: Mapping[str, int | str],
     input: Mapping[str, Any] | None,
     top: int,
     watch: Sequence[int] = (),
@@ -34,7 +34,8 @@ def identity(
 
     `checkpoints`: fingerprints by name. `input`: what the input file holds.
     """
-    settings = {key: value for key, value in settings_of(resolved).items() if key not in APART}
+    apart = (*APART, "batch_size") if "numbers" in batch else APART  # a row has its bytes in any batch
+    settings = {key: value for key, value in settings_of(resolved).items() if key not in apart}
     for key in ("processors", "stopping"):
         if (listed := getattr(resolved, key)) is not None:
             settings[key] = listed

@@ -116,10 +116,12 @@ class RunJob(job.Job[RunOptions]):
         self.texts, self.encoder_decoder = engine.has_texts, engine.is_encoder_decoder
         self.watched = engine.watched(options.watch)
         self.width = engine.width(self.base, 1 if self.live else job.WIDTH)
-        self.threads = engine.use_threads([self.base], 1 if self.lone else self.width, self.output.threads)
+        self.alone = "" if self.output.in_groups or not self.choice.batches else engine.alone(self.base)
+        recorded = None if self.alone else self.output.threads
+        self.threads = engine.use_threads([self.base], 1 if self.lone else self.width, recorded)
         self.detail(*engine.notes)
         self.describe(engine, self.base)
-        self.span = job.SPAN * self.width if self.width > 1 and self.choice.batches else 1
+        self.span = job.SPAN * self.width if self.width > 1 and self.choice.batches else 1  # rows of a group
         self._begin()
         if self.live and self.lone:
             first_sign.status("reading the prompt")
@@ -207,7 +209,8 @@ class RunJob(job.Job[RunOptions]):
             watcher.settled(to_toml(self.base, defaults=False), seed=self.seed)
         if not self.options.resume:
             return
-        if None not in (self.threads, self.output.threads) and self.threads != self.output.threads:
+        changed = None not in (self.threads, self.output.threads) and self.threads != self.output.threads
+        if changed and not self.alone:
             before = count(self.output.threads or 0, "thread")
             self.remark(
                 f"{self.options.output} was begun with {before}, and goes on with {self.threads}: the last digits of "
@@ -218,15 +221,20 @@ class RunJob(job.Job[RunOptions]):
             self.base,
             seed=self.seed,
             checkpoints=self.engine.fingerprints(),
-            batch={"width": self.width} if self.choice.batches else {},
+            batch=self._batch(),
             input=None if looked is None else {**looked.identity(), "format": self.options.input_kind},
             top=self._report().top,
             watch=self.watched,
-            threads=self.threads,
+            threads=None if self.alone else self.threads,
         )
-        self.seed = self.output.begin(
-            identity, self.span, self.base.origins, seed_given=self.base.runtime.seed is not None
-        )
+        again = 1 if self.alone else self.span  # rows that are decoded again beside those that follow
+        self.seed = self.output.begin(identity, again, self.base.origins, seed_given=self.base.runtime.seed is not None)
+
+    def _batch(self) -> dict[str, int | str]:
+        """What the numbers of a row depend on, beside itself: how they are computed, or the rows of its group."""
+        if self.alone:
+            return {"numbers": self.alone}
+        return {"width": self.width} if self.choice.batches else {}
 
     def _skip(self) -> None:
         """Pass over the rows that need not be decoded, comparing them with what was read before."""
@@ -245,7 +253,9 @@ class RunJob(job.Job[RunOptions]):
     # -- while decoding ------------------------------------------------------------------------------------------------
 
     def _decode(self) -> None:
-        """Decode all rows, in groups that do not depend on where a run began (`requests.grouped`)."""
+        """Decode all rows. Where a row's numbers depend on its neighbours, in groups that do not depend on where a run
+        began (`requests.grouped`).
+        """
         if not self.choice.live:
             self.view.begin()
         self.listen(self._stream(), self.listeners)
@@ -261,6 +271,7 @@ class RunJob(job.Job[RunOptions]):
         flow = Flow(
             self.width,
             self.span,
+            continuous=bool(self.alone),
             threads=self.threads,
             ahead=self.ahead,
             ordered=not options.unordered or options.strict,

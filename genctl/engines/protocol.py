@@ -69,6 +69,7 @@ class Flow:
 
     width: int = 1  # requests decoded at once
     span: int | None = None  # rows of a group, which is decoded to its end before the next begins; None: one group
+    continuous: bool = False  # a row may begin whenever a place is free, whatever its group
     threads: int | None = None  # that compute a step; None: as they are
     ahead: int = 0  # requests read beyond those that have begun: of them the longest begins first
     ordered: bool = True  # engines whose events come late give them in input order
@@ -171,6 +172,9 @@ class Engine(Protocol):
 
         `recorded`: the number with which an output was begun. Returns None where nothing is chosen.
         """
+
+    def alone(self, resolved: Resolved) -> str:
+        """How the numbers of a job are computed, if a row's do not depend on other rows or on the threads; else ""."""
 
     # -- work ----------------------------------------------------------------------------------------------------------
 

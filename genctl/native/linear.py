@@ -26,6 +26,7 @@ class Linear(Protocol):
     """A product with a weight [O, I] and perhaps a bias [O]."""
 
     form: str  # how its weight is held, and so which kernel runs
+    is_compiled: bool  # whether the library computes it
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [N, F, I] -> [N, F, O]."""
@@ -40,6 +41,7 @@ class Plain:
     """torch's own product."""
 
     form = "plain"
+    is_compiled = False
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
@@ -59,6 +61,7 @@ class Joined:
     def __init__(self, parts: Sequence[Linear], sizes: Sequence[int]) -> None:
         """A single part makes outputs of several `sizes`."""
         self.parts, self.sizes, self.form = tuple(parts), list(sizes), parts[0].form
+        self.is_compiled = all(part.is_compiled for part in parts)
         self.one: Callable[[Tensor], Tensor] | None = parts[0] if len(parts) == 1 else None
         if self.one is None and CompiledProducts.fits(parts):
             self.one = CompiledProducts([part for part in parts if isinstance(part, CompiledProduct)])

@@ -45,6 +45,7 @@ class Int8Plain:
     """
 
     form = "plain, int8"
+    is_compiled = False
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.codes, self.scales = int8_codes(weight)
@@ -146,6 +147,7 @@ class Int4Plain:
     """4-bit weights where nothing is compiled: they are unpacked for each product, some outputs at a time."""
 
     form = "plain, int4"
+    is_compiled = False
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.packed, self.ranges = int4_packed(weight)

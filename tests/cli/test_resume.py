@@ -13,6 +13,7 @@ import pytest
 
 from genctl.batch import journal, output, resumable
 from genctl.cli import job
+from genctl.native.products.library import library
 from tests.cli.tool import Done, genctl
 
 SETTINGS = ("--do-sample", "--seed", "5", "-n", "7")
@@ -197,7 +198,6 @@ def test_prompts_from_a_pipe_are_compared_row_by_row(gpt2: Path, out: Path) -> N
         (("--temperature", "0.5"), "temperature 1.0 → 0.5 (flag --temperature)"),
         (("-n", "8"), "max_new_tokens 7 → 8"),
         (("--seed", "6"), "seed 5 → 6"),
-        (("--batch-size", "3"), "batch_size 2 → 3"),
         (("--echo",), "--echo false → true"),
         (("--top-logprobs", "2"), "--top-logprobs 0 → 2"),
         (("--format", "tsv"), "--format jsonl → tsv"),
@@ -293,7 +293,7 @@ def test_rows_that_come_out_differently_are_reported_and_left(gpt2: Path, given:
     """As on another machine: the journal vouches for bytes that this one would not write."""
     import hashlib
 
-    cut_off(gpt2, given, out, 8)
+    cut_off(gpt2, given, out, 8, "--no-pack")
     lines = beside(out).read_bytes().splitlines()
     mark = json.loads(lines[-1])
     data = bytearray(out.read_bytes()[: mark["bytes"]])
@@ -301,7 +301,7 @@ def test_rows_that_come_out_differently_are_reported_and_left(gpt2: Path, given:
     out.write_bytes(bytes(data))
     mark["output"] = hashlib.blake2b(data, digest_size=16).hexdigest()
     beside(out).write_bytes(b"\n".join([*lines[:-1], json.dumps(mark).encode(), b""]))
-    done = run(gpt2, given, out, "--resume")
+    done = run(gpt2, given, out, "--resume", "--no-pack")
     assert done.status == 1
     assert "came out differently" in done.err
     assert out.read_bytes().startswith(bytes(data))
@@ -464,3 +464,90 @@ def test_a_run_whose_file_was_replaced_says_so(
     assert done.status == 2
     assert done.err.endswith(f"error: {path} was replaced by another program while this run was writing it\n")
     assert path.read_bytes() == b"theirs\n"
+
+
+# -- rows whose numbers do not depend on their neighbours --------------------------------------------------------------
+
+
+@pytest.fixture
+def compiled() -> None:
+    if library() is None:
+        pytest.skip("the products are not compiled here")
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("beams", [(), ("--num-beams", "3")])
+def test_another_batch_size_and_other_threads_go_on_to_the_same_bytes(
+    beams: Sequence[str], gpt2: Path, given: Path, out: Path, tmp_path: Path
+) -> None:
+    undisturbed = tmp_path / "undisturbed.jsonl"
+    run(gpt2, given, undisturbed, "--top-logprobs", "2", *beams)
+    for lines in (3, 8):
+        for file in (out, beside(out)):
+            file.unlink(missing_ok=True)
+        cut_off(gpt2, given, out, lines, "--top-logprobs", "2", *beams)
+        more = ("--resume", "--top-logprobs", "2", "--batch-size", "5", "--threads", "2")
+        done = run(gpt2, given, out, *more, *beams)
+        assert "came out differently" not in done.err
+        assert out.read_bytes() == undisturbed.read_bytes()
+
+
+@pytest.mark.usefixtures("compiled")
+def test_an_output_that_was_begun_in_groups_goes_on_in_them(gpt2: Path, given: Path, out: Path, tmp_path: Path) -> None:
+    """As by a version that recorded the batch size, and the threads: rows of a group are decoded again."""
+    undisturbed = tmp_path / "undisturbed.jsonl"
+    run(gpt2, given, undisturbed)
+    cut_off(gpt2, given, out, 7)
+    lines = beside(out).read_text().splitlines()
+    header = json.loads(lines[0])
+    assert header["batch"] == {"numbers": "float32"}
+    assert header["threads"] is None
+    assert "batch_size" not in header["settings"]
+    header |= {"batch": {"width": 2}, "threads": 1, "settings": {**header["settings"], "batch_size": 2}}
+    beside(out).write_text("\n".join([json.dumps(header), *lines[1:], ""]))
+    refused = run(gpt2, given, out, "--resume", "--batch-size", "3")
+    assert refused.status == 2
+    assert "batch_size 2 → 3" in refused.err
+    run(gpt2, given, out, "--resume")
+    assert out.read_bytes() == undisturbed.read_bytes()
+
+
+@pytest.mark.usefixtures("compiled")
+def test_products_of_torch_do_not_go_on_with_an_output_of_compiled_ones(gpt2: Path, given: Path, out: Path) -> None:
+    cut_off(gpt2, given, out, 5)
+    done = run(gpt2, given, out, "--resume", "--no-pack", "-v")
+    assert done.status == 2
+    assert "pack" in done.err
+
+
+@pytest.mark.usefixtures("compiled")
+def test_rows_begin_when_a_place_is_free(
+    gpt2: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows at a time, groups of four: a long row does not keep those after its group waiting."""
+    given = tmp_path / "lengths.jsonl"
+    lengths = [40, 2, 2, 2, 2, 2, 2, 2]
+    rows = [{"prompt": f"prompt {n}", "params": {"max_new_tokens": length}} for n, length in enumerate(lengths)]
+    given.write_text("\n".join(map(json.dumps, rows)))
+    order = []
+    for more in ((), ("--no-pack",)):
+        genctl(
+            "run",
+            "-m",
+            str(gpt2),
+            "-i",
+            str(given),
+            "-o",
+            str(out),
+            "--batch-size",
+            "2",
+            "--unordered",
+            "--seed",
+            "1",
+            *more,
+        )
+        written = [json.loads(line)["id"] for line in out.read_text().splitlines()]
+        order.append(written.index("0"))
+        out.unlink()
+    assert order[0] == 7  # last of all
+    assert order[1] < 7

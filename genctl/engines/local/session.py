@@ -266,6 +266,28 @@ class Session:
             lanes * sum(max(int(self._trial(job).lane.strategy.rows), 1) for job in jobs), recorded
         )
 
+    @property
+    def products(self) -> str:
+        """How all products of the model are computed: a type of number and the instruction set; "" if by torch.
+
+        In float32 every instruction set computes the same, and none is named.
+        """
+        from genctl.native.model import NativeModel
+
+        model = self.loaded.model
+        if not isinstance(model, NativeModel) or not all(product.is_compiled for product in model.products()):
+            return ""
+        forms = sorted({product.form for product in model.products()})
+        return "float32" if all(form.startswith("float32 by ") for form in forms) else ", ".join(forms)
+
+    def alone(self, resolved: Resolved) -> str:
+        """`products`, for the jobs whose rows all go through them (`Engine.alone`)."""
+        generation = resolved.generation
+        others = (generation.assistant_model, generation.amateur_model)
+        if self.is_encoder_decoder or generation.cache_implementation != "dynamic" or any(others):
+            return ""
+        return self.products
+
     def _use_threads(self, rows: int, recorded: int | None = None) -> int | None:
         from genctl.native.model import NativeModel
 
@@ -299,7 +321,8 @@ class Session:
             flow.on_shortage(at_once, fewer)
             at_once = fewer
 
-        groups = grouped(requests, flow.span) if flow.span is not None else iter([_requests_of(requests)])
+        apart = flow.span is not None and not flow.continuous
+        groups = grouped(requests, flow.span or 1) if apart else iter([_requests_of(requests)])
         for group in groups:
             yield from self._decoded(group, report or Report(), flow, at_once, shortage)
             if flow.interrupted():

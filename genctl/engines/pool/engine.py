@@ -173,6 +173,10 @@ class PoolEngine:
         number: int | None = self._workers.ask("use_threads", jobs, lanes)
         return number
 
+    def alone(self, resolved: Resolved) -> str:
+        """As the first worker computes: the others have the same products (`worker.identity_of`)."""
+        return str(self._workers.ask("alone", resolved))
+
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def stream(

@@ -159,4 +159,5 @@ def identity_of(session: Session) -> dict[str, Any]:
         "weight files": sizes,
         "device": session.forward.device.type,
         "runtime": session.forward.kind,
+        "products": session.products,
     }

@@ -157,6 +157,10 @@ class RemoteSession:
     def use_threads(self, jobs: Sequence[Resolved], lanes: int, recorded: int | None = None) -> int | None:
         """None: servers choose for themselves."""
 
+    def alone(self, resolved: Resolved) -> str:
+        """Nothing is known of a server's batches."""
+        return ""
+
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
         """Close all connections."""
         for server in self.servers:

@@ -39,6 +39,8 @@ class _Weight(ctypes.Structure):
 class CompiledProduct:
     """y = x Wᵀ + b by the library: a row has the same bits alone and among others, with any number of threads."""
 
+    is_compiled = True
+
     def __init__(
         self, library: Library, weight: Tensor, bias: Tensor | None = None, quantize: str | None = None
     ) -> None:
