@@ -27,6 +27,7 @@ from genctl.errors import UsageError
 from genctl.inspecting.own_weights import own_weights
 from genctl.params import Runtime
 from tests.cli.tool import genctl
+from tests.workers.fake_ray import FakeRay
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 ROOT = Path(__file__).parents[2]
@@ -156,7 +157,7 @@ def test_an_address_without_a_cluster_is_given_up_in_one_sentence(
 def test_a_port_that_is_closed_is_one_sentence() -> None:
     with silent() as port:
         pass
-    # in a process of its own: where Ray already runs, as after other tests here, that cluster is used
+    # in a process of its own: one that uses a Ray already, as after other tests here, refuses every other address
     command = [sys.executable, "-m", "genctl", "run", "hi", "--workers", "1", "--address", f"127.0.0.1:{port}"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=90)
     message = f"error: --address 127.0.0.1:{port}: there is no Ray cluster to join: Connection refused\n"
@@ -175,6 +176,10 @@ def test_a_cluster_that_asks_for_a_token_is_said_with_the_setting(
         assert "RAY_AUTH_MODE=token" in caught.value.hint
         assert "authorization" not in seen[-1]
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+        with pytest.raises(UsageError, match="the cluster asks for a token, and none is found") as caught:
+            address.probe(f"127.0.0.1:{port}")
+        assert "RAY_AUTH_MODE" not in caught.value.hint
         monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
         with pytest.raises(UsageError, match="the cluster does not accept this token"):
             address.probe(f"127.0.0.1:{port}")
@@ -183,7 +188,20 @@ def test_a_cluster_that_asks_for_a_token_is_said_with_the_setting(
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
         address.probe(f"127.0.0.1:{port}")
         address.probe(f"ray://127.0.0.1:{port}")
-    assert len(seen) == 4
+    assert len(seen) == 5
+
+
+def test_another_cluster_than_the_one_that_this_process_uses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address was ignored."""
+    fake = FakeRay(lambda number, method, arguments: None)
+    fake.get_runtime_context = lambda: SimpleNamespace(gcs_address="127.0.0.1:6379")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
+    for same in ("127.0.0.1:6379", "localhost:6379", "auto", None):
+        assert cluster.start_cluster(same, 1, gpu=False).workers == 1
+    for other in ("127.0.0.1:6380", "192.0.2.7:6379", "ray://127.0.0.1:10001"):
+        with pytest.raises(UsageError) as caught:
+            cluster.start_cluster(other, 1, gpu=False)
+        assert caught.value.message == f"--address {other}: this process uses the Ray cluster at 127.0.0.1:6379 already"
 
 
 def test_a_cluster_that_cannot_be_joined_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,18 @@ def probe(address: str) -> None:
             _judge(address, error, grpc.StatusCode)
 
 
+def same_place(one: str, other: str) -> bool:
+    """Whether two addresses HOST:PORT name the same place."""
+    (host, _, port), (there, _, its) = one.rpartition(":"), other.rpartition(":")
+    if port != its:
+        return False
+    try:
+        found = [{entry[4][0] for entry in socket.getaddrinfo(name.strip("[]"), None)} for name in (host, there)]
+    except (OSError, UnicodeError):
+        return host == there
+    return bool(found[0] & found[1])
+
+
 def nothing_there(address: str, reason: str, hint: str = "") -> UsageError:
     """The error of an address at which there is no cluster to join."""
     return UsageError(f"--address {address}: there is no Ray cluster to join: {reason}", hint=hint)
@@ -57,8 +69,8 @@ def _judge(address: str, error: Any, codes: Any) -> None:
         if _token():
             raise UsageError(f"--address {address}: the cluster does not accept this token", hint=_WHERE)
         raise UsageError(
-            f"--address {address}: the cluster asks for a token, and none is sent",
-            hint=f"RAY_AUTH_MODE=token sends it; {_WHERE}",
+            f"--address {address}: the cluster asks for a token, and none is {'found' if _sends() else 'sent'}",
+            hint=_WHERE if _sends() else f"RAY_AUTH_MODE=token sends it; {_WHERE}",
         )
     if code == codes.UNIMPLEMENTED:
         raise nothing_there(address, "what listens there speaks gRPC, but is not Ray's")
@@ -72,10 +84,14 @@ def _judge(address: str, error: Any, codes: Any) -> None:
 _WHERE = "it is read from RAY_AUTH_TOKEN, from the file RAY_AUTH_TOKEN_PATH, or from ~/.ray/auth_token"
 
 
+def _sends() -> bool:
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+
+
 def _token() -> tuple[tuple[str, str], ...]:
     """The header with the token that Ray sends, as Ray finds it; none unless RAY_AUTH_MODE is `token`."""
     environment = os.environ
-    if environment.get("RAY_AUTH_MODE", "").lower() != "token":
+    if not _sends():
         return ()
     token = environment.get("RAY_AUTH_TOKEN", "")
     if not token:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from genctl.engines.pool.address import nothing_there, probe
+from genctl.engines.pool.address import nothing_there, probe, same_place
 from genctl.errors import UsageError
 from genctl.plural import count
 from genctl.threads import cores, from_environment
@@ -73,7 +73,7 @@ def start_cluster(
     """Start Ray here, or join the cluster at `address`. `gpu`: the checkpoint may go to GPUs.
 
     Without `workers` there is one for each GPU, or, where there is none, for each machine. `processes` learns what was
-    started. Raises UsageError.
+    started. A Ray that runs in this process is used as it is. Raises UsageError.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -82,6 +82,13 @@ def start_cluster(
     ours = not ray.is_initialized()
     if ours:
         _init(address, max(workers or 0, cores()), processes)
+    elif address not in (None, "auto"):
+        here = str(ray.get_runtime_context().gcs_address)
+        if not same_place(str(address), here):
+            raise UsageError(
+                f"--address {address}: this process uses the Ray cluster at {here} already",
+                hint="without --address that one is used",
+            )
     total = ray.cluster_resources()
     machines = [node for node in ray.nodes() if node.get("Alive")]
     cpus, gpus = int(total.get("CPU", 1)), int(total.get("GPU", 0)) if gpu else 0
