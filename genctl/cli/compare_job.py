@@ -13,6 +13,7 @@ from urllib.parse import quote
 from genctl import events
 from genctl.batch.rows import BadRow, InputRow
 from genctl.batch.seeds import row_seed
+from genctl.cli import first_sign
 from genctl.cli.compare_options import CompareOptions, check_servers, runs_of, settled
 from genctl.cli.engine_choice import LOCAL, SERVERS, EngineChoice
 from genctl.cli.interrupt import Interrupt
@@ -120,7 +121,9 @@ class CompareJob(Job[CompareOptions]):
                 )
             )
         self.report, self.saved_to = ComparisonOutput(self, compared, options, self.out, self.err, sink), saved
-        self.listeners.append(self.note_cut)
+        self.listeners += [self.end_sign, self.note_cut]
+        if self.live and self.lone:
+            self.show_prompt(self.rows[0])
         self.open_event_log(stack, options.events, force=options.force)
         view = CompareView(self.out, self.err, live=self.live, quiet=options.quiet, total=total)
         self.view = stack.enter_context(view)
@@ -156,6 +159,8 @@ class CompareJob(Job[CompareOptions]):
             step = 1 if self.live else min(engine.width(self.resolved[place], usual) for place in members)
             engine.use_threads([self.resolved[place] for place in members], step * self.seeds)
             self.detail(*engine.notes)
+            if self.live and self.lone:
+                first_sign.status("reading the prompt")
             self.interrupt.gentle = True
             for start in range(0, len(self.prompts), step):
                 chunk = self.prompts[start : start + step]

@@ -26,7 +26,7 @@ from genctl.cli.watcher import Watcher
 from genctl.config import found_files, named_strategies
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.errors import Exit, GenctlError
-from genctl.events import Began, Event
+from genctl.events import Began, Event, Prefilled
 from genctl.inspecting.notes import Reuse
 from genctl.params import Runtime
 from genctl.plural import count
@@ -284,7 +284,22 @@ class Job(ABC, Generic[SomeOptions]):
         return engine
 
     def planned_prompt(self, tokens: int) -> None:
-        """A prompt of so many tokens is read next."""
+        """Say how long the prompt is that is read next, where a person waits for it alone."""
+        if self.live and self.lone:
+            first_sign.status(f"reading {count(tokens, 'token')}", restart=False)
+
+    def show_prompt(self, row: InputRow | BadRow) -> None:
+        """Show a prompt at once, in the line that says that the checkpoint is loaded."""
+        if isinstance(row, InputRow) and row.prompt:
+            from genctl.render.text_width import middle_cells
+
+            prompt = row.prompt.rstrip()
+            first_sign.show_prompt(lambda width: middle_cells(prompt, width))
+
+    def end_sign(self, event: Event) -> None:
+        """A listener that takes that line away once there is something to draw."""
+        if not isinstance(event, (Began, Prefilled)):
+            first_sign.end()
 
     def _note_of_engine(self, line: str) -> None:
         first_sign.clear()

@@ -147,6 +147,7 @@ def perform(options: ReplayOptions) -> int:
         stack.push(lambda *error: view.__exit__(*error))
         steps = [at for at, event in enumerate(recorded) if isinstance(event, events.Stepped)]
         at, came, settled, ended = 0, 0, 0, False
+        names = _names(recorded)
         while at < len(recorded) and not ended:
             event = recorded[at]
             at += 1
@@ -156,7 +157,8 @@ def perform(options: ReplayOptions) -> int:
                     settled = at  # its text is printed, and stays
                 continue
             came += 1
-            view.foot(f"step {came} of {len(steps)} · space: next · b: back · q: end" if wait else "")
+            of = f"{came} of {len(steps)}{names.get(event.lane, '')}"
+            view.foot(f"step {of} · space: next · b: back · q: end" if wait else "")
             view.feed(event)
             if wait is None:
                 time.sleep(STEP_S / (options.speed or 1.0))
@@ -204,6 +206,13 @@ def _view(
     if searching:
         return BeamView(out, err, tree=options.tree, formula=True, settles=not options.step, **shared)
     return RunView(out, err, live=True, **shared)
+
+
+def _names(recorded: Sequence[events.Event]) -> dict[str, str]:
+    """Which prompt a step belongs to, by lane, where there are several."""
+    begun = [event for event in recorded if isinstance(event, events.Began)]
+    names = {event.lane: f" (prompt {event.place or event.lane})" for event in begun}
+    return names if len(names) > 1 else {}
 
 
 def _unfinished(recorded: Sequence[events.Event], settled: int) -> Iterator[events.Event]:

@@ -126,11 +126,6 @@ class RunJob(job.Job[RunOptions]):
         if self.live and self.lone:
             first_sign.status("reading the prompt")
 
-    def planned_prompt(self, tokens: int) -> None:
-        """Say how long the prompt is that is read next."""
-        if self.live and self.lone:
-            first_sign.status(f"reading {count(tokens, 'token')}", restart=False)
-
     def deliver(self, stack: ExitStack) -> None:
         """Decode the rows that are not done."""
         options, output = self.options, self.output
@@ -186,11 +181,7 @@ class RunJob(job.Job[RunOptions]):
         if row is None:
             return
         self.input = itertools.chain([row], self.input)
-        if isinstance(row, InputRow) and row.prompt:
-            from genctl.render.text_width import middle_cells
-
-            prompt = row.prompt.rstrip()
-            first_sign.show_prompt(lambda width: middle_cells(prompt, width))
+        self.show_prompt(row)
 
     def _loading(self, event: events.Loading) -> None:
         words = f"reading {event.done}/{event.total} {event.unit}"
@@ -343,7 +334,7 @@ class RunJob(job.Job[RunOptions]):
         return Report(top, options.scores or top > 0, options.explain, self.watched, steps, options.format in PARENTS)
 
     def _show(self, event: events.Event) -> None:
-        first_sign.end()
+        self.end_sign(event)
         if self.live or not isinstance(event, events.Failed):
             self.view.feed(event)
 

@@ -119,6 +119,15 @@ def test_the_prompt_is_there_while_the_checkpoint_is_loaded_and_the_seconds_coun
     assert "·" not in seen[-1]
 
 
+def test_compare_shows_its_prompt_while_the_checkpoint_is_loaded(tmp_path: Path, environment: dict[str, str]) -> None:
+    child = pexpect.spawn(
+        sys.executable, ["-c", SLOW, "compare", "-p", "greedy", "-p", "beam5", "One day a fox", "-n", "3"],
+        env=environment, cwd=str(tmp_path), dimensions=(24, 80), timeout=90,
+    )  # fmt: skip
+    seen = frames(child, 80)
+    assert any(re.fullmatch(r"One day a fox · loading…( \d+ s)?", line) for line in seen)
+
+
 def test_a_long_prompt_is_shortened_in_the_middle(tmp_path: Path, environment: dict[str, str]) -> None:
     program, *rest = python()
     prompt = "One day " + "and then " * 40 + "the end"

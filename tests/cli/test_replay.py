@@ -176,6 +176,24 @@ def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], terminal: bo
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+def test_a_step_of_several_prompts_says_of_which(tmp_path: Path) -> None:
+    import pexpect
+
+    both = [*search(lane="0"), *search(lane="1")]
+    trace = recorded(tmp_path / "t.jsonl", both)
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, "TERM": "xterm-256color", "PYTHONUTF8": "1"}
+    arguments = ["-m", "genctl", "replay", trace, "--step", "--color", "never"]
+    child = pexpect.spawn(sys.executable, arguments, env=environment, encoding="utf-8", timeout=30, dimensions=(24, 80))
+    steps = sum(json.loads(line)["event"] == "stepped" for line in Path(trace).read_text().splitlines())
+    for step in range(1, steps):
+        child.expect_exact(f"step {step} of {steps} (prompt {1 if 2 * step <= steps else 2})")
+        child.send(" ")
+    child.send("q")
+    child.expect(pexpect.EOF)
+    child.close()
+
+
 def test_step_by_step_each_key_is_one_step_and_q_ends(tmp_path: Path) -> None:
     import pexpect
 

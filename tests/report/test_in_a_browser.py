@@ -158,6 +158,22 @@ def test_eos_has_its_name_where_the_page_knows_it(window: Any) -> None:
     assert "‹id" not in page.locator("#tokens .strip").inner_text()
 
 
+@pytest.mark.parametrize(("lengths", "median"), [((12, 13, 16), "13"), ((12, 13, 14, 16), "13.5"), ((16, 12), "14")])
+def test_the_median_of_an_even_number_is_the_mean_of_the_middle_two(
+    window: Any, lengths: tuple[int, ...], median: str
+) -> None:
+    lanes = [sentence(str(place), [" a"] * (length - 1)) for place, length in enumerate(lengths)]
+    page = window(page_of(event for events in lanes for event in events))
+    assert page.locator("#rows figcaption").first.inner_text().endswith(f"median {median}")
+
+
+@pytest.mark.parametrize("prompts", [("twelve",), ("twelve", "nine")])
+def test_one_prompt_draws_no_dots_of_single_values(tmp_path: Path, window: Any, prompts: tuple[str, ...]) -> None:
+    page = window(made(tmp_path, "compare", *NUMBERS, "-p", "greedy", "-p", "nucleus", *prompts, "--seed", "1"))
+    assert page.locator("#comparison table").count() == 1
+    assert (page.locator("#comparison .charts circle").count() > 0) is (len(prompts) > 1)
+
+
 def test_the_keyboard_goes_from_token_to_token(window: Any) -> None:
     page = window(page_of(sentence("0", [" an", " old", " owl"])))
     assert page.locator("#tokens .token[tabindex='0']").count() == 1
