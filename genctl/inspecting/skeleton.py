@@ -170,6 +170,8 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     model, native = skeleton.model, skeleton.native is not None
     tensors = model.state_dict(keep_vars=True).values() if native else (*model.parameters(), *model.buffers())
     held = {id(tensor): tensor.nbytes for tensor in tensors}
+    if skeleton.native is not None and skeleton.native.padding is not None:  # tables that no file holds
+        held |= {id(table): table.nbytes for name, table in model.named_buffers() if name.endswith("positions.weights")}
     if skeleton.native is not None and skeleton.native.norm_from_one:  # float32, see `native.norms.RMSNorm`
         named = model.named_parameters()
         held |= {id(tensor): 4 * tensor.numel() for name, tensor in named if name.endswith("norm.weight")}
@@ -185,7 +187,11 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
             native or not packed_layers.unfit(model, places[id(module)], runtime.quantize)
         ):
             packed.append(module)
-    extra, head = 0, model.get_output_embeddings()
+    head = model.get_output_embeddings()
+    extra = 0
+    if skeleton.native is not None and skeleton.native.experts is not None:
+        extra, experts = _experts_bytes(model, skeleton.native.hidden, skeleton.native.experts.inner, runtime.quantize)
+        users |= dict.fromkeys(experts, 0)
     for module in packed:
         weight: Any = module.weight
         users[id(weight)] -= 1
@@ -196,6 +202,19 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
         else:
             extra += weight.numel() + 4 * outputs  # int8 numbers, a float32 scale for each output
     return int(sum(size for key, size in held.items() if users.get(key, 1)) + extra)
+
+
+def _experts_bytes(model: nn.Module, hidden: int, inner: int, quantize: str) -> tuple[int, set[int]]:
+    """What the matrices of all experts take with `--quantize`; and the `id` of the tensors that hold them."""
+    size, replaced = 0, set()
+    for name, tensor in model.named_parameters():
+        if ".experts." in name and tensor.ndim == 3:
+            inputs = inner if "down" in name.rpartition(".")[2] else hidden
+            outputs = tensor.numel() // inputs
+            rounded = int4_bytes(outputs, inputs) if quantize == "int4" and inputs % GROUP == 0 else None
+            size += tensor.numel() + 4 * outputs if rounded is None else rounded
+            replaced.add(id(tensor))
+    return size, replaced
 
 
 # -- finding the config ------------------------------------------------------------------------------------------------

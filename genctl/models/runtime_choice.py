@@ -112,8 +112,9 @@ def _plan(checkpoint: Checkpoint) -> WeightPlan:
     family = facts_of(checkpoint.model_type).native
     if family is not None:
         expected = family.model_class
+        classes = {expected.lower(), bare_class(expected).lower()}  # in lower case: MosaicML writes MPTForCausalLM
         names = config.get("architectures") or [expected]
-        if not isinstance(names, list) or not {expected, bare_class(expected)} & {*map(str, names)}:
+        if not isinstance(names, list) or not classes & {str(name).lower() for name in names}:
             raise NotNative(f"config.json: architectures = {names!r:.80}")
     tensors = checkpoint.weights.tensors
     native = WeightPlan(*read_native(config), {name: tensor.shape for name, tensor in tensors.items()})

@@ -175,3 +175,22 @@ def test_bfloat16_is_as_near_as_transformers() -> None:
         mine = network.decoder(feed, torch.arange(3)[None], source=network.encoder(source)).float()
         assert network.dtype == torch.bfloat16
         assert (mine - exact).abs().max() < 2 * (theirs - exact).abs().max()
+
+
+@pytest.mark.parametrize("text", [[2, 7, 9], [2, 0, 9], [0]], ids=str)
+def test_padding_inside_of_a_source_has_no_position(text: list[int]) -> None:
+    """M2M-100 counts the other tokens of a source; in a text that is written token by token each has its place."""
+    theirs, runtime, past = model("m2m_100"), runtimes.native(model("m2m_100")), None
+    source, cache = torch.tensor([[5, 0, 9, 17, 0, 4]]), runtime.new_cache()
+    assert theirs.config.pad_token_id == 0
+    assert runtime.encoder is not None
+    states = runtime.encoder(source)
+    with torch.no_grad():
+        held = theirs.get_encoder()(source)
+        assert torch.allclose(states, held.last_hidden_state, atol=1e-4)
+        for place, token in enumerate(text):
+            feed = torch.tensor([[token]])
+            output = theirs(encoder_outputs=held, decoder_input_ids=feed, past_key_values=past, use_cache=True)
+            past, positions = output.past_key_values, torch.tensor([[place]])
+            found = runtime.decoder(feed, positions, cache.layers, source=states, cross=cache.cross, past=place)
+            assert torch.allclose(found, output.logits, atol=1e-4)
