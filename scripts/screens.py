@@ -134,8 +134,9 @@ def draw_report(folder: Path, work: str) -> None:
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         shown = browser.new_page(viewport={"width": 1100, "height": 900})
         shown.goto(page.as_uri())
-        shown.locator("#search").get_by_label("dead branches").check()
+        shown.locator("#search").get_by_role("checkbox", name="dead branches").check()
         shown.locator("#tokens .least button").first.click()
+        shown.evaluate("scrollTo(0, 0)")  # the header stays in view, and would hide what is below it
         shown.screenshot(path=folder / "report.png", full_page=True)
     print(f"{folder / 'report'}.png")
 
