@@ -221,6 +221,7 @@ _ROWS = (
         "ernie4_5",
         native=Native(llama.ernie4_5, "Ernie4_5ForCausalLM", context=131072),
         tokenizer=BACKEND,
+        tokenizer_wins=True,
         compared="decoder",
     ),
     Architecture(
