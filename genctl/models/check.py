@@ -141,7 +141,9 @@ def read_config(folder: Path) -> dict[str, Any]:
             hint=f"give its base as the model, and --adapter {folder}",
         )
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} is not a checkpoint: it has no config.json, only {_holds(folder)}")
+        holds = _holds(folder)
+        why = f"it has no config.json, only {holds}" if holds else "it is empty"
+        raise ModelError(f"{folder} is not a checkpoint: {why}")
     config = read_json(folder / "config.json", "config.json")
     if not isinstance(config.get("model_type"), str) or not config["model_type"]:
         raise ModelError(f"config.json in {folder} has no model_type, so it does not say which architecture it is")
@@ -273,4 +275,4 @@ def parts(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 
 def _holds(folder: Path) -> str:
     names = sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir())
-    return weights.few(names, 6) or "nothing at all"
+    return weights.few(names, 6)

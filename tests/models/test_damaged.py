@@ -239,7 +239,7 @@ def test_a_file_is_no_folder(llama: Path) -> None:
 
 
 def test_an_empty_folder_says_that_it_is_empty(tmp_path: Path) -> None:
-    assert "it has no config.json, only nothing at all" in refused(tmp_path)
+    assert "is not a checkpoint: it is empty" in refused(tmp_path)
 
 
 def test_an_encoder_is_refused(tmp_path: Path) -> None:
