@@ -42,8 +42,8 @@ def ways(dtype: str, *, transposed: bool) -> dict[str, Callable[[Any], Callable[
     import torch
 
     from genctl.native import linear, quantized
+    from genctl.native.compiled import CompiledProduct
     from genctl.native.products.library import library
-    from genctl.native.products.weights import CompiledProduct
 
     found, own = library(), {}
     if found is not None:

@@ -227,6 +227,18 @@ def test_engines_know_no_commands() -> None:
     assert wrong == []
 
 
+def test_the_compiled_library_knows_no_models() -> None:
+    """The loop calls the library as the native models do, which know the loop's caches: no import leads back."""
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in FILES
+        if path.parent == PACKAGE / "native" / "products"
+        for name in imports(path)
+        if is_in(name, "genctl") and not is_in(name, "genctl.native.products") and not is_in(name, "genctl.errors")
+    ]
+    assert wrong == []
+
+
 def test_a_command_has_one_job_class() -> None:
     """Where tokens are computed is an engine (`engines.protocol`), not a subclass of a job."""
     bases = {}

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genctl.native import pages
+from genctl.native.compiled import CompiledProduct, CompiledProducts
 from genctl.native.products.library import TYPES, library
-from genctl.native.products.weights import CompiledProduct, CompiledProducts
 from genctl.native.quantized import GROUP, Int4Plain, Int8Plain
 
 

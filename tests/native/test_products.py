@@ -13,9 +13,9 @@ from torch import Tensor
 
 from genctl.errors import UsageError
 from genctl.native import quantized
+from genctl.native.compiled import CompiledProduct, CompiledProducts
 from genctl.native.products import build, library
 from genctl.native.products.library import FOLDER, Library
-from genctl.native.products.weights import CompiledProduct, CompiledProducts
 from tests.warm import python
 
 SIZES = [(1, 1), (5, 3), (67, 33), (130, 96), (300, 257), (513, 800)]  # [O, I]: multiples of nothing, and some
@@ -203,7 +203,7 @@ from pathlib import Path
 from genctl.native.products import library
 library._openmp = lambda: None
 found = library.Library(Path(sys.argv[1]))
-from genctl.native.products.weights import CompiledProduct, CompiledProducts
+from genctl.native.compiled import CompiledProduct, CompiledProducts
 torch.manual_seed(0)
 product, x = CompiledProduct(found, torch.randn(600, 700)), torch.randn(40, 700)
 torch.set_num_threads(1)
