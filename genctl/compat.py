@@ -15,6 +15,16 @@ from torch import Tensor, nn
 
 from genctl.errors import ModelError
 
+TESTED_TORCH = "2.13"  # all tests run with it (scripts/constraints.txt)
+
+
+def untested_torch() -> str:
+    """Why this torch may behave otherwise than it does in the tests, for --verbose; "" for the tested version."""
+    version = str(torch.__version__).partition("+")[0]
+    same = version.split(".")[:2] == TESTED_TORCH.split(".")
+    return "" if same else f"torch {version}: genctl is tested with torch {TESTED_TORCH}"
+
+
 # -- torch: attention --------------------------------------------------------------------------------------------------
 
 

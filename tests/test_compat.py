@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -154,3 +155,18 @@ def test_synthid_keys() -> None:
     assert (keys.shape, hashes.shape) == ((1, 4, 2), (1,))
     with pytest.raises(ModelError, match="_compute_keys"):
         compat.synthid_keys(object(), torch.tensor([[1, 2]]), torch.tensor([[0]]))
+
+
+def test_another_torch_than_the_tested_one_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from genctl.models.hub import load
+    from genctl.params import Runtime
+
+    pinned = Path(__file__).parent.parent.joinpath("scripts", "constraints.txt").read_text("utf-8")
+    assert f"\ntorch=={compat.TESTED_TORCH}." in pinned
+    loaded = load(Runtime(model="builtin:stories"))
+    for version, note in (
+        (f"{compat.TESTED_TORCH}.9+cpu", None),
+        ("2.99.1+cu132", "torch 2.99.1: genctl is tested with torch 2.13"),
+    ):
+        monkeypatch.setattr(torch, "__version__", version)
+        assert [line for line in loaded.verbose_notes if line.startswith("torch ")] == ([] if note is None else [note])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl import collection
+from genctl.compat import untested_torch
 from genctl.errors import ModelError, UsageError
 from genctl.models import (
     adapter,
@@ -68,7 +69,8 @@ class LoadedModel:
     def verbose_notes(self) -> tuple[str, ...]:
         """Notes for --verbose."""
         tokenizer = (f"tokenizer: {self.tokenizer_of}",) if self.tokenizer_of else ()
-        return (*self.notes, f"runtime: {self.runtime}", *tokenizer, *self._products)
+        torch_note = (untested,) if (untested := untested_torch()) else ()
+        return (*self.notes, f"runtime: {self.runtime}", *tokenizer, *self._products, *torch_note)
 
     @property
     def _products(self) -> tuple[str, ...]:
